@@ -1,0 +1,58 @@
+"""The command line: one file a command; parse, call, print."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from jaxgpt.config import UserError, did_you_mean
+
+COMMANDS = {
+    "train": "train a preset, or go on with a run",
+    "sample": "text from a run",
+    "eval": "the loss of a run on its whole validation split, or on another text",
+    "info": "parameters, FLOPs and bytes of a run or a preset",
+    "presets": "the presets, with what to expect of each",
+    "replay": "another trainer's recorded run, row by row",
+}
+USAGE = "usage: jaxgpt COMMAND ...\n\n" + "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
+USAGE += "\n\njaxgpt COMMAND --help tells more of each.\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0 done, 1 the work failed, 2 bad usage or input."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if args[0] == "--version":
+        import jaxgpt
+
+        print(f"jaxgpt {jaxgpt.__version__}")
+        return 0
+    name, rest = args[0], args[1:]
+    try:
+        if name not in COMMANDS:
+            raise UserError(f"no command {name!r}{did_you_mean(name, COMMANDS)}: one of {', '.join(COMMANDS)}")
+        return importlib.import_module(f"jaxgpt.cli.{name}").run(rest)
+    except UserError as e:
+        print(f"jaxgpt: {e}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader went away (`jaxgpt sample ... | head`): nothing is wrong, and nothing more can be printed.
+        sys.stdout = None  # type: ignore[assignment]
+        return 0
+    except KeyboardInterrupt:
+        print("jaxgpt: interrupted", file=sys.stderr)
+        return 130
+    except Exception as e:
+        if type(e).__name__ == "TrainingFailed":
+            print(f"jaxgpt: {e}", file=sys.stderr)
+            return 1
+        raise
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main())

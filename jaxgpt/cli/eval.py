@@ -1,0 +1,72 @@
+"""jaxgpt eval RUN [--data.path FILE]"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.config import MeshConfig, UserError
+
+PROG = "jaxgpt eval RUN"
+
+
+@dataclass(frozen=True)
+class DataArgs:
+    path: str = ""  # another text, all of it; empty: the run's own validation split
+
+
+@dataclass(frozen=True)
+class Args:
+    data: DataArgs = field(default_factory=DataArgs)  # what to evaluate on
+    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
+    json: bool = False  # one JSON object instead of text
+
+
+def run(args: Sequence[str]) -> int:
+    target, flags = split_target(args, PROG)
+    parsed = parse(Args, flags, PROG, "The loss of a run, with its standard error.")
+
+    from jaxgpt.parallel import use_cores
+
+    use_cores(MeshConfig())
+    from jaxgpt.data import load_dataset
+    from jaxgpt.lm import load
+    from jaxgpt.train.build import build
+    from jaxgpt.train.evaluate import evaluate
+
+    lm = load(target, parsed.checkpoint)
+    config = lm.config
+    if parsed.data.path:
+        if not Path(parsed.data.path).exists():
+            raise UserError(f"no such file or folder: {parsed.data.path}")
+        # Nothing is trained on here: the whole of it counts.
+        config = replace(config, data=replace(config.data, path=parsed.data.path, train_fraction=1.0))
+    data = load_dataset(config, lm.tokenizer)
+    program = build(config)
+    result = evaluate(program, lm.params, data.val)
+    assert result is not None  # nobody interrupts here
+    text_bytes = len(lm.tokenizer.decode(data.val.take(0, len(data.val))).encode())
+    bits = result.loss / math.log(2) * len(data.val) / text_bytes
+    figures = {
+        "run": target,
+        "text": data.source,
+        "loss": result.loss,
+        "stderr": result.stderr,
+        "perplexity": math.exp(min(result.loss, 700.0)),
+        "bits_per_byte": bits,
+        "tokens": result.tokens,
+        "windows": result.windows,
+    }
+    if parsed.json:
+        print_json({k: v for k, v in figures.items() if not isinstance(v, float) or math.isfinite(v)})
+        return 0
+    split = "all" if parsed.data.path else ("its validation split" if data.held_out else "its training text")
+    print(f"text           {data.source} ({split})")
+    print(f"loss           {result.loss:.4f} +- {result.stderr:.4f} nats per token")
+    print(f"perplexity     {figures['perplexity']:.3f}")
+    print(f"bits per byte  {bits:.4f}")
+    print(f"tokens         {result.tokens:,} in {result.windows:,} windows of {config.model.block_size}")
+    return 0

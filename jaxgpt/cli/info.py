@@ -1,0 +1,77 @@
+"""jaxgpt info RUN|PRESET"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.config import Config
+from jaxgpt.presets import PRESETS, preset
+
+PROG = "jaxgpt info RUN|PRESET"
+
+
+@dataclass(frozen=True)
+class Args:
+    json: bool = False  # one JSON object instead of text
+
+
+def run(args: Sequence[str]) -> int:
+    target, flags = split_target(args, PROG)
+    parsed = parse(Args, flags, PROG, "Parameters by module, FLOPs per token, bytes by kind.")
+    figures = describe(_config(target))
+    if parsed.json:
+        print_json({"name": target} | figures)
+        return 0
+    print(f"{target}: {figures['parameters']:,} parameters\n")
+    for module, count in _merged(figures["modules"]):
+        print(f"  {'  ' * module.count('/')}{module.split('/')[-1]:<{28 - 2 * module.count('/')}}{count:>15,}")
+    print(f"\ntraining FLOPs per token  {figures['flops_per_token']:,}  (6 P + 12 L N H T, P multiplied with)")
+    for kind, count in figures["bytes"].items():
+        print(f"{kind:<26}{count:>15,} bytes")
+    return 0
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """The figures of a config whose vocabulary is known; no array is made."""
+    from jaxgpt.train.build import abstract_params
+    from jaxgpt.train.metrics import flops_per_token, parameter_count, parameter_table, state_bytes
+
+    params = abstract_params(config.model)
+    return {
+        "parameters": parameter_count(params),
+        "modules": parameter_table(params),
+        "flops_per_token": flops_per_token(config.model, params),
+        "bytes": state_bytes(config, params),
+    }
+
+
+def with_vocab(config: Config) -> Config:
+    """A preset's config with the vocabulary that its data has."""
+    from jaxgpt.data import known_vocab_size
+
+    return config.with_model(vocab_size=known_vocab_size(config))
+
+
+def _config(target: str) -> Config:
+    if target in PRESETS or not Path(target).exists():
+        return with_vocab(preset(target))
+    from jaxgpt.train.run import open_run
+
+    return open_run(Path(target)).config()
+
+
+def _merged(modules: dict[str, int]) -> list[tuple[str, int]]:
+    """One line for the modules of all blocks, which are alike."""
+    layers = [name for name in modules if re.fullmatch(r"h_\d+", name)]
+    rows = []
+    for name, count in modules.items():
+        if name == "h_0":
+            rows.append((f"h_0 .. h_{len(layers) - 1}, each", count))
+        elif name.startswith("h_0/") or not re.match(r"h_\d+(/|$)", name):
+            rows.append((name, count))
+    return rows

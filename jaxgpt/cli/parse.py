@@ -1,0 +1,84 @@
+"""Flags to dataclasses by tyro, its messages to one line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import tyro
+
+from jaxgpt.config import UserError, did_you_mean
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], args: Sequence[str], prog: str, description: str, default: T | None = None) -> T:
+    """Command-line arguments as a `cls`.
+
+    Raises:
+        UserError: an unknown flag (with a near one named), or a value of the wrong kind.
+        SystemExit: after `--help`.
+    """
+    known = _flags(cls)
+    for arg in args:
+        flag = arg.split("=", 1)[0].replace("_", "-")
+        if arg.startswith("--") and flag not in known and flag not in ("--", "--help"):
+            raise UserError(f"no flag {flag}{did_you_mean(flag, known)}: {prog} --help lists them")
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            if default is None:
+                return tyro.cli(cls, args=list(args), prog=prog, description=description)
+            return tyro.cli(cls, args=list(args), prog=prog, description=description, default=default)
+    except SystemExit as e:
+        if not e.code:
+            raise
+        raise UserError(_first_sentence(errors.getvalue()) + f": {prog} --help tells more") from None
+
+
+def split_target(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:
+    """The first argument, which is no flag, and the rest."""
+    if args and not args[0].startswith("-"):
+        return args[0], args[1:]
+    if "--help" in args or "-h" in args:
+        return "", args
+    raise UserError(f"what to work on has to come first: {prog} ...")
+
+
+def print_json(value: dict[str, Any] | list[Any]) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(value, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, not for a program that reads the output."""
+    print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
+
+
+def _flags(cls: type, prefix: str = "--") -> list[str]:
+    flags = []
+    for name, hint in get_type_hints(cls).items():
+        flag = prefix + name.replace("_", "-")
+        if is_dataclass(hint):
+            flags += _flags(hint, flag + ".")  # type: ignore[arg-type]
+        else:
+            flags.append(flag)
+            flags += [prefix + "no-" + name.replace("_", "-")] if hint is bool else []
+    return flags
+
+
+def _first_sentence(box: str) -> str:
+    """tyro's message without the box that is drawn around it."""
+    lines = [re.sub(r"[│╭╮╰╯─]+", " ", line).strip() for line in box.splitlines()[1:]]
+    sentence = []
+    for line in lines:
+        if not line or line.startswith("─"):
+            break
+        sentence.append(line)
+    return " ".join(sentence).rstrip(".") or "bad arguments"

@@ -1,0 +1,113 @@
+"""jaxgpt train [PRESET] [--out DIR] [--resume] [--section.field value ...]"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from jaxgpt.cli.parse import note, parse
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+PROG = "jaxgpt train"
+
+
+@dataclass(frozen=True)
+class Args:
+    model: ModelConfig  # the decoder
+    data: DataConfig  # text to windows
+    optim: OptimConfig  # gradients to updates
+    train: TrainConfig  # the run
+    mesh: MeshConfig  # devices
+    out: str = ""  # folder of the run; empty: a fresh one under runs/
+    resume: bool = False  # go on with the run in --out, from its last checkpoint
+    overwrite: bool = False  # replace the run in --out
+
+
+def run(args: Sequence[str]) -> int:
+    name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else ("", args)
+    base = preset(name or DEFAULT)
+    out = _value(flags, "--out")
+    if "--resume" in flags:
+        base = _resumed(out, name)
+    options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
+    parsed = parse(Args, flags, PROG, _help(base.preset), Args(**options))
+    config = replace(base, **{f: getattr(parsed, f) for f in options})
+    if parsed.resume and (config.model, config.data) != (base.model, base.data):
+        raise UserError("a resumed run keeps its model and its data: leave out those flags, or start a run of its own")
+    if parsed.resume and parsed.overwrite:
+        raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
+    return _train(config, parsed)
+
+
+def _train(config: Config, args: Args) -> int:
+    from jaxgpt.parallel import use_cores
+
+    use_cores(config.mesh)
+    from jaxgpt.cli.report import Report
+    from jaxgpt.data import load_dataset
+    from jaxgpt.train.build import build
+    from jaxgpt.train.loop import fit
+    from jaxgpt.train.plot import plot_losses
+    from jaxgpt.train.run import describe, new_run, open_run
+
+    old = open_run(Path(args.out)) if args.resume else None
+    data = load_dataset(config, None if old is None else old.tokenizer())
+    if not config.model.vocab_size:
+        config = config.with_model(vocab_size=data.tokenizer.vocab_size)
+    program = build(config)
+    if old is None:
+        if args.overwrite and args.out:
+            _remove(Path(args.out))
+        directory = new_run(args.out, config.preset)
+    else:
+        directory = old
+    describe(directory, config, data.tokenizer)
+
+    with Report(program, data, directory) as reporter:
+        outcome = fit(program, data, directory, reporter, args.resume, None)
+    plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
+    if outcome.interrupted:
+        step = int(outcome.state.step)
+        note(f"stopped and saved at step {step}; go on with: jaxgpt train --resume --out {directory.path}")
+        return 0
+    reporter.finished(outcome)
+    return 0
+
+
+def _resumed(out: str, name: str) -> Config:
+    from jaxgpt.train.run import open_run
+
+    if not out:
+        raise UserError("--resume needs to know the run: jaxgpt train --resume --out DIR")
+    config = open_run(Path(out)).config()
+    if name and name != config.preset:
+        raise UserError(f"{out} is a run of the preset {config.preset!r}, not of {name!r}")
+    return config
+
+
+def _remove(path: Path) -> None:
+    if not path.exists():
+        return
+    if not (path / "config.json").is_file():
+        raise UserError(f"--overwrite replaces a run, and {path} is none")
+    for name in ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png"):
+        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+def _value(flags: Sequence[str], flag: str) -> str:
+    """The value of a flag that has to be known before the others can be read."""
+    for place, word in enumerate(flags):
+        if word == flag and place + 1 < len(flags):
+            return flags[place + 1]
+        if word.startswith(flag + "="):
+            return word.split("=", 1)[1]
+    return ""
+
+
+def _help(name: str) -> str:
+    about = (PRESETS[name].__doc__ or "").strip() if name in PRESETS else ""
+    return f"{PROG} [PRESET]\n\nThe defaults below are those of {name}: {about}\n\nPresets: {', '.join(PRESETS)}"

@@ -1,0 +1,1 @@
+"""Weights and recipes of other systems, in and out."""

@@ -1,0 +1,137 @@
+"""Another trainer's recorded run, done again: its recipe, its initial weights, the very windows that it drew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgpt.config import Config, UserError
+from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
+from jaxgpt.data import Tokens
+from jaxgpt.data.corpus import read_path
+from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.train.build import Program, build
+
+TRAIN, VAL = 0, 1
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run, read and checked.
+
+    Attributes:
+        config: its recipe.
+        params: its initial weights.
+        splits: the ids of training and validation.
+        split_n: for every draw, which split it came from.
+        offsets_nB: for every draw, where its windows begin.
+        eval_iters: draws of each split in one evaluation.
+        last: the last step to replay.
+    """
+
+    config: Config
+    params: Any
+    splits: tuple[Tokens, Tokens]
+    split_n: np.ndarray
+    offsets_nB: np.ndarray
+    eval_iters: int
+    last: int
+
+
+def open_recording(path: Path, steps: int) -> Recording:
+    """Read a recording.
+
+    Args:
+        path: folder with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
+        steps: updates to replay; 0: all.
+
+    Raises:
+        UserError: something is missing, or does not fit the rest.
+    """
+    from safetensors.numpy import load_file
+
+    for name in ("recipe.json", "init.safetensors", "offsets.npz"):
+        if not (path / name).is_file():
+            raise UserError(
+                f"{path} is no recording: it has no {name} (expected: recipe.json, init.safetensors, offsets.npz)"
+            )
+    try:
+        recipe = json.loads((path / "recipe.json").read_text("utf-8"))
+        tensors = load_file(path / "init.safetensors")
+        with np.load(path / "offsets.npz", allow_pickle=False) as arrays:
+            split_n, offsets_nB = arrays["split"], arrays["ix"]
+    except Exception as e:
+        raise UserError(f"{path}: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("text"), str):
+        raise UserError(f"{path / 'recipe.json'}: 'text' must name the text, relative to the folder")
+
+    text = read_path(path / recipe["text"]).text
+    tokenizer = CharTokenizer(text)
+    config = config_from_recipe(recipe, tokenizer.vocab_size)
+    ids = Tokens([tokenizer.encode(text)])
+    splits = ids.split(int(float(recipe.get("train_fraction", 0.9)) * len(ids)))
+    last = min(steps or recipe["max_iters"], recipe["max_iters"])
+    micro = config.train.batch_size // config.train.accumulation
+    if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:
+        raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit batches of {micro}")
+    for number, tokens in enumerate(splits):
+        starts = offsets_nB[split_n == number]
+        if starts.size and not 0 <= starts.min() <= starts.max() < len(tokens) - config.model.block_size:
+            raise UserError(f"{path}: offset {starts.max()} is beyond the {len(tokens)} ids of split {number}")
+    params = params_from_nanogpt(tensors, config.model)
+    return Recording(config, params, splits, split_n, offsets_nB, recipe["eval_iters"], last)
+
+
+def replay(recording: Recording) -> Iterator[dict[str, float]]:
+    """Run it; a row (`step`, `train`, `val`) for every evaluation, which comes before the update of its step.
+
+    The order of the draws is nanoGPT's: a training batch before the loop; at every evaluation first `eval_iters` batches
+    of training, then of validation; and after every forward pass the next training batch.
+    """
+    draws = _Draws(recording)
+    program = build(recording.config)
+    state = program.start_from(recording.params)
+    accumulation = recording.config.train.accumulation
+    batch = draws.next(TRAIN)
+    for step in range(recording.last + 1):
+        if step % recording.config.train.eval_every == 0:
+            train = draws.mean_loss(program, state.params, TRAIN)
+            yield {"step": step, "train": train, "val": draws.mean_loss(program, state.params, VAL)}
+        if step == recording.last:
+            return
+        pieces = []
+        for _ in range(accumulation):
+            pieces.append(batch)
+            batch = draws.next(TRAIN)
+        # The step takes row r into piece r % A.
+        windows = np.stack(pieces, axis=1).reshape(-1, batch.shape[1])
+        state, _ = program.step(state, program.put(windows))
+
+
+class _Draws:
+    """The recorded windows, one draw after the other."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.place = recording, 0
+
+    def next(self, split: int) -> np.ndarray:
+        r = self.recording
+        if self.place >= len(r.split_n) or r.split_n[self.place] != split:
+            raise UserError(
+                f"draw {self.place} of the recording is not the {('training', 'validation')[split]} batch due"
+            )
+        starts = r.offsets_nB[self.place]
+        self.place += 1
+        return np.stack([r.splits[split].take(int(s), r.config.model.block_size + 1) for s in starts])
+
+    def mean_loss(self, program: Program, params: Any, split: int) -> float:
+        """Mean over `eval_iters` draws, all of one size."""
+        sums = [program.eval(params, program.put(self.next(split))) for _ in range(self.recording.eval_iters)]
+        losses, counts = np.asarray(jax.device_get(sums), np.float64).sum(axis=(0, 2))
+        return float(losses / counts)

@@ -1,0 +1,99 @@
+"""Windows of ids, as a function of (seed, step): nothing to save, nothing to replay, any step at once."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from jaxgpt.config import UserError
+from jaxgpt.data.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The training windows of a row of ids, each `T + 1` long: T inputs and, one further, T targets.
+
+    `epoch`: the windows stand `stride` apart; every epoch uses each of them once, in an order of its own. Without a
+    stride they stand T apart, from a start that is drawn for every epoch, so that borders fall elsewhere each time.
+    `random`: every window begins anywhere, whatever was used before (nanoGPT's way).
+
+    Attributes:
+        tokens: the ids.
+        block_size: T.
+        seed: of the order.
+        sampling: epoch or random.
+        stride: ids between starts; 0: T, with a phase.
+    """
+
+    tokens: Tokens
+    block_size: int
+    seed: int
+    sampling: Literal["epoch", "random"] = "epoch"
+    stride: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) <= self.block_size:
+            raise UserError(
+                f"model.block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
+                f"there are {len(self.tokens)}"
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        """Windows in an epoch."""
+        step = self.stride or self.block_size
+        phases = 1 if self.stride else min(step, len(self.tokens) - self.block_size)
+        return (len(self.tokens) - self.block_size - phases) // step + 1
+
+    def starts(self, step: int, batch_size: int) -> np.ndarray:
+        """Where the windows of the batch of a step begin, int64 `[B]`."""
+        if self.sampling == "random":
+            return _draw(self.seed, "window", step, batch_size) % (len(self.tokens) - self.block_size)
+        counts = np.arange(step * batch_size, (step + 1) * batch_size)
+        epochs, places = np.divmod(counts, self.per_epoch)
+        return np.array([self._start(int(e), int(p)) for e, p in zip(epochs, places, strict=True)], np.int64)
+
+    def batch_at(self, step: int, batch_size: int) -> np.ndarray:
+        """The batch of a step, int32 `[B, T + 1]`."""
+        return np.stack([self.tokens.take(int(s), self.block_size + 1) for s in self.starts(step, batch_size)])
+
+    def _start(self, epoch: int, place: int) -> int:
+        order, phase = _epoch(self.seed, epoch, self.per_epoch, self._phases)
+        return phase + int(order[place]) * (self.stride or self.block_size)
+
+    @property
+    def _phases(self) -> int:
+        return 1 if self.stride else min(self.block_size, len(self.tokens) - self.block_size)
+
+
+def eval_batch(tokens: Tokens, block_size: int, stride: int, index: int, batch_size: int) -> np.ndarray:
+    """Batch `index` of a whole split, in order: int32 `[B, T + 1]`, rows past the end filled with -1 (not counted)."""
+    out = np.full((batch_size, block_size + 1), -1, np.int32)
+    for row in range(batch_size):
+        window = index * batch_size + row
+        if window < eval_windows(tokens, block_size, stride):
+            out[row] = tokens.take(window * (stride or block_size), block_size + 1)
+    return out
+
+
+def eval_windows(tokens: Tokens, block_size: int, stride: int) -> int:
+    """Windows of a whole split, `stride` apart (0: side by side); a rest shorter than a window is left out."""
+    return max((len(tokens) - block_size - 1) // (stride or block_size) + 1, 0)
+
+
+@functools.lru_cache(maxsize=2)
+def _epoch(seed: int, epoch: int, n: int, phases: int) -> tuple[np.ndarray, int]:
+    """An order of n windows and a phase. Sorted raw random bits: NumPy keeps that stream the same between versions."""
+    order = np.argsort(_draw(seed, "order", epoch, n), kind="stable")
+    return order, int(_draw(seed, "phase", epoch, 1)[0] % phases)
+
+
+def _draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
+    """n random int64 >= 0, from the seed, the name of a stream and an index within it."""
+    key = np.array([seed, zlib.crc32(stream.encode())], np.uint64)
+    raw = np.random.Philox(key=key, counter=np.array([0, index, 0, 0], np.uint64)).random_raw(n)
+    return (raw >> np.uint64(1)).astype(np.int64)

@@ -1,0 +1,111 @@
+"""Ids on disk: nanoGPT's raw files and llm.c's two formats, recognised by their first bytes and mapped, not read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgpt.config import UserError
+
+HEADER = 256  # int32 numbers before the ids of an llm.c file
+LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
+    20240520: (1, np.dtype("<u2")),
+    20240801: (7, np.dtype("<u4")),
+}  # magic: (version, type)
+
+
+class Tokens:
+    """A long row of ids, in memory or mapped from one or more files.
+
+    Attributes:
+        parts: arrays that stand one behind the other.
+    """
+
+    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+        self.parts = [p for p in parts if len(p)]
+        self._ends = np.cumsum([len(p) for p in self.parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self.parts else 0
+
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Ids `start` to `start + n` as int32, copied."""
+        out, filled = np.empty(n, np.int32), 0
+        part = int(np.searchsorted(self._ends, start, side="right"))
+        while filled < n:
+            begin = int(self._ends[part]) - len(self.parts[part])
+            piece = self.parts[part][start + filled - begin :][: n - filled]
+            out[filled : filled + len(piece)] = piece
+            filled, part = filled + len(piece), part + 1
+        return out
+
+    def split(self, at: int) -> tuple[Tokens, Tokens]:
+        """What stands before id `at`, and the rest."""
+        before, after, begin = [], [], 0
+        for part in self.parts:
+            cut = min(max(at - begin, 0), len(part))
+            before.append(part[:cut])
+            after.append(part[cut:])
+            begin += len(part)
+        return Tokens(before), Tokens(after)
+
+
+def is_token_path(path: Path) -> bool:
+    """Whether a path names token files: a `.bin`, or a folder that holds some."""
+    return path.suffix == ".bin" or (path.is_dir() and any(path.glob("*.bin")))
+
+
+def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]:
+    """Training and validation ids, and a line that says what they are.
+
+    A folder's files are told apart by `train` and `val` in their names; one file, or a folder without `val`, is split.
+
+    Raises:
+        UserError: missing, empty, or of a format that is not known.
+    """
+    if path.is_file():
+        files = {"train": [path], "val": []}
+    elif path.is_dir():
+        names = sorted(path.glob("*.bin"))
+        files = {split: [p for p in names if split in p.name] for split in ("train", "val")}
+        if not files["train"]:
+            raise UserError(f"no token file in {path} has 'train' in its name: train.bin and val.bin are expected")
+    else:
+        raise UserError(f"no such file or folder: {path}")
+    train = Tokens([open_tokens(p) for p in files["train"]])
+    if files["val"]:
+        val = Tokens([open_tokens(p) for p in files["val"]])
+    else:
+        train, val = train.split(int(train_fraction * len(train)))
+    return train, val, f"{len(files['train']) + len(files['val'])} token file(s) at {path}"
+
+
+def open_tokens(path: Path) -> np.ndarray:
+    """The ids of one file, mapped into memory.
+
+    nanoGPT: nothing but little-endian uint16. llm.c: 256 int32 first, magic, version and number of ids among them, then
+    uint16 (GPT-2) or uint32 (Llama 3).
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as f:
+            head = f.read(4 * HEADER)
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None
+    if size == 0:
+        raise UserError(f"{path} is empty")
+    if len(head) == 4 * HEADER:
+        magic, version, count = (int(n) for n in np.frombuffer(head, "<i4", 3))
+        if magic in LLMC:
+            known, dtype = LLMC[magic]
+            if version != known:
+                raise UserError(f"{path}: llm.c token file of version {version}, only {known} is known")
+            if size != 4 * HEADER + count * dtype.itemsize:
+                raise UserError(f"{path}: its header promises {count:,} ids, its size of {size:,} bytes is not theirs")
+            return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
+    if size % 2:
+        raise UserError(f"{path}: {size:,} bytes are no row of 16-bit ids, and no header of llm.c stands before them")
+    return np.memmap(path, np.dtype("<u2"), "r")

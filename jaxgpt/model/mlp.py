@@ -1,0 +1,41 @@
+"""The block's second half: every token on its own, through a wider layer and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model.linear import Linear, constrain
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),  # x Phi(x)
+    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),  # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021 (Primer)
+    "silu": jax.nn.silu,  # x sigmoid(x)
+}
+
+
+class MLP(nn.Module):
+    """`act(x W_up) W_down`, or gated `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        c = self.config
+        widen = functools.partial(Linear, c, (c.n_embd, c.mlp_width), ("embed", "mlp"), bias=c.bias, dtype=self.dtype)
+        h_BTF = widen(name="up_proj")(x_BTD)
+        act = ACTIVATIONS[c.activation]
+        h_BTF = act(widen(name="gate_proj")(x_BTD)) * h_BTF if c.mlp == "gated" else act(h_BTF)
+        h_BTF = constrain(h_BTF, ("batch", "length", "mlp"))
+        narrow = Linear(
+            c, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, self.dtype, residual=True, name="down_proj"
+        )
+        return narrow(h_BTF)

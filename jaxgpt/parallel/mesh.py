@@ -1,0 +1,171 @@
+"""Devices in a grid, and the one table that says which axis of an array is split along which axis of the grid.
+
+There is always a mesh: one device is a mesh of one, and on a CPU every core can be a device.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxgpt.config import Config, MeshConfig, ModelConfig, UserError
+
+T = TypeVar("T")
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, everything wide by tensor. Activations: the
+# batch is split by both data and fsdp, and their width is whole.
+RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "length": (),
+    "width": (),
+    "embed": ("fsdp",),
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "position": (),
+    "norm": (),
+}
+
+
+def use_cores(config: MeshConfig) -> None:
+    """Make every core of a CPU a device (more, where the mesh asks for more). Before JAX's first use of a device."""
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = math.prod(size for size in _sizes(config).values() if size > 0)
+    jax.config.update("jax_num_cpu_devices", max(cores, asked))
+
+
+def resolve(config: Config, n_devices: int) -> tuple[MeshConfig, str]:
+    """Put numbers to a mesh's -1, so that the devices divide the batch.
+
+    Returns:
+        The mesh in numbers, and a note where devices stay idle (else "").
+
+    Raises:
+        UserError: more devices asked for than there are, or a batch, width or number of heads that does not divide.
+    """
+    sizes = _sizes(config.mesh)
+    rows = config.train.batch_size // config.train.accumulation
+    fixed = math.prod(size for size in sizes.values() if size > 0)
+    if fixed > n_devices:
+        raise UserError(f"the mesh asks for {fixed} devices, there are {n_devices}: lower mesh.data, fsdp or tensor")
+    free = next((name for name, size in sizes.items() if size == -1), None)
+    note = ""
+    if free:
+        rest = n_devices // fixed
+        fits = [d for d in range(1, rest + 1) if _divides(config, sizes | {free: d}, rows)]
+        sizes[free] = max(fits, default=1)
+        if sizes[free] < rest:
+            note = f"{fixed * sizes[free]} of {n_devices} devices in use: {rest} do not divide the batch of {rows}"
+    ways = sizes["data"] * sizes["fsdp"]
+    if rows % ways:
+        nearest = max(d for d in range(1, ways + 1) if rows % d == 0)
+        raise UserError(
+            f"mesh.data * mesh.fsdp = {ways} does not divide the {rows} windows of a (micro-)batch: "
+            f"{nearest} would, or a train.batch_size of {_multiple(config.train.batch_size, ways * config.train.accumulation)}"
+        )
+    for value, name, axis in _split_widths(config.model):
+        if value % sizes[axis]:
+            nearest = max(d for d in range(1, sizes[axis] + 1) if value % d == 0)
+            raise UserError(f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {nearest} would")
+    return MeshConfig(**sizes), note
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """The grid itself, over the first devices there are."""
+    shape = tuple(_sizes(config).values())
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def rules_for(model: ModelConfig, mesh: Mesh) -> dict[str, tuple[str, ...]]:
+    """The table for one model: an axis that the mesh does not divide stays whole (65 characters on two devices)."""
+    sizes = {"vocab": model.vocab_size, "kv_heads": model.kv_heads}
+    ways = {name: math.prod(mesh.shape[a] for a in RULES[name]) for name in sizes}
+    return RULES | {name: () for name in sizes if sizes[name] % ways[name]}
+
+
+def spec(names: tuple[str | None, ...], rules: dict[str, tuple[str, ...]]) -> PartitionSpec:
+    """Logical axes of one array to mesh axes.
+
+    Raises:
+        ValueError: two axes of the array would be split along the same axis of the mesh.
+    """
+    ways = [rules[name] if name else () for name in names]
+    used = [axis for way in ways for axis in way]
+    if len(used) != len(set(used)):
+        raise ValueError(f"the axes {names} of an array collide on the mesh: {ways}")
+    return PartitionSpec(*[way or None for way in ways])
+
+
+def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
+    """For a tree whose leaves carry logical axes (linen's boxes), the placement of every leaf; without axes: everywhere."""
+    rules = rules_for(model, mesh)
+
+    def place(leaf: Any) -> Any:
+        if isinstance(leaf, nn.Partitioned):
+            # An optimizer that leaves a weight to another one keeps an empty node in its place.
+            return NamedSharding(mesh, spec(leaf.names, rules)) if jax.tree.leaves(leaf.value) else leaf.value
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of a batch over the data and fsdp axes."""
+    return NamedSharding(mesh, spec(("batch", "length"), RULES))
+
+
+def settle(mesh: Mesh, out: T) -> T:
+    """On a CPU with several devices, wait for what was just dispatched; elsewhere, do nothing.
+
+    XLA runs such devices on one pool of threads. Two programs under way can fill it with the first device's halves, each
+    waiting in a collective for a second half that finds no thread: it aborts after 40 seconds. One at a time cannot, and
+    costs nothing where the host and the devices share their cores anyway.
+    """
+    if mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu":
+        jax.block_until_ready(out)
+    return out
+
+
+@contextmanager
+def on_mesh(mesh: Mesh, model: ModelConfig) -> Iterator[None]:
+    """Within this, the logical axes that layers name are those of the mesh."""
+    table = [(name, axes or None) for name, axes in rules_for(model, mesh).items()]
+    with jax.set_mesh(mesh), nn.logical_axis_rules(table):
+        yield
+
+
+def _sizes(config: MeshConfig) -> dict[str, int]:
+    return {f.name: getattr(config, f.name) for f in fields(config)}
+
+
+def _split_widths(model: ModelConfig) -> list[tuple[int, str, str]]:
+    return [
+        (model.n_embd, "model.n_embd", "fsdp"),
+        (model.n_head, "model.n_head", "tensor"),
+        (model.mlp_width, "the MLP's width", "tensor"),
+    ]
+
+
+def _divides(config: Config, sizes: dict[str, int], rows: int) -> bool:
+    widths = all(value % sizes[axis] == 0 for value, _, axis in _split_widths(config.model))
+    return widths and rows % (sizes["data"] * sizes["fsdp"]) == 0
+
+
+def _multiple(value: int, of: int) -> int:
+    return max(of, round(value / of) * of)

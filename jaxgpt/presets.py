@@ -1,0 +1,258 @@
+"""Named runs. Each is a function that returns a `Config`; its docstring says what it is, how to start it, what to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
+
+
+def python_char() -> Config:
+    """A character model of Python's own standard library: no download.
+
+    Command: python train.py
+    Expect: validation loss 1.3 in 2 minutes on 2 cores
+    """
+    return Config(
+        model=_modern(n_layer=4, n_head=4, n_embd=128, block_size=128),
+        data=DataConfig(dataset="python", train_fraction=0.95),
+        optim=_muon(warmup_steps=50),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=100, prompt="def ", sample_tokens=400),
+    )
+
+
+def shakespeare() -> Config:
+    """A character model of Shakespeare's plays, for a CPU.
+
+    Command: python train.py shakespeare
+    Expect: validation loss 1.6 in 2 minutes on 2 cores
+    """
+    return Config(
+        model=_modern(n_layer=4, n_head=4, n_embd=128, block_size=128),
+        data=DataConfig(dataset="shakespeare"),
+        optim=_muon(warmup_steps=50),
+        train=TrainConfig(steps=400, batch_size=32, eval_every=100, prompt="ROMEO:", sample_tokens=400),
+    )
+
+
+def statquest() -> Config:
+    """StatQuest's five words, two wide: it learns to answer "awesome <EOS>" in 37 parameters.
+
+    Command: python train.py statquest
+    Expect: loss 0.3 in 10 seconds (the first word after nothing cannot be known)
+    """
+    return Config(
+        model=ModelConfig(
+            block_size=5,
+            n_layer=1,
+            n_head=1,
+            n_embd=2,
+            positions="sinusoidal",
+            norm="none",
+            final_norm=False,
+            mlp="none",
+            bias=False,
+            attn_proj=False,
+            tie_embeddings=False,
+            head_bias=True,
+            init="torch",
+        ),
+        data=DataConfig(dataset="statquest", tokenizer="word", train_fraction=1.0, stride=6),
+        optim=OptimConfig(
+            learning_rate=0.1,
+            min_lr=0.1,
+            schedule="constant",
+            warmup_steps=0,
+            beta2=0.999,
+            weight_decay=0.0,
+            grad_clip=0.0,
+        ),
+        train=TrainConfig(
+            steps=60, batch_size=1, eval_every=60, log_every=1, prompt="what is statquest <EOS>", sample_tokens=2
+        ),
+        mesh=MeshConfig(data=1),
+    )
+
+
+def nanogpt_cpu() -> Config:
+    """nanoGPT's CPU recipe, setting for setting (karpathy/nanoGPT, README, as of 2025-11).
+
+    Command: python train.py nanogpt-cpu
+    Expect: validation loss 1.898 in 1 minute on 2 cores (nanoGPT ends at 1.8983 on the whole split)
+    """
+    return Config(
+        model=_nanogpt(n_layer=4, n_head=4, n_embd=128, block_size=64, dropout=0.0),
+        data=DataConfig(dataset="shakespeare", sampling="random"),
+        optim=_nanogpt_optim(decay_steps=2000),
+        # Steps 0 to 2000, both included, as nanoGPT counts.
+        train=TrainConfig(steps=2001, batch_size=12, eval_every=250, eval_batch_size=64, prompt="\n"),
+    )
+
+
+def nanogpt_gpu() -> Config:
+    """nanoGPT's GPU recipe, setting for setting (karpathy/nanoGPT, config/train_shakespeare_char.py, as of 2025-11).
+
+    Command: python train.py nanogpt-gpu
+    Expect: best validation loss 1.47 near step 1,750, then it overfits; minutes on a GPU, hours on 2 cores
+    """
+    return Config(
+        model=_nanogpt(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2),
+        data=DataConfig(dataset="shakespeare", sampling="random"),
+        optim=_nanogpt_optim(decay_steps=5000),
+        train=TrainConfig(steps=5001, batch_size=64, eval_every=250, compute_dtype="bfloat16", prompt="\n"),
+    )
+
+
+def gpt2() -> Config:
+    """GPT-2, 124M, by nanoGPT's recipe for OpenWebText (config/train_gpt2.py).
+
+    Command: python train.py gpt2 --data.path FOLDER_OF_BIN_FILES
+    Expect: validation loss 2.85 on OpenWebText after 600,000 steps (nanoGPT: 4 days on 8 A100)
+    """
+    return _gpt2(12, 12, 768)
+
+
+def gpt2_medium() -> Config:
+    """GPT-2, 355M.
+
+    Command: python train.py gpt2-medium --data.path FOLDER_OF_BIN_FILES
+    Expect: no published run of this recipe; OpenAI's weights have 2.84 on OpenWebText
+    """
+    return _gpt2(24, 16, 1024)
+
+
+def gpt2_large() -> Config:
+    """GPT-2, 774M.
+
+    Command: python train.py gpt2-large --data.path FOLDER_OF_BIN_FILES
+    Expect: no published run of this recipe; OpenAI's weights have 2.67 on OpenWebText
+    """
+    return _gpt2(36, 20, 1280)
+
+
+def gpt2_xl() -> Config:
+    """GPT-2, 1.5B.
+
+    Command: python train.py gpt2-xl --data.path FOLDER_OF_BIN_FILES
+    Expect: no published run of this recipe; OpenAI's weights have 2.54 on OpenWebText
+    """
+    return _gpt2(48, 25, 1600)
+
+
+DEFAULT = "python-char"
+_FUNCTIONS: tuple[Callable[[], Config], ...] = (
+    python_char,
+    shakespeare,
+    statquest,
+    nanogpt_cpu,
+    nanogpt_gpu,
+    gpt2,
+    gpt2_medium,
+    gpt2_large,
+    gpt2_xl,
+)
+PRESETS: dict[str, Callable[[], Config]] = {f.__name__.replace("_", "-"): f for f in _FUNCTIONS}
+
+
+def preset(name: str) -> Config:
+    """The config of a preset.
+
+    Raises:
+        UserError: no preset has that name.
+    """
+    if name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise UserError(f"no preset {name!r}{did_you_mean(name, PRESETS)}: one of {known}")
+    return replace(PRESETS[name](), preset=name)
+
+
+class Description(NamedTuple):
+    """What a preset's docstring says."""
+
+    what: str
+    command: str
+    expect: str
+
+
+def describe(name: str) -> Description:
+    """The parts of a preset's docstring."""
+    lines = [line.strip() for line in (PRESETS[name].__doc__ or "").strip().splitlines()]
+    labelled = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
+    return Description(lines[0], labelled["Command"], labelled["Expect"])
+
+
+def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> ModelConfig:
+    """Our own small-model recipe: RoPE, RMSNorm, QK-norm, ReLU squared, no biases."""
+    return ModelConfig(
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=block_size,
+        positions="rope",
+        norm="rmsnorm",
+        qk_norm=True,
+        activation="relu2",
+        bias=False,
+        init="zero-proj",
+    )
+
+
+def _muon(*, warmup_steps: int) -> OptimConfig:
+    """Muon for the blocks' matrices, AdamW for the rest, down to zero along a line."""
+    return OptimConfig(
+        name="muon",
+        learning_rate=4e-3,
+        min_lr=0.0,
+        schedule="linear",
+        warmup_steps=warmup_steps,
+        beta2=0.95,
+        weight_decay=0.0,
+    )
+
+
+def _nanogpt(*, n_layer: int, n_head: int, n_embd: int, block_size: int, dropout: float) -> ModelConfig:
+    return ModelConfig(
+        n_layer=n_layer,
+        n_head=n_head,
+        n_embd=n_embd,
+        block_size=block_size,
+        activation="gelu",
+        bias=False,
+        dropout=dropout,
+    )
+
+
+def _nanogpt_optim(*, decay_steps: int) -> OptimConfig:
+    return OptimConfig(
+        learning_rate=1e-3,
+        min_lr=1e-4,
+        schedule="cosine",
+        warmup_steps=100,
+        decay_steps=decay_steps,
+        beta2=0.99,
+        weight_decay=0.1,
+        grad_clip=1.0,
+    )
+
+
+def _gpt2(n_layer: int, n_head: int, n_embd: int) -> Config:
+    """12 windows of 1,024 at a time, 40 times an update: 491,520 tokens."""
+    return Config(
+        model=ModelConfig(vocab_size=50257, block_size=1024, n_layer=n_layer, n_head=n_head, n_embd=n_embd),
+        data=DataConfig(dataset="none", tokenizer="gpt2", sampling="random"),
+        optim=OptimConfig(
+            learning_rate=6e-4,
+            min_lr=6e-5,
+            schedule="cosine",
+            warmup_steps=2000,
+            decay_steps=600_000,
+            beta2=0.95,
+            weight_decay=0.1,
+            grad_clip=1.0,
+        ),
+        train=TrainConfig(
+            steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16", prompt="\n"
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Look inside a model, and let the program prove itself."""

@@ -1,0 +1,1 @@
+"""Loss, optimizer, the pure step, the host's loop, checkpoints and metrics."""

@@ -1,0 +1,128 @@
+"""One update, as a pure function of state and batch. Compilation, placement and donation are the caller's."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxgpt.train.loss import cross_entropy, token_count
+
+# (params, tokens_BT, dropout key or None) -> logits_BTV
+ApplyFn = Callable[[Any, jax.Array, jax.Array | None], jax.Array]
+
+
+class TrainState(NamedTuple):
+    """Everything that an update changes.
+
+    Attributes:
+        step: int32, updates made.
+        params: the weights, float32.
+        opt_state: optax's.
+        ema: the average of the weights, or None where none is kept.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    ema: Any
+
+
+def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool) -> TrainState:
+    """The state before the first update."""
+    return TrainState(
+        jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.tree.map(jnp.copy, params) if ema else None
+    )
+
+
+def stream(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike = 0) -> jax.Array:
+    """The key of a named stream of randomness: streams do not touch one another, and none is saved."""
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
+    return jax.random.fold_in(key, index)
+
+
+def loss_sum(
+    params: Any, windows_BT1: jax.Array, key: jax.Array | None, apply_fn: ApplyFn
+) -> tuple[jax.Array, jax.Array]:
+    """Summed loss in nats and number of tokens, over windows of T inputs and, one further, T targets."""
+    inputs_BT, targets_BT = windows_BT1[:, :-1], windows_BT1[:, 1:]
+    return cross_entropy(apply_fn(params, inputs_BT, key), targets_BT).sum(), token_count(targets_BT)
+
+
+def gradients(
+    params: Any, windows_BT1: jax.Array, key: jax.Array | None, apply_fn: ApplyFn, accumulation: int
+) -> tuple[jax.Array, Any]:
+    """Mean loss over all tokens of a batch, and its gradient, worked through in `accumulation` pieces.
+
+    The pieces add up sums, which are divided once by the number of tokens: the result does not depend on the pieces.
+    """
+    chex.assert_rank(windows_BT1, 2)
+    grad = jax.value_and_grad(partial(loss_sum, apply_fn=apply_fn), has_aux=True)
+    if accumulation == 1:
+        (total, count), grads = grad(params, windows_BT1, key)
+    else:
+        # Row r goes to piece r % A: every device keeps the rows it has.
+        pieces = windows_BT1.reshape(-1, accumulation, windows_BT1.shape[1]).swapaxes(0, 1)
+
+        def add(sums: Any, piece: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            windows, index = piece
+            piece_key = None if key is None else jax.random.fold_in(key, index)
+            (loss, tokens), g = grad(params, windows, piece_key)
+            return jax.tree.map(jnp.add, sums, (loss, tokens, g)), None
+
+        zero = jnp.zeros((), jnp.float32)
+        start = (zero, zero, jax.tree.map(jnp.zeros_like, params))
+        (total, count, grads), _ = jax.lax.scan(add, start, (pieces, jnp.arange(accumulation)))
+    return total / count, jax.tree.map(lambda g: g / count, grads)
+
+
+def train_step(
+    state: TrainState,
+    windows_BT1: jax.Array,
+    *,
+    apply_fn: ApplyFn,
+    optimizer: optax.GradientTransformation,
+    learning_rate: optax.Schedule,
+    seed: int,
+    accumulation: int = 1,
+    dropout: bool = False,
+    ema_decay: float = 0.0,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """One update. The state that comes out has the structure, shapes and types of the one that went in.
+
+    Args:
+        state: before.
+        windows_BT1: int32 `[B, T + 1]`.
+        apply_fn: the model.
+        optimizer: what turns gradients into updates.
+        learning_rate: its schedule, to be reported.
+        seed: of the dropout masks, which are a function of it and of the step.
+        accumulation: pieces in which the batch is worked through.
+        dropout: whether apply_fn is given a key.
+        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, where the state keeps one.
+
+    Returns:
+        The state after, and `loss` (mean nats a token, before the update), `grad_norm` (before clipping) and `lr`.
+    """
+    key = stream(seed, "dropout", state.step) if dropout else None
+    loss, grads = gradients(state.params, windows_BT1, key, apply_fn, accumulation)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = state.ema
+    if ema is not None:
+        ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
+    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "lr": learning_rate(state.step)}
+    return TrainState(state.step + 1, params, opt_state, ema), metrics
+
+
+def eval_step(params: Any, windows_BT1: jax.Array, *, apply_fn: ApplyFn) -> tuple[jax.Array, jax.Array]:
+    """Summed loss and number of tokens of each window, `[B]` and `[B]`; a window of -1 counts for nothing."""
+    inputs_BT, targets_BT = jnp.maximum(windows_BT1[:, :-1], 0), windows_BT1[:, 1:]
+    losses_BT = cross_entropy(apply_fn(params, inputs_BT, None), targets_BT)
+    return losses_BT.sum(-1), (targets_BT >= 0).sum(-1)
