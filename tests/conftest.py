@@ -1,0 +1,48 @@
+"""Strict JAX, eight fake devices, and where the data for tests may lie."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxgpt  # sets XLA's flag before a backend starts
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+assert jaxgpt.__version__
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if "long" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes minutes: --long runs it"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Texts and recordings for tests, which the repository does not hold."""
+    path = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no test data at {path}")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test writes into the repository, and none finds what another one left."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXGPT_CACHE", str(tmp_path / "cache"))
+    return tmp_path

@@ -1,0 +1,129 @@
+"""Small configs and models that many tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.cli import main
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.model import GPT
+from jaxgpt.train.build import init_params
+
+TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
+
+# One model for every branch of ModelConfig: each must obey the same laws.
+MODELS = {
+    "gpt2": ModelConfig(),
+    "nanogpt": ModelConfig(activation="gelu", bias=False),
+    "modern": ModelConfig(
+        positions="rope", norm="rmsnorm", qk_norm=True, activation="relu2", bias=False, sliding_window=5, logit_softcap=8.0
+    ),
+    "llama": ModelConfig(
+        positions="rope",
+        norm="rmsnorm",
+        mlp="gated",
+        activation="silu",
+        bias=False,
+        n_kv_head=2,
+        head_dim=6,
+        tie_embeddings=False,
+        rope_factor=4.0,
+        rope_original_context=8,
+    ),
+    "torch": ModelConfig(
+        positions="sinusoidal", norm_position="post", activation="relu", tie_embeddings=False, head_bias=True, init="torch"
+    ),
+    "numpy": ModelConfig(
+        positions="sinusoidal", norm="stdnorm", norm_affine=False, norm_position="post", bias=False, attn_proj=False, n_head=1
+    ),
+    "statquest": ModelConfig(
+        positions="none", norm="none", final_norm=False, mlp="none", attn_proj=False, tie_embeddings=False, head_bias=True
+    ),
+    "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
+}
+
+
+def small(name: str, **changes: Any) -> ModelConfig:
+    """A model of `MODELS`, tiny, with weights large enough that nothing is nearly zero."""
+    base = {"vocab_size": 17, "block_size": 12, "n_layer": 2, "n_embd": 16, "init_std": 0.3}
+    heads = {} if MODELS[name].n_head == 1 else {"n_head": 4}
+    return replace(MODELS[name], **(base | heads | changes))
+
+
+def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
+    """A model and weights, those that start at zero or one moved away from it."""
+    model = GPT(config)
+    params = nn.unbox(init_params(model, seed))
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+    moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    return model, jax.tree.unflatten(tree, moved)
+
+
+def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), shape, 0, config.vocab_size, jnp.int32)
+
+
+def small_run(**train: Any) -> Config:
+    """A run of seconds over `TEXT`, which the caller writes to text.txt."""
+    settings = {"steps": 8, "batch_size": 8, "eval_every": 4, "log_every": 1, "sample_tokens": 5, "prompt": "1"} | train
+    return Config(
+        preset="python-char",
+        model=small("gpt2", vocab_size=0, block_size=16),
+        data=DataConfig(path="text.txt"),
+        optim=OptimConfig(warmup_steps=2),
+        train=TrainConfig(**settings),
+        mesh=MeshConfig(data=1),
+    )
+
+
+class Result:
+    """What a command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def jaxgpt(*args: str) -> Result:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(args)
+        except SystemExit as e:
+            code = int(e.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def jaxgpt_process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "jaxgpt", *args], capture_output=True, text=True, timeout=300, check=False, **kwargs
+    )
+
+
+def flags(**values: Any) -> list[str]:
+    """`flags(model__n_layer=2)` is `["--model.n-layer", "2"]`."""
+    out = []
+    for name, value in values.items():
+        out += ["--" + name.replace("__", ".").replace("_", "-"), str(value)]
+    return out
+
+
+def repository() -> Path:
+    return Path(__file__).parents[1]

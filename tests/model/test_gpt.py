@@ -1,0 +1,186 @@
+"""Laws of the decoder, for every branch of its config."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import MODELS, make, random_ids, small
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model import GPT, init_cache
+from jaxgpt.train.build import abstract_params
+from jaxgpt.train.metrics import parameter_count
+
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def extend(model: GPT, params: object, tokens: jax.Array, cache: object, last: bool = False):
+    return model.apply({"params": params}, tokens, cache, last, method="extend")
+
+
+@every_model
+def test_causal_by_perturbation(name: str) -> None:
+    """A change at t changes the logits at t and after, and none before."""
+    config = small(name)
+    model, params = make(config)
+    tokens = random_ids(config, (2, 10))
+    changed = tokens.at[:, 6].set((tokens[:, 6] + 1) % config.vocab_size)
+    before, after = (model.apply({"params": params}, t) for t in (tokens, changed))
+    assert (before[:, :6] == after[:, :6]).all()
+    assert (before[:, 6] != after[:, 6]).any()
+
+
+@every_model
+def test_causal_by_gradient(name: str) -> None:
+    """The logits at t have exactly no slope with respect to what stands after t."""
+    config = small(name)
+    model, params = make(config)
+    x_BTD = jax.random.normal(jax.random.key(3), (1, 10, config.n_embd))
+
+    def at(x_BTD: jax.Array, t: int) -> jax.Array:
+        hidden, _ = model.apply({"params": params}, x_BTD, method="stack")
+        return model.apply({"params": params}, hidden, method="head")[0, t].sum()
+
+    for t in (0, 4, 9):
+        slope_T = jnp.abs(jax.grad(at)(x_BTD, t)).sum((0, 2))
+        assert (slope_T[t + 1 :] == 0).all()
+        assert slope_T[t] > 0
+
+
+def test_sliding_window_forgets() -> None:
+    """With one layer and a window of w, a token has no influence w tokens later."""
+    config = small("modern", n_layer=1)
+    model, params = make(config)
+    tokens = random_ids(config, (1, 12))
+    changed = tokens.at[:, 2].set((tokens[:, 2] + 1) % config.vocab_size)
+    before, after = (model.apply({"params": params}, t) for t in (tokens, changed))
+    w = config.sliding_window
+    assert (before[:, 2 + w - 1] != after[:, 2 + w - 1]).any()
+    assert (before[:, 2 + w :] == after[:, 2 + w :]).all()
+
+
+@every_model
+def test_cached_logits_equal_full_logits_for_every_split(name: str) -> None:
+    """Prefill n tokens, then one at a time: the same logits as all at once, for every n."""
+    config = small(name)
+    model, params = make(config)
+    tokens = random_ids(config, (2, 12))
+    full = model.apply({"params": params}, tokens)
+    step = jax.jit(lambda tokens, cache: extend(model, params, tokens, cache))
+    for n in range(1, 13):
+        logits, cache = step(tokens[:, :n], init_cache(config, jnp.zeros(2, jnp.int32), 12))
+        parts = [logits]
+        for t in range(n, 12):
+            logits, cache = step(tokens[:, t : t + 1], cache)
+            parts.append(logits)
+        np.testing.assert_allclose(jnp.concatenate(parts, 1), full, atol=1e-5, rtol=0)
+        assert int(cache.length) == 12
+
+
+@every_model
+def test_rows_of_different_length_do_not_disturb_each_other(name: str) -> None:
+    """A row that starts later, after slots with anything in them, has the logits that it has alone."""
+    config = small(name)
+    model, params = make(config)
+    tokens = random_ids(config, (3, 9))
+    start = jnp.array([0, 4, 7])
+    logits, _ = extend(model, params, tokens, init_cache(config, start, 12))
+    for row in range(3):
+        alone = model.apply({"params": params}, tokens[row : row + 1, int(start[row]) :])
+        np.testing.assert_allclose(logits[row, int(start[row]) :], alone[0], atol=1e-5, rtol=0)
+
+
+@every_model
+def test_last_is_the_last_row_of_all_logits(name: str) -> None:
+    config = small(name)
+    model, params = make(config)
+    tokens, cache = random_ids(config, (2, 5)), init_cache(config, jnp.zeros(2, jnp.int32), 8)
+    every, last = extend(model, params, tokens, cache)[0], extend(model, params, tokens, cache, True)[0]
+    np.testing.assert_allclose(last, every[:, -1:], atol=1e-6, rtol=0)
+
+
+@every_model
+def test_remat_changes_no_gradient(name: str) -> None:
+    config = small(name)
+    model, params = make(config)
+    tokens = random_ids(config, (2, 8))
+
+    def gradient(remat: str):
+        apply = GPT(config, remat=remat).apply
+        return jax.grad(lambda p: jnp.square(apply({"params": p}, tokens)).mean())(params)
+
+    for remat in ("dots", "full"):
+        for plain, again in zip(jax.tree.leaves(gradient("none")), jax.tree.leaves(gradient(remat)), strict=True):
+            np.testing.assert_allclose(again, plain, atol=1e-6, rtol=1e-5)
+
+
+@every_model
+def test_jitted_gradients_equal_unjitted(name: str) -> None:
+    """The guard against miscompiled reductions: the same program, operation by operation and fused."""
+    config = small(name, n_embd=64, block_size=32, vocab_size=33, init_std=0.1)
+    model, params = make(config)
+    tokens = random_ids(config, (4, 32))
+
+    def loss(p: object) -> jax.Array:
+        return -jax.nn.log_softmax(model.apply({"params": p}, tokens))[..., 0].mean()
+
+    jitted = jax.jit(jax.grad(loss))(params)
+    with jax.disable_jit():
+        plain = jax.grad(loss)(params)
+    for a, b in zip(jax.tree.leaves(jitted), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_tied_weights_are_one_leaf_with_both_gradients() -> None:
+    config = small("gpt2")
+    model, params = make(config)
+    assert "lm_head" not in params
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    slope = jax.grad(lambda p: model.apply({"params": p}, tokens)[0, -1, 5])(params)["wte"]["embedding"]
+    assert jnp.abs(slope[5]).sum() > 0, "as the head"
+    assert jnp.abs(slope[0]).sum() > 0, "as the embedding"
+
+
+def test_dropout_needs_a_key_and_depends_on_it() -> None:
+    config = small("gpt2", dropout=0.5)
+    model, params = make(config)
+    tokens = random_ids(config, (2, 8))
+    one, two = (
+        model.apply({"params": params}, tokens, deterministic=False, rngs={"dropout": jax.random.key(k)}) for k in (1, 2)
+    )
+    assert (one != two).any()
+    assert (model.apply({"params": params}, tokens) == model.apply({"params": params}, tokens)).all()
+
+
+def test_computes_in_bfloat16_over_float32_weights() -> None:
+    config = small("modern")
+    _, params = make(config)
+    tokens = random_ids(config, (2, 8))
+    exact = GPT(config).apply({"params": params}, tokens)
+    rough = GPT(config, dtype=jnp.bfloat16).apply({"params": params}, tokens)
+    assert rough.dtype == jnp.float32
+    assert 0 < jnp.abs(exact - rough).max() < 0.5
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+def test_too_long_for_learned_positions() -> None:
+    config = small("gpt2")
+    model, params = make(config)
+    with pytest.raises(ValueError, match="13 tokens do not fit the context of 12"):
+        model.apply({"params": params}, random_ids(config, (1, 13)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 124_439_808),
+        ({"n_layer": 24, "n_head": 16, "n_embd": 1024}, 354_823_168),
+        ({"n_layer": 36, "n_head": 20, "n_embd": 1280}, 774_030_080),
+        ({"n_layer": 48, "n_head": 25, "n_embd": 1600}, 1_557_611_200),
+    ],
+)
+def test_gpt2_has_its_published_number_of_parameters(shape: dict[str, int], count: int) -> None:
+    config = ModelConfig(vocab_size=50257, block_size=1024, **shape)
+    assert parameter_count(abstract_params(config)) == count
