@@ -7,17 +7,27 @@ import os
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 import jaxgpt  # sets XLA's flag before a backend starts
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 assert jaxgpt.__version__
+
+# Fixtures give every test, not every example, a folder of its own; that is enough for examples that overwrite one file.
+settings.register_profile(
+    "jaxgpt",
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("jaxgpt")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +48,14 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no test data at {path}")
     return path
+
+
+@pytest.fixture(autouse=True)
+def strict_types(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No silent promotion of types in the mathematics. optax, which updates weights, does not keep to that."""
+    strict = request.path.parent.name in ("model", "decoding", "parallel", "study")
+    with jax.numpy_dtype_promotion("strict" if strict else "standard"):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,13 @@ MODELS = {
     "gpt2": ModelConfig(),
     "nanogpt": ModelConfig(activation="gelu", bias=False),
     "modern": ModelConfig(
-        positions="rope", norm="rmsnorm", qk_norm=True, activation="relu2", bias=False, sliding_window=5, logit_softcap=8.0
+        positions="rope",
+        norm="rmsnorm",
+        qk_norm=True,
+        activation="relu2",
+        bias=False,
+        sliding_window=5,
+        logit_softcap=8.0,
     ),
     "llama": ModelConfig(
         positions="rope",
@@ -42,13 +48,30 @@ MODELS = {
         rope_original_context=8,
     ),
     "torch": ModelConfig(
-        positions="sinusoidal", norm_position="post", activation="relu", tie_embeddings=False, head_bias=True, init="torch"
+        positions="sinusoidal",
+        norm_position="post",
+        activation="relu",
+        tie_embeddings=False,
+        head_bias=True,
+        init="torch",
     ),
     "numpy": ModelConfig(
-        positions="sinusoidal", norm="stdnorm", norm_affine=False, norm_position="post", bias=False, attn_proj=False, n_head=1
+        positions="sinusoidal",
+        norm="stdnorm",
+        norm_affine=False,
+        norm_position="post",
+        bias=False,
+        attn_proj=False,
+        n_head=1,
     ),
     "statquest": ModelConfig(
-        positions="none", norm="none", final_norm=False, mlp="none", attn_proj=False, tie_embeddings=False, head_bias=True
+        positions="none",
+        norm="none",
+        final_norm=False,
+        mlp="none",
+        attn_proj=False,
+        tie_embeddings=False,
+        head_bias=True,
     ),
     "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
 }

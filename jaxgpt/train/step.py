@@ -117,7 +117,7 @@ def train_step(
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
-    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), "lr": learning_rate(state.step)}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "lr": learning_rate(state.step)}
     return TrainState(state.step + 1, params, opt_state, ema), metrics
 
 

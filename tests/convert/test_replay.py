@@ -1,0 +1,135 @@
+"""nanoGPT's recorded run, done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import TEXT, jaxgpt
+from safetensors.numpy import save_file
+
+RECORDED = {
+    0: (4.1676, 4.1649),
+    250: (2.4293, 2.4447),
+    500: (2.2732, 2.3141),
+    750: (2.1338, 2.1905),
+    1000: (1.9714, 2.0528),
+    1250: (1.8756, 2.0089),
+    1500: (1.8557, 1.9225),
+    1750: (1.7790, 1.8921),
+    2000: (1.7648, 1.8857),
+}
+
+
+def check(rows: list[dict[str, float]], steps: int) -> None:
+    assert [row["step"] for row in rows] == [step for step in RECORDED if step <= steps]
+    for row in rows:
+        np.testing.assert_allclose((row["train"], row["val"]), RECORDED[row["step"]], atol=5e-4, rtol=0)
+
+
+def test_nanogpt_250_steps(data_dir: Path) -> None:
+    result = jaxgpt("replay", str(data_dir / "nanogpt-golden"), "--steps", "250", "--json")
+    assert result.code == 0, result.err
+    check(result.json["rows"], 250)
+
+
+@pytest.mark.long
+def test_nanogpt_to_the_end(data_dir: Path) -> None:
+    check(jaxgpt("replay", str(data_dir / "nanogpt-golden"), "--json").json["rows"], 2000)
+
+
+D, T, L, V = 8, 6, 3, len(set(TEXT))
+RECIPE = {
+    "n_layer": L,
+    "n_head": 2,
+    "n_embd": D,
+    "block_size": T,
+    "bias": True,
+    "dropout": 0.0,
+    "batch_size": 3,
+    "gradient_accumulation_steps": 2,
+    "max_iters": 4,
+    "lr_decay_iters": 4,
+    "warmup_iters": 1,
+    "learning_rate": 1e-2,
+    "min_lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "weight_decay": 0.1,
+    "grad_clip": 1.0,
+    "eval_interval": 2,
+    "eval_iters": 2,
+    "text": "text.txt",
+    "train_fraction": 0.9,
+}
+
+
+def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes: tuple[int, ...]) -> str:
+    """A recording of another depth, width and batch, with biases and accumulation."""
+    rng = np.random.default_rng(0)
+    sizes: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (V, D), "transformer.wpe.weight": (T, D)}
+    for layer in range(L):
+        h = f"transformer.h.{layer}."
+        for name, n_out, n_in in (
+            ("attn.c_attn", 3 * D, D),
+            ("attn.c_proj", D, D),
+            ("mlp.c_fc", 4 * D, D),
+            ("mlp.c_proj", D, 4 * D),
+        ):
+            sizes |= {f"{h}{name}.weight": (n_out, n_in), f"{h}{name}.bias": (n_out,)}
+        sizes |= {f"{h}{ln}.{part}": (D,) for ln in ("ln_1", "ln_2") for part in ("weight", "bias")}
+    sizes |= {"transformer.ln_f.weight": (D,), "transformer.ln_f.bias": (D,)} | shapes
+    sizes.pop(drop, None)
+    Path("text.txt").write_text(TEXT)
+    Path("recipe.json").write_text(json.dumps(RECIPE | (recipe or {})))
+    save_file(
+        {name: rng.normal(size=size).astype(np.float32) * 0.1 for name, size in sizes.items()}, "init.safetensors"
+    )
+    evaluation = [0, 0, 1, 1]
+    split = [0, *evaluation, 0, 0, 0, 0, *evaluation, 0, 0, 0, 0, *evaluation]
+    n = {0: int(0.9 * len(TEXT)), 1: len(TEXT) - int(0.9 * len(TEXT))}
+    ix = np.array([rng.integers(0, n[s] - T, 3) for s in split], np.int32)
+    np.savez("offsets.npz", split=np.array(split, np.uint8), ix=ix)
+    return "."
+
+
+def test_another_recipe_of_the_same_form() -> None:
+    result = jaxgpt("replay", recording(), "--json")
+    assert result.code == 0, result.err
+    rows = result.json["rows"]
+    assert [row["step"] for row in rows] == [0, 2, 4]
+    assert rows[0]["train"] > rows[-1]["train"]
+    assert result.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"drop": "transformer.h.1.mlp.c_fc.bias"}, "tensor transformer.h.1.mlp.c_fc.bias is missing"),
+        (
+            {"transformer.wpe.weight": (T, D + 1)},
+            r"tensor transformer.wpe.weight has the shape \(6, 9\), \(6, 8\) is expected",
+        ),
+        ({"transformer.more": (1,)}, "tensor transformer.more is not one of nanoGPT's"),
+        ({"recipe": {"dropout": 0.1}}, "dropout"),
+        ({"recipe": {"n_layer": "3"}}, "n_layer must be a number"),
+        ({"recipe": {"batch_size": 5}}, "do not fit batches of 5"),
+        ({"recipe": {"eval_iters": 3}}, "draw 3 of the recording is not the training batch due"),
+        ({"recipe": {"text": "other.txt"}}, "no such file or folder: other.txt"),
+    ],
+)
+def test_a_recording_that_does_not_fit_is_refused_in_one_line(kwargs: dict, message: str) -> None:  # type: ignore[type-arg]
+    import re
+
+    result = jaxgpt("replay", recording(**kwargs))
+    assert result.code == 2
+    assert re.search(message, result.err), result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_recording() -> None:
+    result = jaxgpt("replay", ".")
+    assert result.code == 2
+    assert "it has no recipe.json" in result.err

@@ -1,0 +1,101 @@
+"""Token files: nanoGPT's and llm.c's, recognised and mapped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import UserError
+from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, open_tokens
+
+IDS = np.arange(5000) % 50_257
+
+
+def header(magic: int, version: int, count: int) -> bytes:
+    numbers = np.zeros(256, "<i4")
+    numbers[:3] = magic, version, count
+    return numbers.tobytes()
+
+
+def write(path: Path, kind: str, ids: np.ndarray = IDS) -> Path:
+    match kind:
+        case "nanogpt":
+            path.write_bytes(ids.astype("<u2").tobytes())
+        case "llmc":
+            path.write_bytes(header(20240520, 1, len(ids)) + ids.astype("<u2").tobytes())
+        case "llama":
+            path.write_bytes(header(20240801, 7, len(ids)) + (ids + 100_000).astype("<u4").tobytes())
+    return path
+
+
+@pytest.mark.parametrize("kind", ["nanogpt", "llmc", "llama"])
+def test_formats_are_recognised(kind: str, tmp_path: Path) -> None:
+    ids = open_tokens(write(tmp_path / "train.bin", kind))
+    assert isinstance(ids, np.memmap)
+    assert (ids == IDS + (100_000 if kind == "llama" else 0)).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"123", "3 bytes are no row of 16-bit ids"),
+        (header(20240520, 2, 4) + b"12345678", "version 2, only 1 is known"),
+        (header(20240520, 1, 5) + b"12345678", "promises 5 ids"),
+        (header(20240520, 1, -1), "promises -1 ids"),
+    ],
+)
+def test_broken_files_are_named(data: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=message) as error:
+        open_tokens(path)
+    assert str(path) in str(error.value)
+
+
+@given(st.binary(max_size=3000), st.sampled_from([b"", header(20240520, 1, 8), header(20240801, 7, 2**31 - 1)]))
+def test_any_bytes_give_ids_or_one_line(data: bytes, start: bytes) -> None:
+    path = Path("any.bin")
+    path.write_bytes(start + data)
+    try:
+        assert len(open_tokens(path)) > 0
+    except UserError as e:
+        assert "\n" not in str(e)
+
+
+def test_a_folder_of_shards(tmp_path: Path) -> None:
+    write(tmp_path / "fineweb_train_000001.bin", "llmc", IDS[:2000])
+    write(tmp_path / "fineweb_train_000002.bin", "llmc", IDS[2000:])
+    write(tmp_path / "fineweb_val_000000.bin", "llmc", IDS[:10])
+    train, val, _ = open_splits(tmp_path, 0.9)
+    assert (len(train), len(val)) == (5000, 10)
+    assert (train.take(1990, 30) == IDS[1990:2020]).all(), "across the border of two files"
+
+
+def test_one_file_is_split(tmp_path: Path) -> None:
+    train, val, _ = open_splits(write(tmp_path / "all.bin", "nanogpt"), 0.9)
+    assert (len(train), len(val)) == (4500, 500)
+    assert val.take(0, 3).tolist() == IDS[4500:4503].tolist()
+
+
+def test_a_folder_without_training_files(tmp_path: Path) -> None:
+    write(tmp_path / "val.bin", "nanogpt")
+    assert is_token_path(tmp_path)
+    with pytest.raises(UserError, match=r"train\.bin and val\.bin are expected"):
+        open_splits(tmp_path, 0.9)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())
+def test_parts_read_like_one(lengths: list[int], data: st.DataObject) -> None:
+    whole = np.arange(sum(lengths))
+    tokens = Tokens(np.split(whole, np.cumsum(lengths)[:-1]))
+    start = data.draw(st.integers(0, len(whole)))
+    n = data.draw(st.integers(0, len(whole) - start))
+    assert tokens.take(start, n).tolist() == whole[start : start + n].tolist()
+    before, after = tokens.split(start)
+    assert (len(before), len(after)) == (start, len(whole) - start)
+    assert after.take(0, n).tolist() == whole[start : start + n].tolist()

@@ -1,0 +1,75 @@
+"""The mesh in numbers, and the table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import pytest
+from helpers import small
+from jax.sharding import PartitionSpec
+
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.parallel.mesh import RULES, make_mesh, resolve, rules_for, spec
+
+
+def config(mesh: MeshConfig, batch_size: int = 12, accumulation: int = 1, **model: int) -> Config:
+    return Config(
+        model=small("gpt2", **model), train=TrainConfig(batch_size=batch_size, accumulation=accumulation), mesh=mesh
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "batch", "devices", "expected", "idle"),
+    [
+        (MeshConfig(), 12, 1, (1, 1, 1), False),
+        (MeshConfig(), 12, 2, (2, 1, 1), False),
+        (MeshConfig(), 12, 8, (6, 1, 1), True),
+        (MeshConfig(), 7, 2, (1, 1, 1), True),
+        (MeshConfig(), 16, 8, (8, 1, 1), False),
+        (MeshConfig(tensor=2), 16, 8, (4, 1, 2), False),
+        (MeshConfig(data=1, fsdp=-1), 16, 8, (1, 8, 1), False),
+        (MeshConfig(data=2, tensor=-1), 16, 8, (2, 1, 4), False),
+        (MeshConfig(data=2, fsdp=2, tensor=2), 16, 8, (2, 2, 2), False),
+        (MeshConfig(data=2), 12, 8, (2, 1, 1), False),
+    ],
+)
+def test_the_rest_goes_where_it_fits(
+    mesh: MeshConfig, batch: int, devices: int, expected: tuple[int, int, int], idle: bool
+) -> None:
+    resolved, note = resolve(config(mesh, batch), devices)
+    assert (resolved.data, resolved.fsdp, resolved.tensor) == expected
+    assert bool(note) == idle
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (config(MeshConfig(data=16)), "the mesh asks for 16 devices, there are 8"),
+        (config(MeshConfig(data=8)), "= 8 does not divide the 12 windows .* 6 would, or a train.batch_size of"),
+        (config(MeshConfig(data=1, tensor=8), 16), "mesh.tensor 8 does not divide model.n_head 4: 4 would"),
+        (config(MeshConfig(data=1, fsdp=8), 16, n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: 5 would"),
+        (config(MeshConfig(data=8), 16, accumulation=4), "= 8 does not divide the 4 windows"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_both_numbers(made: Config, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        resolve(made, 8)
+
+
+def test_an_axis_that_the_mesh_does_not_divide_stays_whole() -> None:
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    odd = ModelConfig(vocab_size=65, n_head=4, n_kv_head=1)
+    assert rules_for(odd, mesh)["vocab"] == ()
+    assert rules_for(odd, mesh)["kv_heads"] == ()
+    assert rules_for(replace(odd, vocab_size=64, n_kv_head=2), mesh) == RULES
+
+
+def test_axes_that_collide_are_refused() -> None:
+    assert spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
+    with pytest.raises(ValueError, match="collide"):
+        spec(("heads", "mlp"), RULES)
+
+
+def test_eight_devices_for_these_tests() -> None:
+    assert jax.device_count() == 8

@@ -1,0 +1,93 @@
+"""Settings: what is refused, and the way to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from helpers import MODELS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, from_json, to_json
+from jaxgpt.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_survives_json(name: str) -> None:
+    assert from_json(to_json(preset(name))) == preset(name)
+
+
+def test_integers_of_json_are_fine_floats() -> None:
+    assert from_json('{"model": {"dropout": 0}}').model.dropout == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "expected an object"),
+        ('{"modle": {}}', r"unknown key 'modle' \(did you mean model\?\)"),
+        ('{"model": {"n_layers": 2}}', r"unknown key 'n_layers' \(did you mean n_layer\?\)"),
+        ('{"model": {"n_layer": "2"}}', "model.n_layer must be of type int, not '2'"),
+        ('{"model": {"n_layer": true}}', "model.n_layer must be of type int, not True"),
+        ('{"model": {"n_layer": 1000000000000}}', "model.n_layer must be at least 1 and at most"),
+        ('{"model": {"dropout": NaN}}', "NaN is not JSON"),
+        ('{"model": {"dropout": 1.0}}', "model.dropout must be at least 0 and below 1"),
+        ('{"model": {"norm": "batchnorm"}}', "model.norm cannot be 'batchnorm'"),
+        ('{"model": 3}', "expected an object"),
+    ],
+)
+def test_what_is_wrong_with_a_config_file_is_said_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        from_json(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ModelConfig(n_head=3), "n_head 3 does not divide model.n_embd 128"),
+        (lambda: ModelConfig(n_kv_head=3), "n_kv_head 3 does not divide model.n_head 4"),
+        (lambda: ModelConfig(positions="rope", head_dim=5), "head_dim 5 must be even"),
+        (lambda: ModelConfig(positions="sinusoidal", n_embd=129, n_head=3), "even model.n_embd, not 129"),
+        (lambda: ModelConfig(attn_proj=False, head_dim=8), "n_head \\* head_dim 32 must equal model.n_embd 128"),
+        (lambda: ModelConfig(head_bias=True), "untied"),
+        (lambda: ModelConfig(rope_factor=8.0, rope_low_freq_factor=4.0), "must be below"),
+        (lambda: TrainConfig(batch_size=0), "train.batch_size must be at least 1"),
+        (lambda: TrainConfig(batch_size=10, accumulation=4), "accumulation 4 does not divide train.batch_size 10"),
+        (lambda: OptimConfig(learning_rate=float("inf")), "finite"),
+        (lambda: OptimConfig(min_lr=1.0), "min_lr 1 is above optim.learning_rate 0.001"),
+        (lambda: MeshConfig(data=0), "mesh.data must be at least 1, or -1"),
+        (lambda: MeshConfig(data=-1, fsdp=-1), "only one of"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+known_keys = st.sampled_from([f for section in asdict(Config()).values() if isinstance(section, dict) for f in section])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*asdict(Config())]), st.dictionaries(known_keys, json_values, max_size=3) | json_values
+    )
+)
+def test_any_json_gives_a_config_or_one_line(data: dict) -> None:  # type: ignore[type-arg]
+    try:
+        assert isinstance(from_json(json.dumps(data)), Config)
+    except UserError as e:
+        assert "\n" not in str(e)
+
+
+def test_every_model_of_the_tests_differs_from_the_default() -> None:
+    assert len({to_json(m) for m in MODELS.values()}) == len(MODELS)

@@ -1,0 +1,286 @@
+"""The product as a person meets it: commands, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
+
+import jaxgpt as package
+from jaxgpt.presets import PRESETS
+
+TINY = flags(
+    model__n_layer=1,
+    model__n_embd=32,
+    model__block_size=32,
+    train__steps=20,
+    train__eval_every=10,
+    train__batch_size=8,
+    train__sample_tokens=20,
+    mesh__data=1,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the shakespeare preset's recipe on a small text."""
+    folder = tmp_path_factory.mktemp("product")
+    (folder / "text.txt").write_text(TEXT)
+    out = folder / "run"
+    result = jaxgpt("train", "shakespeare", "--data.path", str(folder / "text.txt"), "--out", str(out), *TINY)
+    assert result.code == 0, result.err
+    assert f"next     jaxgpt sample {out}" in result.out
+    assert "validation loss" in result.out
+    return out
+
+
+def test_a_run_directory(run: Path) -> None:
+    assert {p.name for p in run.iterdir()} == {
+        "config.json",
+        "tokenizer.json",
+        "metrics.jsonl",
+        "loss.png",
+        "checkpoints",
+    }
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    config = json.loads((run / "config.json").read_text())
+    assert config["preset"] == "shakespeare"
+    assert config["model"]["vocab_size"] == len(set(TEXT))
+
+
+def test_sample(run: Path) -> None:
+    one, again, other = (
+        jaxgpt("sample", str(run), "--prompt", "12 times", "--seed", seed, "--max-new-tokens", "20") for seed in "112"
+    )
+    assert one.code == 0, one.err
+    assert one.out.startswith("12 times")
+    assert one.out == again.out != other.out
+
+
+def test_sample_several_as_json(run: Path) -> None:
+    result = jaxgpt("sample", str(run), "--prompt", "1", "--num-samples", "3", "--max-new-tokens", "9", "--json")
+    samples = result.json["samples"]
+    assert [len(s["ids"]) for s in samples] == [9, 9, 9]
+    assert len({s["text"] for s in samples}) > 1
+
+
+def test_python_interface(run: Path) -> None:
+    lm = package.load(run)
+    greedy = package.generate(lm, ["12 times", "1"], max_new_tokens=10, temperature=0)
+    again = package.generate(lm, ["12 times"], max_new_tokens=10, temperature=0, key=jax.random.key(9))
+    assert greedy[0] == again[0], "greedy needs no luck, and no company"
+    assert greedy[0].finish_reason == "length"
+    assert lm.tokenizer.decode(greedy[0].ids) == greedy[0].text
+    ids = lm.tokenizer.encode("12 times").tolist()
+    assert package.generate(lm, [ids], max_new_tokens=10, temperature=0)[0] == greedy[0]
+    logits = package.GPT(lm.config.model).apply({"params": lm.params}, jax.numpy.array([ids]))
+    assert int(logits[0, -1].argmax()) == greedy[0].ids[0]
+
+
+def test_eval(run: Path) -> None:
+    result = jaxgpt("eval", str(run), "--checkpoint", "last", "--json")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    recorded = [line for line in lines if "val_loss" in line][-1]
+    assert result.json["loss"] == pytest.approx(recorded["val_loss"], rel=1e-6)
+    assert result.json["stderr"] == pytest.approx(recorded["val_stderr"], rel=1e-4)
+    assert result.json["bits_per_byte"] == pytest.approx(result.json["loss"] / 0.693147, rel=1e-5), (
+        "one byte a character"
+    )
+
+
+def test_eval_on_another_text(run: Path) -> None:
+    Path("other.txt").write_text(TEXT[:500])
+    result = jaxgpt("eval", str(run), "--data.path", "other.txt")
+    assert result.code == 0, result.err
+    assert "480 in 15 windows of 32" in result.out
+
+
+def test_info(run: Path) -> None:
+    of_run, of_preset = jaxgpt("info", str(run), "--json").json, jaxgpt("info", "gpt2", "--json").json
+    assert of_run["bytes"]["parameters"] == 4 * of_run["parameters"]
+    assert of_preset["parameters"] == 124_439_808
+    assert of_preset["modules"]["h_0/attn"] == 2_362_368
+    assert "124,439,808" in jaxgpt("info", "gpt2").out
+
+
+def test_presets() -> None:
+    rows = jaxgpt("presets", "--json").json["presets"]
+    assert [row["name"] for row in rows] == list(PRESETS)
+    plain = jaxgpt("presets").out
+    assert all(name in plain for name in PRESETS)
+
+
+def test_statquest_answers_from_most_seeds() -> None:
+    """Both questions, by greedy choice, from at least 8 of 10 seeds."""
+    right = 0
+    for seed in range(10):
+        out = f"run{seed}"
+        assert (
+            jaxgpt("train", "statquest", "--out", out, "--train.seed", str(seed), "--train.sample-tokens", "0").code
+            == 0
+        )
+        lm = package.load(out)
+        answers = package.generate(
+            lm, ["what is statquest <EOS>", "statquest is what <EOS>"], max_new_tokens=2, temperature=0
+        )
+        right += all((a.text, a.finish_reason) == ("awesome", "stop") for a in answers)
+    assert right >= 8, f"{right} of 10"
+
+
+def test_train_py_is_jaxgpt_train() -> None:
+    result = subprocess.run(
+        [sys.executable, repository() / "train.py", "statquest"], capture_output=True, text=True, check=True
+    )
+    assert "what is statquest <EOS> awesome <EOS>" in result.stdout
+    assert Path("runs/statquest/config.json").is_file()
+
+
+def test_every_run_has_a_folder_of_its_own() -> None:
+    for _ in range(2):
+        assert jaxgpt("train", "statquest").code == 0
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["statquest", "statquest-2"]
+
+
+def test_interrupted_and_resumed() -> None:
+    """Ctrl-C in the middle: saved, said where, and the rest later."""
+    Path("text.txt").write_text(TEXT)
+    more = flags(train__steps=100_000, train__eval_every=100_000)
+    command = [
+        sys.executable,
+        "-m",
+        "jaxgpt",
+        "train",
+        "shakespeare",
+        "--data.path",
+        "text.txt",
+        "--out",
+        "run",
+        *TINY,
+        *more,
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    deadline = time.monotonic() + 120
+    while "tok/s" not in process.stdout.readline():
+        assert time.monotonic() < deadline
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "go on with: jaxgpt train --resume --out run" in err
+    step = int(err.split("saved at step ")[1].split(";")[0])
+    assert (Path("run/checkpoints") / str(step)).is_dir()
+    result = jaxgpt("train", "--resume", "--out", "run", "--train.steps", str(step + 5))
+    assert result.code == 0, result.err
+    assert (Path("run/checkpoints") / str(step + 5)).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["trian"], "no command 'trian' (did you mean train?)"),
+        (["train", "shakspeare"], "no preset 'shakspeare' (did you mean shakespeare?)"),
+        (["train", "--model.n-layers", "3"], "no flag --model.n-layers (did you mean --model.n-layer?)"),
+        (["train", "--model.n-layer", "three"], "--model.n-layer"),
+        (["train", "--model.n-layer"], "--model.n-layer"),
+        (["train", "--model.norm", "batch"], "batch"),
+        (["train", "--model.n-head", "3"], "model.n_head 3 does not divide model.n_embd 128"),
+        (["train", "--train.batch-size", "0"], "train.batch_size must be at least 1"),
+        (["train", "--model.vocab-size", "5"], "model.vocab_size 5 is smaller than the tokenizer's 96"),
+        (
+            ["train", "--data.path", "text.txt", "--model.block-size", "100000"],
+            "model.block_size 100000 needs at least 100001",
+        ),
+        (["train", "--data.path", "missing.txt"], "no such file or folder: missing.txt"),
+        (["train", "--data.path", "empty.txt"], "empty.txt is empty"),
+        (["train", "--data.path", "binary.dat"], "binary.dat is not UTF-8 text"),
+        (["train", "--data.path", "odd.bin", "--data.tokenizer", "gpt2"], "odd.bin: 3 bytes are no row of 16-bit ids"),
+        (["train", "--data.tokenizer", "nonsense"], "no tokenizer at nonsense"),
+        (["train", "gpt2"], "give one with --data.path"),
+        (["train", "--out", "text.txt"], "cannot write the run to text.txt: a file is in the way"),
+        (["train", "--out", "text.txt/run"], "cannot write the run to text.txt/run"),
+        (["train", "--out", "taken"], "taken already holds a run: go on with --resume, or replace it with --overwrite"),
+        (["train", "--resume"], "--resume needs to know the run"),
+        (["train", "--resume", "--out", "nowhere"], "no run at nowhere"),
+        (["train", "--mesh.data", "3"], "mesh.data * mesh.fsdp = 3 does not divide the 32 windows"),
+        (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
+        (["sample", ".", "--prompt", "x"], ". is no run: it has no config.json"),
+        (["sample", "--prompt", "x"], "what to work on has to come first: jaxgpt sample RUN ..."),
+        (["eval", "taken"], "taken is no run: it has no tokenizer.json"),
+        (["info", "gpt3"], "no preset 'gpt3' (did you mean gpt2?)"),
+        (["presets", "--jsn"], "no flag --jsn (did you mean --json?)"),
+        (["replay", "nowhere"], "nowhere is no recording"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:
+    Path("text.txt").write_text(TEXT)
+    Path("empty.txt").write_text("")
+    Path("binary.dat").write_bytes(b"\xff\xfe\x00\x01")
+    Path("odd.bin").write_bytes(b"123")
+    Path("taken").mkdir()
+    Path("taken/config.json").write_text("{}")
+    before = sorted(str(p) for p in Path().rglob("*"))
+    result = jaxgpt(*args)
+    assert result.code == 2
+    assert message in result.err, result.err
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+    assert sorted(str(p) for p in Path().rglob("*")) == before, "nothing is left behind"
+
+
+def test_bad_prompts(run: Path) -> None:
+    Path("prompts.txt").write_text("12\n\n13\n")
+    for args, message in [
+        (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) at position 3"),
+        (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0, not -1.0"),
+        (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0, not nan"),
+        (["--prompt", "1", "--top-p", "1.5"], "top-p must be between 0 and 1, not 1.5"),
+        (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0"),
+        (["--prompt", "1", "--max-new-tokens", "0"], "max-new-tokens must be at least 1, not 0"),
+        (["--prompt", "1", "--checkpoint", "7"], "no checkpoint '7'"),
+        (["--prompts-file", "prompts.txt"], "prompts.txt: line 2 is empty"),
+        (["--prompts-file", "none.txt"], "cannot read none.txt"),
+    ]:
+        result = jaxgpt("sample", str(run), *args)
+        assert (result.code, result.err.count("\n")) == (2, 1), args
+        assert message in result.err, result.err
+
+
+def test_overwrite_replaces_only_a_run(run: Path) -> None:
+    Path("mine").mkdir()
+    Path("mine/config.txt").write_text("precious")
+    result = jaxgpt("train", "statquest", "--out", "mine", "--overwrite")
+    assert result.code == 2
+    assert Path("mine/config.txt").read_text() == "precious"
+    for _ in range(2):
+        assert jaxgpt("train", "statquest", "--out", "run", "--overwrite").code == 0
+
+
+def test_the_reader_may_go_away(run: Path) -> None:
+    command = f"{sys.executable} -m jaxgpt presets | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+
+
+def test_no_command_is_help() -> None:
+    for args in ([], ["--help"], ["help"]):
+        assert jaxgpt(*args).out.startswith("usage: jaxgpt COMMAND")
+    assert jaxgpt("--version").out.startswith("jaxgpt 0.")
+    assert jaxgpt_process("--version").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "eval", "info", "presets", "replay"])
+def test_every_command_has_help(command: str) -> None:
+    result = jaxgpt(command, "--help")
+    assert result.code == 0
+    assert f"usage: jaxgpt {command}" in result.out

@@ -1,0 +1,78 @@
+"""The house: a room imports only rooms to its left, and importing jaxgpt touches no device."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import repository
+
+ORDER = [
+    {"config"},
+    {"presets"},
+    {"model", "data", "decoding", "parallel"},
+    {"train"},
+    {"convert"},
+    {"lm"},
+    {"study"},
+    {"cli"},
+]
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+FILES = sorted((repository() / "jaxgpt").rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(repository() / "jaxgpt").parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Rooms of jaxgpt that a file imports; imports for type checkers alone included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxgpt."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.ImportFrom) and node.module == "jaxgpt":
+            found |= {alias.name for alias in node.names if alias.name in LEVEL}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("jaxgpt.")}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
+def test_a_room_imports_only_rooms_to_its_left(path: Path) -> None:
+    if room(path) in ("__init__", "__main__"):
+        return
+    for other in imports(path) - {room(path)}:
+        assert LEVEL[other] < LEVEL[room(path)], f"{room(path)} must not import {other}"
+
+
+def test_every_room_is_in_the_order() -> None:
+    assert {room(path) for path in FILES} - {"__init__", "__main__"} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
+def test_nothing_that_runs_what_it_reads(path: Path) -> None:
+    """No pickle and its kin, no eval, no exec."""
+    tree = ast.parse(path.read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    assert not names & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+    calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not calls & {"eval", "exec", "compile", "__import__"}
+
+
+def test_importing_touches_no_device() -> None:
+    code = (
+        "import sys, jaxgpt; assert 'jax' not in sys.modules; import jaxgpt.lm; from jax._src import xla_bridge as b; "
+    )
+    code += "assert not b.backends_are_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_imports_no_jax() -> None:
+    code = "import sys; from jaxgpt.cli import main\ntry: main(['train', '--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

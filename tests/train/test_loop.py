@@ -1,0 +1,186 @@
+"""A whole run: it resumes bit for bit, stops well, and keeps what is good."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import TEXT, small_run
+
+from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
+from jaxgpt.data import Dataset, load_dataset
+from jaxgpt.train.build import Program, build
+from jaxgpt.train.checkpoint import choose, restore_params, steps, val_losses
+from jaxgpt.train.evaluate import Evaluation, evaluate, summarize
+from jaxgpt.train.loop import TrainingFailed, check_ids, fit
+from jaxgpt.train.metrics import MetricsFile, read_metrics
+from jaxgpt.train.run import Run
+
+
+class Silent:
+    def __init__(self, at: dict[int, object] | None = None) -> None:
+        self.at = at or {}
+
+    def progress(self, figures: dict[str, float]) -> None:
+        if action := self.at.get(int(figures["step"])):
+            action()  # type: ignore[operator]
+
+    def evaluated(self, step: int, result: Evaluation) -> None: ...
+
+
+def prepare(config: Config, folder: str) -> tuple[Program, Dataset, Run]:
+    Path("text.txt").write_text(TEXT)
+    data = load_dataset(config)
+    Path(folder).mkdir(exist_ok=True)
+    return build(config.with_model(vocab_size=data.tokenizer.vocab_size)), data, Run(Path(folder))
+
+
+def run(config: Config, folder: str, *, resume: bool = False, reporter: Silent | None = None):  # type: ignore[no-untyped-def]
+    program, data, directory = prepare(config, folder)
+    return fit(program, data, directory, reporter or Silent(), resume, None)
+
+
+def same_bits(a: object, b: object) -> bool:
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
+
+
+def without_times(path: Path) -> list[dict[str, float]]:
+    return [
+        {k: v for k, v in line.items() if k not in ("elapsed_seconds", "tokens_per_second")}
+        for line in read_metrics(path)
+    ]
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=1), MeshConfig(data=2, fsdp=2)], ids=["one", "mesh"])
+def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
+    """With dropout, accumulation, Muon, an average of the weights, and a cut in the middle of an epoch."""
+    config = small_run(steps=10, eval_every=5, accumulation=2)
+    config = replace(config, mesh=mesh, optim=OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9)).with_model(
+        dropout=0.2
+    )
+    straight = run(config, "straight")
+    # The cut run believes that it is as long as the other one, and is interrupted.
+    cut = run(config, "cut", reporter=Silent({6: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert cut.interrupted
+    assert 5 < int(cut.state.step) < 10
+    resumed = run(config, "cut", resume=True)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert resumed.evaluation == straight.evaluation
+
+
+def test_a_run_writes_its_checkpoints_and_figures() -> None:
+    run(small_run(), "out")
+    losses = val_losses(Path("out/checkpoints"))
+    assert steps(Path("out/checkpoints")) == [4, 8]
+    lines = list(read_metrics(Path("out/metrics.jsonl")))
+    assert [line["step"] for line in lines if "loss" in line] == list(range(8))
+    assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
+    assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[0])
+    assert lines[-2]["tokens"] == 8 * 8 * 16
+    assert lines[0]["loss"] > lines[-2]["loss"]
+
+
+def test_best_and_last_are_kept() -> None:
+    """A rate that ruins the model: the first evaluation stays the best, and its checkpoint stays."""
+    config = replace(
+        small_run(steps=12, eval_every=2), optim=OptimConfig(learning_rate=3.0, grad_clip=0.0, warmup_steps=5)
+    )
+    run(config, "out")
+    folder = Path("out/checkpoints")
+    losses = {m["step"]: m["val_loss"] for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
+    best = min(losses, key=losses.__getitem__)
+    assert best < 8, "or this test shows nothing"
+    assert steps(folder) == [best, 10, 12]
+    assert (choose(folder, "best"), choose(folder, "last"), choose(folder, "10")) == (best, 12, 10)
+    with pytest.raises(UserError, match="no checkpoint '11'"):
+        choose(folder, "11")
+
+
+def test_a_step_that_was_cut_off_is_passed_over() -> None:
+    run(small_run(), "out")
+    Path("out/checkpoints/9").mkdir()
+    Path("out/checkpoints/8/commit_success.txt").unlink()
+    assert steps(Path("out/checkpoints")) == [4]
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        choose(Path("nowhere"), "last")
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    config = small_run()
+    run(config, "out")
+    other, _, _ = prepare(config.with_model(n_embd=32), "other")
+    with pytest.raises(UserError, match="cannot be read as a checkpoint of this run") as error:
+        restore_params(Path("out/checkpoints"), 8, other.abstract_state.params, ema=False)
+    assert "\n" not in str(error.value)
+
+
+def test_saved_every_so_many_steps() -> None:
+    run(small_run(steps=7, eval_every=100, checkpoint_every=3), "out")
+    assert steps(Path("out/checkpoints")) == [6, 7]
+
+
+def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Program.step
+
+    def bad(self: Program, state, windows):  # type: ignore[no-untyped-def]
+        state, metrics = step(self, state, windows)
+        return state, metrics | ({"loss": jax.numpy.nan} if int(state.step) == 7 else {})
+
+    monkeypatch.setattr(Program, "step", bad)
+    with pytest.raises(TrainingFailed, match="loss is nan at step 6: stopped, the checkpoint of step 4 is kept"):
+        run(small_run(), "out")
+    assert steps(Path("out/checkpoints")) == [4]
+    assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_run(), "out", reporter=Silent({1: twice}))
+
+
+def test_ids_beyond_the_vocabulary() -> None:
+    with pytest.raises(TrainingFailed, match="id 17 in the batch of step 3 is beyond the vocabulary of 17"):
+        check_ids(np.array([[1, 17]]), 17, 3)
+
+
+def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        {"step": 3, "loss": 1.0},
+        {"step": 4, "val_loss": 2.0},
+        {"step": 4, "loss": 3.0},
+        {"step": 5, "val_loss": 1.0},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
+    file = MetricsFile(path, resume_step=4)
+    file.write(step=4, loss=0.5, grad_norm=float("nan"))
+    file.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [*lines[:2], {"step": 4, "loss": 0.5}]
+
+
+def test_standard_error_is_of_the_windows_means() -> None:
+    result = summarize(np.array([2.0, 4.0, 6.0]), np.array([2, 2, 2]))
+    assert (result.loss, result.windows, result.tokens) == (2.0, 3, 6)
+    np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
+
+
+def test_evaluation_does_not_depend_on_the_batch() -> None:
+    losses = []
+    for size, mesh in ((1, 1), (3, 1), (8, 4)):
+        config = replace(small_run(eval_batch_size=size), mesh=MeshConfig(data=mesh))
+        program, data, _ = prepare(config, "out")
+        losses.append(evaluate(program, program.init().params, data.val))
+    np.testing.assert_allclose([r.loss for r in losses], losses[0].loss, rtol=1e-6)
+    assert {r.windows for r in losses} == {losses[0].windows}

@@ -1,0 +1,180 @@
+"""Laws of one update."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make, random_ids, small
+
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.train.build import Program, build, make_apply_fn
+from jaxgpt.train.loss import cross_entropy, token_count
+from jaxgpt.train.step import eval_step, gradients, stream
+
+
+def program(model: str = "gpt2", *, mesh: MeshConfig | None = None, optim: dict | None = None, **train) -> Program:  # type: ignore[type-arg, no-untyped-def]
+    dropout = train.pop("dropout", 0.0)
+    settings = {"batch_size": 8, "steps": 10} | train
+    config = Config(
+        model=small(model, block_size=8, dropout=dropout),
+        optim=OptimConfig(**({"warmup_steps": 2} | (optim or {}))),
+        train=TrainConfig(**settings),
+        mesh=mesh or MeshConfig(data=1),
+    )
+    return build(config)
+
+
+def windows(p: Program, seed: int = 0) -> np.ndarray:
+    return np.asarray(random_ids(p.config.model, (p.config.train.batch_size, 9), seed))
+
+
+def train(p: Program, steps: int) -> tuple[list[float], object]:
+    state, losses = p.init(), []
+    for step in range(steps):
+        state, metrics = p.step(state, p.put(windows(p, step)))
+        losses.append(float(metrics["loss"]))
+    return losses, jax.device_get(state)
+
+
+def test_loss_is_the_one_of_the_textbook() -> None:
+    logits, targets = jnp.array([[[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]]), jnp.array([[1, 2]])
+    losses = cross_entropy(logits, targets)
+    np.testing.assert_allclose(losses[0], [np.log(3), np.log(np.exp([1, 2, 3]).sum()) - 3], rtol=1e-6)
+    np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, targets), rtol=1e-6)
+
+
+def test_a_negative_target_does_not_count() -> None:
+    logits, targets = jnp.ones((1, 3, 4)), jnp.array([[1, -1, 2]])
+    assert cross_entropy(logits, targets)[0, 1] == 0
+    assert token_count(targets) == 2
+
+
+def test_uncounted_windows_change_no_evaluation() -> None:
+    config = small("gpt2", block_size=8)
+    model, params = make(config)
+    rows = random_ids(config, (2, 9))
+    sums, counts = eval_step(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]), apply_fn=make_apply_fn(model))
+    assert (sums[2], counts[2]) == (0, 0)
+    np.testing.assert_allclose(sums[:2], eval_step(params, rows, apply_fn=make_apply_fn(model))[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [2, 4, 8])
+def test_accumulation_equals_one_batch(accumulation: int) -> None:
+    """Also where the pieces have different numbers of tokens: sums are divided once."""
+    config = small("gpt2", block_size=8)
+    model, params = make(config)
+    rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
+
+    def apply_fn(params, tokens, key):  # type: ignore[no-untyped-def]
+        return make_apply_fn(model)(params, jnp.maximum(tokens, 0), key)
+
+    loss, grads = gradients(params, rows, None, apply_fn, 1)
+    loss_a, grads_a = gradients(params, rows, None, apply_fn, accumulation)
+    np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(grads_a), jax.tree.leaves(grads), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_state_out_is_like_state_in(name: str) -> None:
+    p = program("modern", optim={"name": name, "ema_decay": 0.9}, accumulation=2, dropout=0.1)
+    before = p.init()
+    described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
+    after, _ = p.step(before, p.put(windows(p)))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), after) == described
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract_state) == described
+
+
+def test_the_state_is_donated() -> None:
+    p = program()
+    state = p.init()
+    leaf = state.params["wte"]["embedding"]
+    p.step(state, p.put(windows(p)))
+    assert leaf.is_deleted()
+
+
+def test_one_program_for_all_steps() -> None:
+    p = program(dropout=0.1)
+    train(p, 4)
+    assert p._step._cache_size() == 1
+
+
+def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
+    losses = [train(program(dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
+    assert losses[0] == losses[1] != losses[2]
+    streams = [stream(1, "dropout", 0), stream(1, "dropout", 1), stream(1, "init", 0), stream(2, "dropout", 0)]
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in streams}) == 4
+
+
+def test_the_average_of_the_weights() -> None:
+    p = program(optim={"ema_decay": 0.75})
+    state = p.init()
+    first = jax.device_get(state.params["wte"]["embedding"])
+    state, _ = p.step(state, p.put(windows(p)))
+    expected = 0.75 * first + 0.25 * state.params["wte"]["embedding"]
+    np.testing.assert_allclose(state.ema["wte"]["embedding"], expected, rtol=1e-6)
+
+
+MESHES = [
+    MeshConfig(data=2),
+    MeshConfig(data=8),
+    MeshConfig(data=1, fsdp=8),
+    MeshConfig(data=1, tensor=4),
+    MeshConfig(data=2, fsdp=2, tensor=2),
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda m: f"{m.data}x{m.fsdp}x{m.tensor}")
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_every_mesh_has_the_losses_of_one_device(mesh: MeshConfig, name: str) -> None:
+    settings = {"optim": {"name": name}, "accumulation": 1}
+    alone, state = train(program("modern", **settings), 5)
+    split, state_split = train(program("modern", mesh=mesh, **settings), 5)
+    np.testing.assert_allclose(split, alone, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(state_split), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-3 if name == "muon" else 2e-4)
+
+
+def test_accumulation_and_dropout_on_a_mesh() -> None:
+    settings = {"accumulation": 2, "dropout": 0.2, "batch_size": 16}
+    alone, _ = train(program("gpt2", **settings), 4)
+    split, _ = train(program("gpt2", mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
+    np.testing.assert_allclose(split, alone, rtol=1e-5)
+
+
+def test_weights_and_moments_are_really_split() -> None:
+    p = program("gpt2", mesh=MeshConfig(data=1, fsdp=4, tensor=2))
+    state = p.init()
+
+    def share(tree: object) -> float:
+        leaves = jax.tree.leaves(tree)
+        return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
+
+    # Kernels are split 8 ways; 17 ids, norms and biases are not, or less so.
+    assert share(state.params) < 0.25
+    assert share(state.opt_state) < 0.25
+    kernel = state.params["h_0"]["mlp"]["up_proj"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (kernel.shape[0] // 4, kernel.shape[1] // 2)
+
+
+def test_bfloat16_computes_near_float32() -> None:
+    exact, _ = train(program("modern"), 3)
+    rough, state = train(program("modern", compute_dtype="bfloat16"), 3)
+    np.testing.assert_allclose(rough, exact, rtol=0.02)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+
+
+def test_remat_trains_alike() -> None:
+    plain, _ = train(program("modern"), 3)
+    for remat in ("dots", "full"):
+        np.testing.assert_allclose(train(program("modern", remat=remat), 3)[0], plain, rtol=1e-5)
+
+
+def test_replaced_weights_are_where_training_starts() -> None:
+    p = program()
+    _, params = make(p.config.model, seed=5)
+    state = p.start_from(params)
+    assert (state.params["wte"]["embedding"] == params["wte"]["embedding"]).all()
