@@ -41,6 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="takes minutes: --long runs it"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A program that a test before has compiled is not compiled again."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Texts and recordings for tests, which the repository does not hold."""
