@@ -22,6 +22,7 @@ from jaxgpt.train.step import TrainState
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 FORMAT = 1
+WRITE_BYTES = 1 << 24  # of weights on their way to the disk at once, where memory is short
 MARKERS = ("commit_success.txt", "_CHECKPOINT_METADATA", "params/_METADATA")
 
 
@@ -58,7 +59,9 @@ class Checkpoints:
     def save(self, state: TrainState, val_loss: float | None, metadata: Mapping[str, Any]) -> None:
         """Write a state in the background; the state may be used up at once. Raises RuntimeError if it was refused."""
         step = int(state.step)
-        parts = {"params": state.params, "opt_state": state.opt_state}
+        parts = {"params": state.params}
+        if state.opt_state is not None:  # an imported model has none
+            parts["opt_state"] = state.opt_state
         if state.ema is not None:
             parts["ema"] = state.ema
         metrics = None if val_loss is None else {"val_loss": val_loss}
@@ -71,6 +74,16 @@ class Checkpoints:
     def wait(self) -> None:
         """Until everything is on disk."""
         self._checkpointer.wait()
+
+
+def save_params(directory: Path, params: Any, metadata: Mapping[str, Any]) -> None:
+    """Weights that come from elsewhere as the checkpoint of step 0, written with little memory besides them."""
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(params))
+    options = ocp.Context()
+    options.memory.write_concurrent_bytes = max(largest, WRITE_BYTES)
+    options.memory.deepcopy_host_arrays = False  # nobody changes them meanwhile
+    with options, Checkpoints(directory) as checkpoints:
+        checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), None, metadata)
 
 
 def steps(directory: Path) -> list[int]:
