@@ -17,6 +17,7 @@ from jaxgpt.config import UserError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+BLOCK = 1 << 22  # numbers that are read from a file at once
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -57,20 +58,29 @@ class Weights:
                 raise UserError(f"tensor {name} is missing: {path / INDEX} says that {place} has it")
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as float32."""
-        # Opened anew each time: the pages that a long-lived mapping has touched would count as memory of ours.
-        with _opened(self.tensors[name].file) as f:
-            value: np.ndarray = f.get_tensor(name)
-        return value.astype(np.float32, copy=False)
+        """One tensor as float32.
 
-    def same(self, one: str, other: str, rows: int = 4096) -> bool:
-        """Whether two matrices hold the same numbers, compared some rows at a time."""
+        Raises:
+            UserError: it holds numbers that are not finite.
+        """
+        stored = self.tensors[name]
+        out = np.empty(stored.shape, np.float32)
+        for block in _blocks(stored.shape):
+            # Opened anew for each block: the pages that a long-lived mapping has touched would count as memory of ours.
+            with _opened(stored.file) as f:
+                out[block] = f.get_slice(name)[block]
+            if not np.isfinite(out[block]).all():
+                raise UserError(f"{stored.file}: tensor {name} holds numbers that are not finite")
+        return out
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two matrices hold the same numbers, compared a block at a time."""
         a, b = self.tensors[one], self.tensors[other]
         if a.shape != b.shape:
             return False
-        for start in range(0, a.shape[0], rows):
+        for block in _blocks(a.shape):
             with _opened(a.file) as f, _opened(b.file) as g:
-                if not np.array_equal(f.get_slice(one)[start : start + rows], g.get_slice(other)[start : start + rows]):
+                if not np.array_equal(f.get_slice(one)[block], g.get_slice(other)[block]):
                     return False
         return True
 
@@ -210,6 +220,12 @@ def _opened(file: Path) -> Iterator[Any]:
     except (SafetensorError, OSError) as e:
         reason = " ".join(str(e).split())[:200]
         raise UserError(f"{file} is cut off or no safetensors file ({reason}): fetch it again") from None
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    rows = max(1, BLOCK // max(1, int(np.prod(shape[1:]))))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
 
 
 def _more(names: list[str]) -> str:

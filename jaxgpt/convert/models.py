@@ -52,7 +52,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "") -> Converted:
     Raises:
         UserError: something is missing, of another shape or type, or not computed here; it is named.
     """
-    family, model, form, weights = _describe_source(source)
+    family, model, form, weights = describe_source(source)
     words = _tokenizer(source, tokenizer, model)
     if words.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {words.vocab_size} ids, its model only {model.vocab_size}")
@@ -105,14 +105,20 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         before, parameters = probe(config.model, params), _count(params)
         del params
         gc.collect()
-        _, back, back_form, weights = _describe_source(folder)
+        _, back, back_form, weights = describe_source(folder)
         change = largest_change(before, probe(back, load_weights(weights, back, back_form)))
         if not change <= TOLERANCE:
             raise RuntimeError(f"the exported model's logits differ by {change:.2e}: nothing was written")
     return Converted(values["model_type"], parameters, change)
 
 
-def _describe_source(source: Path) -> tuple[str, ModelConfig, Format, Weights]:
+def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
+    """The config and the weights of a folder that `import_model` would take, and how its tensors are named."""
+    _, model, form, weights = describe_source(source)
+    return model, load_weights(weights, model, form), form
+
+
+def describe_source(source: Path) -> tuple[str, ModelConfig, Format, Weights]:
     """Which family a folder holds, its config in our words, and its tensors, not read yet."""
     if not source.is_dir():
         raise UserError(f"{source} is no folder: one with config.json and safetensors is expected")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.gpt2 import NANOGPT_TABLE, PREFIX
-from jaxgpt.convert.tensors import expand, leaf_shapes, nest, tensor_shape, to_leaves
+from jaxgpt.convert.tensors import from_arrays
 from jaxgpt.convert.weights import BUFFERS, HEAD, Format
 
 NANOGPT = Format(NANOGPT_TABLE, PREFIX, f"{PREFIX}wte.weight")
@@ -112,20 +112,8 @@ def params_from_nanogpt(tensors: Mapping[str, np.ndarray], config: ModelConfig) 
         UserError: a tensor is missing, left over or of another shape; its name is said.
     """
     left = {k: v for k, v in tensors.items() if not k.endswith(BUFFERS)}
-    shapes = leaf_shapes(config)
-    leaves: dict[str, np.ndarray] = {}
-    for row in expand(NANOGPT.table, config):
-        if row.name not in left:
-            raise UserError(f"tensor {row.name} is missing")
-        value, shape = left.pop(row.name), tensor_shape(row, shapes)
-        if value.shape != shape:
-            raise UserError(f"tensor {row.name} has the shape {value.shape}, {shape} is expected")
-        parts = to_leaves(row, np.asarray(value, np.float32), shapes)
-        leaves |= {path: np.ascontiguousarray(part) for path, part in parts.items()}
-    params = nest(leaves.items())
     head = left.pop(HEAD, None)
+    params = from_arrays(NANOGPT.table, left, config)
     if head is not None and not np.array_equal(head, params["wte"]["embedding"]):
         raise UserError(f"tensor {HEAD} differs from {NANOGPT.tied}: nanoGPT ties them")
-    if left:
-        raise UserError(f"tensor {min(left)} is not one of nanoGPT's{f' (and {len(left) - 1} more)' if left else ''}")
     return params

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.train.build import abstract_params
 
 
@@ -50,8 +50,6 @@ def expand(table: Table, config: ModelConfig) -> list[Tensor]:
             leaves = tuple(leaf.format(layer) for leaf in row.leaves)
             if all(leaf in shapes for leaf in leaves):
                 rows.append(row._replace(name=row.name.format(layer), leaves=leaves))
-    covered = {leaf for row in rows for leaf in row.leaves}
-    assert covered == set(shapes), f"no row of the table has {sorted(set(shapes) - covered)}"
     return rows
 
 
@@ -76,6 +74,25 @@ def to_tensor(row: Tensor, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
     # A transposed view would be written row by row in the wrong order.
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
+
+
+def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
+    """Tensors in memory as our tree (as much of it as the table has).
+
+    Raises:
+        UserError: a tensor is missing, left over or of another shape; its name is said.
+    """
+    left, shapes, leaves = dict(tensors), leaf_shapes(config), {}
+    for row in expand(table, config):
+        if row.name not in left:
+            raise UserError(f"tensor {row.name} is missing")
+        value, shape = left.pop(row.name), tensor_shape(row, shapes)
+        if value.shape != shape:
+            raise UserError(f"tensor {row.name} has the shape {value.shape}, {shape} is expected")
+        leaves |= {path: np.ascontiguousarray(part, np.float32) for path, part in to_leaves(row, value, shapes).items()}
+    if left:
+        raise UserError(f"tensor {min(left)} is left over, the model has no such weight")
+    return nest(leaves.items())
 
 
 def flatten(tree: Any) -> dict[str, Any]:

@@ -71,10 +71,8 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
     leaves: dict[str, jax.Array] = {}
     for row in rows:
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
-            if not np.isfinite(leaf).all():
-                raise UserError(f"{weights.path}: tensor {names[row.name]} holds numbers that are not finite")
-            # Waited for, and copied: a transfer under way, or a view, would hold on to the whole tensor.
-            leaves[path] = jax.block_until_ready(jax.device_put(np.array(leaf, order="C"), device))
+            # Waited for, and contiguous: a transfer under way, or a view, would hold on to the whole tensor.
+            leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), device))
     return nest((path, leaves[path]) for path in shapes)
 
 
