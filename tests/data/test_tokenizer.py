@@ -14,7 +14,7 @@ from jaxgpt.data.tokenizer import SubwordTokenizer, _byte_level, _byte_vocab, _c
 DATA = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 GPT2 = DATA / "gpt2-bpe"
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 20
-ODD = st.text(st.one_of(st.characters(), st.sampled_from(" \n\r\t\x1c\x85\u00a0!a1'’")), max_size=60)
+ODD = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from(" \n\r\t\x1c\x85\u00a0!a1'’")), max_size=60)
 
 
 def gpt2():
@@ -24,7 +24,7 @@ def gpt2():
 
 
 def trained():
-    return make_tokenizer("bpe", WORDS, 300, 0)
+    return make_tokenizer("bpe", WORDS, 280, 0)
 
 
 KINDS = {"byte": lambda: make_tokenizer("byte", "", 0, 0), "bpe": trained, "gpt2": gpt2}
@@ -43,7 +43,7 @@ def test_round_trip(kind):
     tokenizer = KINDS[kind]()
 
     @settings(max_examples=150, deadline=None)
-    @given(ODD.filter(lambda text: text.isprintable() or text.encode("utf-8", "ignore").decode() == text))
+    @given(ODD)
     def check(text):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -70,7 +70,7 @@ def test_tokenizer_json_round_trip(kind, tmp_path):
 
 def test_bpe_has_the_size_asked_for_and_shortens():
     tokenizer = trained()
-    assert tokenizer.vocab_size == 300
+    assert tokenizer.vocab_size == 280
     assert len(tokenizer.encode(WORDS)) < len(WORDS) / 1.5
     with pytest.raises(UserError, match="257"):
         make_tokenizer("bpe", WORDS, 100, 0)
