@@ -28,7 +28,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
         UserError: no such repository or revision, not allowed, or offline and not in the cache.
     """
     repo = ALIASES.get(name, name)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         raise UserError(f"{name} is neither a folder nor a name on the hub (owner/name)")
     from huggingface_hub import errors, snapshot_download
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.files import SINGLE, Weights, building, read_json
 from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, save_weights
+from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.lm import load
@@ -71,7 +70,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "") -> Converted:
         again = folder / SINGLE
         save_weights(again, params, model, form)
         del params
-        gc.collect()
+        release()
         after = probe(model, load_weights(Weights(again), model, form))
         again.unlink()
     return Converted(family, parameters, largest_change(before, after))
@@ -104,7 +103,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         save_weights(folder / SINGLE, params, model, form)
         before, parameters = probe(config.model, params), _count(params)
         del params
-        gc.collect()
+        release()
         _, back, back_form, weights = describe_source(folder)
         change = largest_change(before, probe(back, load_weights(weights, back, back_form)))
         if not change <= TOLERANCE:

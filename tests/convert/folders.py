@@ -24,9 +24,7 @@ TEXT = "To be, or not to be: that is the question.\n"
 def tensors_of(table, config, seed=0):
     """Random tensors under the names of a table."""
     rng, shapes = np.random.default_rng(seed), leaf_shapes(config)
-    return {
-        row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)
-    }
+    return {row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)}
 
 
 def hf_folder(path, config=SMALL, seed=0):

@@ -95,7 +95,9 @@ def test_a_difference_is_no_success(tmp_path, monkeypatch):
     monkeypatch.setattr(
         models,
         "save_weights",
-        lambda path, params, *rest: wrong(path, params | {"wpe": {"embedding": params["wpe"]["embedding"] * 1.01}}, *rest),
+        lambda path, params, *rest: wrong(
+            path, params | {"wpe": {"embedding": params["wpe"]["embedding"] * 1.01}}, *rest
+        ),
     )
     with pytest.raises(RuntimeError, match="differ"):
         export_model(run, tmp_path / "hf")

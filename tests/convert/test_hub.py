@@ -5,7 +5,7 @@ import shutil
 import huggingface_hub
 import pytest
 from folders import hf_folder
-from huggingface_hub import errors
+from huggingface_hub import constants, errors
 
 from jaxgpt.config import UserError
 from jaxgpt.convert.hub import PATTERNS, fetch_model
@@ -30,8 +30,8 @@ def cache(tmp_path, monkeypatch):
     refs = root / "models--someone--tiny" / "refs"
     refs.mkdir()
     (refs / "main").write_text(COMMIT)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(root))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
     real = huggingface_hub.snapshot_download
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: real(*a, cache_dir=root, **k))
 

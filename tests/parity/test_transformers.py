@@ -138,7 +138,5 @@ def test_capture(case, ours):
         seen = jaxgpt.study.capture(lm, ids)
     assert len(seen.hidden) == config.n_layer + 1
     assert len(seen.attentions) == config.n_layer
-    for mine, other in zip(
-        (*seen.hidden, *seen.attentions), (*theirs.hidden_states, *theirs.attentions), strict=True
-    ):
+    for mine, other in zip((*seen.hidden, *seen.attentions), (*theirs.hidden_states, *theirs.attentions), strict=True):
         assert np.abs(np.asarray(mine) - other.numpy()).max() < 1e-5
