@@ -82,7 +82,8 @@ def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelCo
     Raises:
         UserError: a tensor is missing, left over or of another shape; its name is said.
     """
-    left, shapes, leaves = dict(tensors), leaf_shapes(config), {}
+    left, shapes = dict(tensors), leaf_shapes(config)
+    leaves: dict[str, np.ndarray] = {}
     for row in expand(table, config):
         if row.name not in left:
             raise UserError(f"tensor {row.name} is missing")

@@ -12,7 +12,7 @@ from jaxgpt.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "convert"))
 
-from folders import SMALL, TEXT, hf_folder, run_folder  # noqa: E402
+from folders import SMALL, TEXT, hf_folder, run_folder
 
 
 def test_import_and_export(tmp_path, capsys):
