@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +37,8 @@ class Tensor(NamedTuple):
 Table = tuple[Tensor, ...]
 
 
-def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+@lru_cache(maxsize=32)
+def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The shape of every leaf of a model's weights, by path."""
     return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
 
