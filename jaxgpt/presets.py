@@ -76,6 +76,141 @@ def statquest() -> Config:
     )
 
 
+def numpy_minimal() -> Config:
+    """The decoder that one writes first in NumPy: one head, no biases, post-norm dividing by (std + 1e-5), ReLU.
+
+    The original has neither embedding nor head: `GPT.apply(..., method="stack")` is all of it. Both are added to train.
+
+    Command: python train.py numpy-minimal
+    Expect: about 2 in two minutes on 2 cores (an estimate: no whole run is on record)
+    """
+    return Config(
+        model=ModelConfig(
+            block_size=64,
+            n_layer=2,
+            n_head=1,
+            n_embd=64,
+            positions="sinusoidal",
+            norm="stdnorm",
+            norm_position="post",
+            norm_affine=False,
+            final_norm=False,
+            activation="relu",
+            bias=False,
+            attn_proj=False,
+            init_std=0.1,
+        ),
+        data=DataConfig(dataset="python", train_fraction=0.95),
+        optim=_adamw(warmup_steps=50),
+        train=TrainConfig(steps=500, batch_size=32, eval_every=250, prompt="def ", sample_tokens=200),
+    )
+
+
+def torch_decoder() -> Config:
+    """Six post-norm layers as torch's modules make them: sinusoids, ReLU, 8 heads, biases everywhere, 512 wide.
+
+    The study notes call it with `TransformerDecoderLayer(x, memory=None)`, which torch refuses: a decoder's layer without
+    anything to attend to across is `TransformerEncoderLayer` under a causal mask, and that is what this is.
+
+    Command: python train.py torch-decoder
+    Expect: hours on 2 cores, minutes on a GPU; the loss falls from the first steps (no whole run is on record)
+    """
+    return Config(
+        model=ModelConfig(
+            block_size=128,
+            n_layer=6,
+            n_head=8,
+            n_embd=512,
+            positions="sinusoidal",
+            norm_position="post",
+            activation="relu",
+            tie_embeddings=False,
+            head_bias=True,
+            dropout=0.1,
+        ),
+        data=DataConfig(dataset="python", train_fraction=0.95),
+        optim=OptimConfig(learning_rate=3e-4, min_lr=0.0, schedule="linear", warmup_steps=100, beta2=0.98),
+        train=TrainConfig(steps=2000, batch_size=32, eval_every=500, prompt="def ", sample_tokens=200),
+    )
+
+
+def gpt2_style() -> Config:
+    """GPT-2's block from torch's modules: pre-norm, learned positions, exact GELU, and an untied head with a bias.
+
+    Command: python train.py gpt2-style
+    Expect: about 2 in two minutes on 2 cores (an estimate: no whole run is on record)
+    """
+    return Config(
+        model=ModelConfig(
+            block_size=128,
+            n_layer=4,
+            n_head=4,
+            n_embd=128,
+            activation="gelu",
+            tie_embeddings=False,
+            head_bias=True,
+        ),
+        data=DataConfig(dataset="python", train_fraction=0.95),
+        optim=_adamw(warmup_steps=50),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=150, prompt="def ", sample_tokens=200),
+    )
+
+
+def llama_tiny() -> Config:
+    """Llama's block, small: RMSNorm, RoPE, SwiGLU, two heads of keys and values for four of queries, no biases.
+
+    Command: python train.py llama-tiny
+    Expect: about 1.8 in two minutes on 2 cores (an estimate: no whole run is on record)
+    """
+    return Config(
+        model=ModelConfig(
+            block_size=128,
+            n_layer=4,
+            n_head=4,
+            n_kv_head=2,
+            n_embd=128,
+            n_inner=344,
+            positions="rope",
+            norm="rmsnorm",
+            mlp="gated",
+            activation="silu",
+            bias=False,
+        ),
+        data=DataConfig(dataset="python", train_fraction=0.95),
+        optim=_adamw(warmup_steps=50),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=150, prompt="def ", sample_tokens=200),
+    )
+
+
+def modern() -> Config:
+    """Our own small-model recipe with all its options: a sliding window and a soft cap on the logits besides.
+
+    Command: python train.py modern
+    Expect: below 1.5, in two minutes on 2 cores (training loss 1.49 at step 120 of 300, no whole run is on record)
+    """
+    model = _modern(n_layer=4, n_head=4, n_embd=128, block_size=128)
+    return Config(
+        model=replace(model, sliding_window=64, logit_softcap=15.0),
+        data=DataConfig(dataset="python", train_fraction=0.95),
+        optim=_muon(warmup_steps=50),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=100, prompt="def ", sample_tokens=400),
+    )
+
+
+def finetune() -> Config:
+    """Go on from a model that was imported or trained, on a text of one's own; the model is that run's.
+
+    Command: python train.py finetune --init-from RUN --data.path my.txt
+    Expect: a validation loss below the one that `jaxgpt eval RUN --data.path my.txt` gives
+    """
+    return Config(
+        model=_gpt2(12, 12, 768).model,  # what stands here until a run is named
+        data=DataConfig(dataset="none", tokenizer="gpt2"),
+        optim=OptimConfig(learning_rate=1e-4, min_lr=0.0, schedule="linear", warmup_steps=20, beta2=0.95),
+        train=TrainConfig(steps=200, batch_size=8, eval_every=50),
+    )
+
+
 def nanogpt_cpu() -> Config:
     """nanoGPT's CPU recipe, setting for setting (karpathy/nanoGPT, README, as of 2025-11).
 
@@ -146,6 +281,12 @@ _FUNCTIONS: tuple[Callable[[], Config], ...] = (
     python_char,
     shakespeare,
     statquest,
+    numpy_minimal,
+    torch_decoder,
+    gpt2_style,
+    llama_tiny,
+    modern,
+    finetune,
     nanogpt_cpu,
     nanogpt_gpu,
     gpt2,
@@ -209,6 +350,13 @@ def _muon(*, warmup_steps: int) -> OptimConfig:
         warmup_steps=warmup_steps,
         beta2=0.95,
         weight_decay=0.0,
+    )
+
+
+def _adamw(*, warmup_steps: int) -> OptimConfig:
+    """AdamW down to zero along a line."""
+    return OptimConfig(
+        learning_rate=3e-3, min_lr=0.0, schedule="linear", warmup_steps=warmup_steps, beta2=0.95, weight_decay=0.1
     )
 
 

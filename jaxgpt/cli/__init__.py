@@ -14,8 +14,11 @@ COMMANDS = {
     "eval": "the loss of a run on its whole validation split, or on another text",
     "info": "parameters, FLOPs and bytes of a run or a preset",
     "presets": "the presets, with what to expect of each",
+    "import": "a run from a model of transformers or nanoGPT: a folder, or a name on the hub",
+    "export": "a run as a folder that transformers reads",
     "replay": "another trainer's recorded run, row by row",
 }
+FILES = {"import": "import_"}  # where a command's name is a word of Python's own
 USAGE = "usage: jaxgpt COMMAND ...\n\n" + "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
 USAGE += "\n\njaxgpt COMMAND --help tells more of each.\n"
 
@@ -35,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise UserError(f"no command {name!r}{did_you_mean(name, COMMANDS)}: one of {', '.join(COMMANDS)}")
-        return importlib.import_module(f"jaxgpt.cli.{name}").run(rest)
+        return importlib.import_module(f"jaxgpt.cli.{FILES.get(name, name)}").run(rest)
     except UserError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 2

@@ -74,4 +74,7 @@ def _merged(modules: dict[str, int]) -> list[tuple[str, int]]:
             rows.append((f"h_0 .. h_{len(layers) - 1}, each", count))
         elif name.startswith("h_0/") or not re.match(r"h_\d+(/|$)", name):
             rows.append((name, count))
+        if name == "h_0/attn/v_proj":
+            packed = sum(modules[f"h_0/attn/{q}_proj"] for q in "qkv")
+            rows.append(("h_0/attn/(q, k, v: c_attn)", packed))  # GPT-2 keeps the three in one matrix
     return rows

@@ -24,6 +24,7 @@ class Args:
     out: str = ""  # folder of the run; empty: a fresh one under runs/
     resume: bool = False  # go on with the run in --out, from its last checkpoint
     overwrite: bool = False  # replace the run in --out
+    init_from: str = ""  # a run whose model, weights and tokenizer this one begins with; empty: fresh weights
 
 
 def run(args: Sequence[str]) -> int:
@@ -32,6 +33,8 @@ def run(args: Sequence[str]) -> int:
     out = _value(flags, "--out")
     if "--resume" in flags:
         base = _resumed(out, name)
+    if init_from := _value(flags, "--init-from"):
+        base = _begun(base, init_from)
     options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
     parsed = parse(Args, flags, PROG, _help(base.preset), Args(**options))
     config = replace(base, **{f: getattr(parsed, f) for f in options})
@@ -39,6 +42,14 @@ def run(args: Sequence[str]) -> int:
         raise UserError("a resumed run keeps its model and its data: leave out those flags, or start a run of its own")
     if parsed.resume and parsed.overwrite:
         raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
+    if base.preset == "finetune" and not (parsed.init_from or parsed.resume):
+        raise UserError("finetune goes on from a model that exists: name it with --init-from RUN")
+    if parsed.init_from:
+        from jaxgpt.train.start import check_start
+
+        check_start(base.model, config.model)
+        if parsed.resume:
+            raise UserError("--resume goes on with a run's own weights, --init-from begins with another's: choose one")
     return _train(config, parsed)
 
 
@@ -52,9 +63,17 @@ def _train(config: Config, args: Args) -> int:
     from jaxgpt.train.loop import fit
     from jaxgpt.train.plot import plot_losses
     from jaxgpt.train.run import describe, new_run, open_run
+    from jaxgpt.train.start import cropped
 
     old = open_run(Path(args.out)) if args.resume else None
-    data = load_dataset(config, None if old is None else old.tokenizer())
+    tokenizer, params = None, None
+    if old is not None:
+        tokenizer = old.tokenizer()
+    elif args.init_from:
+        from jaxgpt.lm import load
+
+        _, params, tokenizer = load(args.init_from)
+    data = load_dataset(config, tokenizer)
     if not config.model.vocab_size:
         config = config.with_model(vocab_size=data.tokenizer.vocab_size)
     program = build(config)
@@ -65,9 +84,10 @@ def _train(config: Config, args: Args) -> int:
     else:
         directory = old
     describe(directory, config, data.tokenizer)
+    start = None if params is None else program.start_from(cropped(params, config.model))
 
     with Report(program, data, directory) as reporter:
-        outcome = fit(program, data, directory, reporter, args.resume, None)
+        outcome = fit(program, data, directory, reporter, args.resume, start)
     plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
     if outcome.interrupted:
         step = int(outcome.state.step)
@@ -86,6 +106,15 @@ def _resumed(out: str, name: str) -> Config:
     if name and name != config.preset:
         raise UserError(f"{out} is a run of the preset {config.preset!r}, not of {name!r}")
     return config
+
+
+def _begun(base: Config, init_from: str) -> Config:
+    """A preset with the model of a run that exists; its tokenizer is that run's too."""
+    from jaxgpt.train.run import open_run
+
+    path = Path(init_from)
+    model = open_run(path).config().model
+    return replace(base, model=model, data=replace(base.data, tokenizer=str(path / "tokenizer.json")))
 
 
 def _remove(path: Path) -> None:

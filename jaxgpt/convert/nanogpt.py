@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.convert.files import Weights
+from jaxgpt.convert.gpt2 import NANOGPT_TABLE, PREFIX
+from jaxgpt.convert.tensors import from_arrays
+from jaxgpt.convert.weights import BUFFERS, HEAD, Format
+
+NANOGPT = Format(NANOGPT_TABLE, PREFIX, f"{PREFIX}wte.weight")
 
 # A recipe's settings and the least that each can be.
 RECIPE = {
@@ -76,62 +82,38 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
     )
 
 
+def model_from_options(options: Mapping[str, Any], weights: Weights, where: str) -> ModelConfig:
+    """The model of a nanoGPT checkpoint, from its settings; what they leave open, its tensors tell.
+
+    Args:
+        options: a recipe.json, or the `model_args` of a checkpoint, written as config.json.
+        weights: the tensors.
+        where: said in errors.
+
+    Raises:
+        UserError: a setting of the model is missing or cannot work.
+    """
+    values: dict[str, Any] = {}
+    for name in ("n_layer", "n_head", "n_embd", "block_size"):
+        values[name] = options.get(name)
+        if type(values[name]) is not int or values[name] < 1:
+            raise UserError(f"{where}: {name} must be a whole number of at least 1, not {values[name]!r}")
+    shapes = {name.removeprefix("_orig_mod."): tensor.shape for name, tensor in weights.tensors.items()}
+    vocab_size = options.get("vocab_size") or shapes.get(NANOGPT.tied, (0,))[0]
+    bias = options.get("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes)
+    dropout = options.get("dropout", 0.0)
+    return ModelConfig(**values, vocab_size=vocab_size, bias=bias, dropout=dropout, activation="gelu")
+
+
 def params_from_nanogpt(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
     """Weights under nanoGPT's names as our tree.
 
     Raises:
         UserError: a tensor is missing, left over or of another shape; its name is said.
     """
-    left = {k: v for k, v in tensors.items() if not k.endswith((".attn.bias", ".attn.masked_bias"))}  # mask buffers
-    N, H, D, F = config.n_head, config.head_width, config.n_embd, config.mlp_width
-
-    def take(name: str, *shape: int) -> np.ndarray:
-        if name not in left:
-            raise UserError(f"tensor {name} is missing")
-        value = left.pop(name)
-        if value.shape != shape:
-            raise UserError(f"tensor {name} has the shape {value.shape}, {shape} is expected")
-        return np.ascontiguousarray(value, np.float32)
-
-    def linear(
-        name: str, n_in: int, n_out: int, shape: tuple[int, ...], bias: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        out = {"kernel": np.ascontiguousarray(take(f"{name}.weight", n_out, n_in).T).reshape(shape)}
-        if config.bias:
-            out["bias"] = take(f"{name}.bias", n_out).reshape(bias)
-        return out
-
-    def norm(name: str) -> dict[str, np.ndarray]:
-        return {"scale": take(f"{name}.weight", D)} | ({"bias": take(f"{name}.bias", D)} if config.bias else {})
-
-    def attention(name: str) -> dict[str, Any]:
-        packed = linear(f"{name}.c_attn", D, 3 * D, (D, 3, N, H), (3, N, H))
-        parts = {
-            f"{q}_proj": {"kernel": packed["kernel"][:, i]} | ({"bias": packed["bias"][i]} if config.bias else {})
-            for i, q in enumerate("qkv")
-        }
-        return parts | {"o_proj": linear(f"{name}.c_proj", D, D, (N, H, D), (D,))}
-
-    root = "transformer."
-    params: dict[str, Any] = {
-        "wte": {"embedding": take(f"{root}wte.weight", config.vocab_size, D)},
-        "wpe": {"embedding": take(f"{root}wpe.weight", config.block_size, D)},
-        "ln_f": norm(f"{root}ln_f"),
-    }
-    for layer in range(config.n_layer):
-        h = f"{root}h.{layer}"
-        params[f"h_{layer}"] = {
-            "ln_1": norm(f"{h}.ln_1"),
-            "attn": attention(f"{h}.attn"),
-            "ln_2": norm(f"{h}.ln_2"),
-            "mlp": {
-                "up_proj": linear(f"{h}.mlp.c_fc", D, F, (D, F), (F,)),
-                "down_proj": linear(f"{h}.mlp.c_proj", F, D, (F, D), (D,)),
-            },
-        }
-    head = left.pop("lm_head.weight", None)
+    left = {k: v for k, v in tensors.items() if not k.endswith(BUFFERS)}
+    head = left.pop(HEAD, None)
+    params = from_arrays(NANOGPT.table, left, config)
     if head is not None and not np.array_equal(head, params["wte"]["embedding"]):
-        raise UserError("tensor lm_head.weight differs from transformer.wte.weight: nanoGPT ties them")
-    if left:
-        raise UserError(f"tensor {min(left)} is not one of nanoGPT's{f' (and {len(left) - 1} more)' if left else ''}")
+        raise UserError(f"tensor {HEAD} differs from {NANOGPT.tied}: nanoGPT ties them")
     return params

@@ -130,6 +130,7 @@ class SubwordTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._cuttable = _may_cut(tokenizer.to_str())
         self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
 
     @property
@@ -141,7 +142,8 @@ class SubwordTokenizer:
         return self._eos
 
     def encode(self, text: str) -> np.ndarray:
-        pieces = self._tokenizer.encode_batch(_cut(text), add_special_tokens=False)
+        texts = _cut(text) if self._cuttable else [text]
+        pieces = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return np.concatenate([np.array(p.ids, np.int32) for p in pieces] or [np.zeros(0, np.int32)])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -285,13 +287,26 @@ def _with_eos(tokenizer: Any) -> SubwordTokenizer:
 
 
 def _cut(text: str, size: int = 1 << 16) -> list[str]:
-    """Pieces that a byte-level BPE encodes apart as it would together: each but the first begins with a white-space
-    character after one that is none, where GPT-2's pattern always ends a word."""
+    """Pieces that a byte-level BPE encodes apart as it would together: each but the first begins with a space after a
+    character that is no white space, where the patterns of GPT-2, Llama 3 and Qwen always begin a word. (A line's end
+    would not do: theirs may belong to the punctuation before it.)"""
     pieces, start = [], 0
     while len(text) - start > size:
-        cut = start + size
-        while cut < len(text) and not (text[cut].isspace() and not text[cut - 1].isspace()):
-            cut += 1
+        cut = text.find(" ", start + size)
+        while cut > 0 and text[cut - 1].isspace():
+            cut = text.find(" ", cut + 1)
+        if cut < 0:
+            break
         pieces.append(text[start:cut])
         start = cut
     return [*pieces, text[start:]] if start < len(text) else pieces
+
+
+def _may_cut(tokenizer_json: str) -> bool:
+    """Whether pieces may be encoded apart: bytes of words found by a pattern, and nothing put before a text."""
+    data = json.loads(tokenizer_json)
+    splitter = data.get("pre_tokenizer") or {}
+    steps = splitter.get("pretokenizers", [splitter])
+    patterns = all(step.get("type") in ("Split", "ByteLevel") and not step.get("add_prefix_space") for step in steps)
+    splits = any(step.get("type") == "Split" or step.get("use_regex") for step in steps)
+    return patterns and splits and (data.get("normalizer") or {}).get("type") in (None, "NFC")

@@ -58,7 +58,9 @@ class Checkpoints:
     def save(self, state: TrainState, val_loss: float | None, metadata: Mapping[str, Any]) -> None:
         """Write a state in the background; the state may be used up at once. Raises RuntimeError if it was refused."""
         step = int(state.step)
-        parts = {"params": state.params, "opt_state": state.opt_state}
+        parts = {"params": state.params}
+        if state.opt_state is not None:  # an imported model has none
+            parts["opt_state"] = state.opt_state
         if state.ema is not None:
             parts["ema"] = state.ema
         metrics = None if val_loss is None else {"val_loss": val_loss}
@@ -71,6 +73,16 @@ class Checkpoints:
     def wait(self) -> None:
         """Until everything is on disk."""
         self._checkpointer.wait()
+
+
+def save_params(directory: Path, params: Any, metadata: Mapping[str, Any]) -> None:
+    """Weights that come from elsewhere as the checkpoint of step 0, written with little memory besides them."""
+    options = ocp.Context()
+    # Written as they are, from where they are: compressing copies them first, and saves 8 % of random numbers.
+    options.array.saving.use_compression = False
+    options.memory.deepcopy_host_arrays = False  # nobody changes them meanwhile
+    with options, Checkpoints(directory) as checkpoints:
+        checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), None, metadata)
 
 
 def steps(directory: Path) -> list[int]:

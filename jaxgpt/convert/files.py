@@ -1,0 +1,232 @@
+"""Safetensors read and written one tensor at a time, so that a model never lies in memory twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.config import UserError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+BLOCK = 1 << 22  # numbers that are read from a file at once
+FLOATS = ("F32", "F16", "BF16")
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, not read yet."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Weights:
+    """The tensors of a folder, or of one `.safetensors` file.
+
+    Attributes:
+        path: the folder or file.
+        tensors: by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read headers only.
+
+        Raises:
+            UserError: no safetensors there, cut off, or an index that does not fit its files or names one elsewhere.
+        """
+        self.path = path
+        self.tensors: dict[str, Stored] = {}
+        files, promised = _find(path)
+        for file in files:
+            with _opened(file) as f:
+                for name in f.keys():  # noqa: SIM118 - not a mapping
+                    if name in self.tensors:
+                        raise UserError(f"tensor {name} is in both {self.tensors[name].file.name} and {file.name}")
+                    piece = f.get_slice(name)
+                    self.tensors[name] = Stored(file, piece.get_dtype(), tuple(piece.get_shape()))
+        for name, place in promised.items():
+            if name not in self.tensors or self.tensors[name].file.name != place:
+                raise UserError(f"tensor {name} is missing: {path / INDEX} says that {place} has it")
+
+    def read(self, name: str) -> np.ndarray:
+        """One tensor as float32.
+
+        Raises:
+            UserError: it holds numbers that are not finite.
+        """
+        stored = self.tensors[name]
+        out = np.empty(stored.shape, np.float32)
+        for block in _blocks(stored.shape):
+            # Opened anew for each block: the pages that a long-lived mapping has touched would count as memory of ours.
+            with _opened(stored.file) as f:
+                out[block] = f.get_slice(name)[block]
+            if not np.isfinite(out[block]).all():
+                raise UserError(f"{stored.file}: tensor {name} holds numbers that are not finite")
+        return out
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two matrices hold the same numbers, compared a block at a time."""
+        a, b = self.tensors[one], self.tensors[other]
+        if a.shape != b.shape:
+            return False
+        for block in _blocks(a.shape):
+            with _opened(a.file) as f, _opened(b.file) as g:
+                if not np.array_equal(f.get_slice(one)[block], g.get_slice(other)[block]):
+                    return False
+        return True
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
+        """Every tensor that is expected, of its shape and of a type that float32 can hold, and no other.
+
+        Raises:
+            UserError: with the first name that is missing, left over, or not what it should be.
+        """
+        missing = [name for name in shapes if name not in self.tensors]
+        if missing:
+            raise UserError(
+                f"{self.path}: tensor {missing[0]} of shape {shapes[missing[0]]} is missing{_more(missing)}"
+            )
+        extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
+        if extra:
+            raise UserError(f"{self.path}: tensor {extra[0]} is left over, the model has no such weight{_more(extra)}")
+        for name, shape in shapes.items():
+            stored = self.tensors[name]
+            if stored.shape != shape:
+                raise UserError(f"{stored.file}: tensor {name} has the shape {stored.shape}, {shape} is expected")
+            if stored.dtype not in FLOATS:
+                raise UserError(
+                    f"{stored.file}: tensor {name} is of type {stored.dtype}, one of {', '.join(FLOATS)} is expected"
+                )
+
+
+def write_safetensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, np.ndarray]]
+) -> None:
+    """Write float32 tensors one after the other, in the order of `shapes`; only one of them has to exist at a time.
+
+    The format: the header's length as 8 bytes, the header as JSON, the numbers (huggingface/safetensors, README).
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * int(np.prod(shape, dtype=np.int64))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for name, value in tensors:
+            assert value.shape == shapes[name], name
+            assert value.dtype == np.float32, name
+            assert value.flags.c_contiguous, name
+            assert f.tell() == 8 + len(text) + header[name]["data_offsets"][0], name
+            f.write(value.data)
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        UserError: not there, or something else.
+    """
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{path}: not valid JSON ({e})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected an object, found {type(value).__name__}")
+    return value
+
+
+@contextmanager
+def building(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that takes its place if all went well, and is gone if not.
+
+    Raises:
+        UserError: something stands at `target`, or nothing can be written there.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"{target} is there already: choose another name, or remove it")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as e:
+        raise UserError(f"cannot write to {target.parent}: {e.strerror}") from None
+    with room:
+        folder = Path(room.name) / target.name
+        folder.mkdir()
+        yield folder
+        if target.is_dir():
+            target.rmdir()
+        folder.rename(target)
+
+
+def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The safetensors files of a folder, and which of them an index says a tensor is in."""
+    if path.is_file():
+        _refuse_pickle(path)
+        return [path], {}
+    if (path / SINGLE).is_file():
+        return [path / SINGLE], {}
+    if (path / INDEX).is_file():
+        places = read_json(path / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places or not all(isinstance(p, str) for p in places.values()):
+            raise UserError(f"{path / INDEX}: weight_map must say for every tensor which file has it")
+        for place in places.values():
+            # By name alone: in the hub's cache the files themselves are links to elsewhere.
+            if Path(place).name != place or "\\" in place or not place.endswith(".safetensors"):
+                raise UserError(f"{path / INDEX}: {place!r} is no safetensors file in this folder: refused")
+        return [path / place for place in sorted(set(places.values()))], places
+    found = sorted(path.glob("*.safetensors"))
+    if len(found) == 1:
+        return found, {}
+    if found:
+        raise UserError(f"{path} has {len(found)} safetensors files and no {INDEX}: which belong together is not known")
+    for file in sorted(path.iterdir()):
+        _refuse_pickle(file)
+    raise UserError(f"{path} has no weights: {SINGLE}, or shards and their {INDEX}, are expected")
+
+
+def _refuse_pickle(path: Path) -> None:
+    if path.suffix in PICKLES:
+        raise UserError(
+            f"{path} is a pickle, which can run code when it is read: refused; where torch is installed, "
+            f"save it as safetensors (safetensors.torch.save_model, or save_pretrained)"
+        )
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        raise UserError(f"{file} is missing")
+    try:
+        with safe_open(file, "numpy") as f:
+            yield f
+    except (SafetensorError, OSError) as e:
+        reason = " ".join(str(e).split())[:200]
+        raise UserError(f"{file} is cut off or no safetensors file ({reason}): fetch it again") from None
+
+
+def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    rows = max(1, BLOCK // max(1, int(np.prod(shape[1:]))))
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

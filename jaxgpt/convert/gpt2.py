@@ -1,0 +1,124 @@
+"""Hugging Face's GPT-2: `GPT2LMHeadModel`. Its Conv1D holds W as (in, out), its q, k and v lie side by side in `c_attn`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.convert.options import ACTIVATIONS, Options, require
+from jaxgpt.convert.tensors import Table, Tensor
+
+PREFIX = "transformer."
+_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
+def _table(output_first: bool) -> Table:
+    def attention(part: str) -> tuple[str, ...]:
+        return tuple(f"h_{{}}/attn/{q}_proj/{part}" for q in "qkv")
+
+    def matrix(name: str, *leaves: str, n_in: int = 1) -> Tensor:
+        return Tensor(f"{PREFIX}h.{{}}.{name}.weight", leaves, n_in, output_first)
+
+    def vector(name: str, *leaves: str) -> Tensor:
+        return Tensor(f"{PREFIX}h.{{}}.{name}", leaves)
+
+    return (
+        Tensor(f"{PREFIX}wte.weight", ("wte/embedding",), 1),
+        Tensor(f"{PREFIX}wpe.weight", ("wpe/embedding",), 1),
+        vector("ln_1.weight", "h_{}/ln_1/scale"),
+        vector("ln_1.bias", "h_{}/ln_1/bias"),
+        matrix("attn.c_attn", *attention("kernel")),
+        vector("attn.c_attn.bias", *attention("bias")),
+        matrix("attn.c_proj", "h_{}/attn/o_proj/kernel", n_in=2),
+        vector("attn.c_proj.bias", "h_{}/attn/o_proj/bias"),
+        vector("ln_2.weight", "h_{}/ln_2/scale"),
+        vector("ln_2.bias", "h_{}/ln_2/bias"),
+        matrix("mlp.c_fc", "h_{}/mlp/up_proj/kernel"),
+        vector("mlp.c_fc.bias", "h_{}/mlp/up_proj/bias"),
+        matrix("mlp.c_proj", "h_{}/mlp/down_proj/kernel"),
+        vector("mlp.c_proj.bias", "h_{}/mlp/down_proj/bias"),
+        Tensor(f"{PREFIX}ln_f.weight", ("ln_f/scale",)),
+        Tensor(f"{PREFIX}ln_f.bias", ("ln_f/bias",)),
+        Tensor("lm_head.weight", ("lm_head/kernel",), 1, output_first=True),
+    )
+
+
+TABLE = _table(output_first=False)
+NANOGPT_TABLE = _table(output_first=True)  # the same names over torch's Linear
+
+
+def config_from_hf(options: Options) -> ModelConfig:
+    """Their config.json as ours. Their defaults are those of GPT2Config."""
+    o = options
+    dropout = {name: o.number(name, 0.1) for name in _DROPOUTS}
+    if len(set(dropout.values())) > 1:
+        raise o.refuse(", ".join(_DROPOUTS), list(dropout.values()), "they must be equal")
+    # It says in which type scores are computed: float32, which is what we do always.
+    o.skip("reorder_and_upcast_attn")
+    o.skip("n_ctx", *(f"summary_{x}" for x in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
+    return ModelConfig(
+        vocab_size=o.integer("vocab_size", 50257),
+        block_size=o.integer("n_positions", 1024),
+        n_layer=o.integer("n_layer", 12),
+        n_head=o.integer("n_head", 12),
+        n_embd=o.integer("n_embd", 768),
+        n_inner=o.integer("n_inner", 0),
+        activation=o.choice("activation_function", ACTIVATIONS, "gelu_new"),  # type: ignore[arg-type]
+        norm_eps=o.number("layer_norm_epsilon", 1e-5),
+        tie_embeddings=o.flag("tie_word_embeddings", True),
+        scale_attn_weights=o.flag("scale_attn_weights", True),
+        scale_attn_by_inverse_layer_idx=o.flag("scale_attn_by_inverse_layer_idx", False),
+        dropout=dropout["resid_pdrop"],
+    )
+
+
+def adapt(config: ModelConfig) -> ModelConfig:
+    """The same function as a GPT-2 that has all biases, gains and offsets (those that ours lacks are zeros and ones).
+
+    Raises:
+        UserError: a setting that GPT-2 does not have; it is named.
+    """
+    if not config.tie_embeddings and config.head_bias:
+        raise UserError("model.head_bias True cannot be said in a gpt2 config.json: its head has no bias")
+    if config.n_head * config.head_width != config.n_embd:
+        raise UserError(
+            f"model.head_dim {config.head_dim} cannot be said in a gpt2 config.json: its heads share n_embd evenly"
+        )
+    require(
+        config,
+        "gpt2",
+        positions="learned",
+        norm="layernorm",
+        norm_position="pre",
+        final_norm=True,
+        qk_norm=False,
+        mlp="plain",
+        attn_proj=True,
+        kv_heads=config.n_head,
+        logit_softcap=0.0,
+        sliding_window=0,
+    )
+    return replace(config, bias=True, norm_affine=True, n_kv_head=0, head_dim=0)
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """A config that `adapt` returned, as their config.json."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.block_size,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_inner": config.n_inner or None,
+        "activation_function": config.activation,
+        "layer_norm_epsilon": config.norm_eps,
+        "initializer_range": config.init_std,
+        "scale_attn_weights": config.scale_attn_weights,
+        "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
+        "reorder_and_upcast_attn": False,
+        "tie_word_embeddings": config.tie_embeddings,
+        "use_cache": True,
+    } | dict.fromkeys(_DROPOUTS, config.dropout)

@@ -1,0 +1,120 @@
+"""Tables between our tree of weights and another system's flat list of tensors: one table, read in both directions.
+
+A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `Tensor` says which leaves lie in it, side by side along its output
+axis. Our kernels carry heads as axes of their own and are input-first; theirs are matrices, and torch's output-first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.train.build import abstract_params
+
+
+class Tensor(NamedTuple):
+    """One row of a table; `{}` in names stands for the layer.
+
+    Attributes:
+        name: theirs.
+        leaves: ours, in the order in which they lie in it.
+        n_in: how many leading axes of each leaf are its input; 0: a vector, which has none.
+        output_first: whether the matrix is stored as (out, in), as torch's Linear does.
+    """
+
+    name: str
+    leaves: tuple[str, ...]
+    n_in: int = 0
+    output_first: bool = False
+
+
+Table = tuple[Tensor, ...]
+
+
+@lru_cache(maxsize=32)
+def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """The shape of every leaf of a model's weights, by path."""
+    return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
+
+
+def expand(table: Table, config: ModelConfig) -> list[Tensor]:
+    """The table for one model: a row for each layer, without rows whose leaves it does not have."""
+    shapes = leaf_shapes(config)
+    rows = []
+    for row in table:
+        for layer in range(config.n_layer) if "{}" in row.name else (0,):
+            leaves = tuple(leaf.format(layer) for leaf in row.leaves)
+            if all(leaf in shapes for leaf in leaves):
+                rows.append(row._replace(name=row.name.format(layer), leaves=leaves))
+    return rows
+
+
+def tensor_shape(row: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of their tensor."""
+    matrices = [_matrix_shape(shapes[leaf], row.n_in) for leaf in row.leaves]
+    shape = (*matrices[0][:-1], sum(m[-1] for m in matrices))
+    return shape[::-1] if row.output_first else shape
+
+
+def to_leaves(row: Tensor, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Cut their tensor into our leaves; views where that is possible."""
+    matrix = tensor.T if row.output_first else tensor
+    widths = [_matrix_shape(shapes[leaf], row.n_in)[-1] for leaf in row.leaves]
+    parts = np.split(matrix, np.cumsum(widths)[:-1], axis=-1)
+    return {leaf: part.reshape(shapes[leaf]) for leaf, part in zip(row.leaves, parts, strict=True)}
+
+
+def to_tensor(row: Tensor, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Join our leaves into their tensor, contiguous float32."""
+    matrices = [leaves[leaf].reshape(_matrix_shape(leaves[leaf].shape, row.n_in)) for leaf in row.leaves]
+    matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
+    # A transposed view would be written row by row in the wrong order.
+    return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
+
+
+def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
+    """Tensors in memory as our tree (as much of it as the table has).
+
+    Raises:
+        UserError: a tensor is missing, left over or of another shape; its name is said.
+    """
+    left, shapes = dict(tensors), leaf_shapes(config)
+    leaves: dict[str, np.ndarray] = {}
+    for row in expand(table, config):
+        if row.name not in left:
+            raise UserError(f"tensor {row.name} is missing")
+        value, shape = left.pop(row.name), tensor_shape(row, shapes)
+        if value.shape != shape:
+            raise UserError(f"tensor {row.name} has the shape {value.shape}, {shape} is expected")
+        leaves |= {path: np.ascontiguousarray(part, np.float32) for path, part in to_leaves(row, value, shapes).items()}
+    if left:
+        raise UserError(f"tensor {min(left)} is left over, the model has no such weight")
+    return nest(leaves.items())
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """Leaves of nested dicts by their paths."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/".join(key.key for key in path): leaf for path, leaf in leaves}
+
+
+def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Nested dicts of leaves by their paths."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves:
+        *rooms, name = path.split("/")
+        node = tree
+        for room in rooms:
+            node = node.setdefault(room, {})
+        node[name] = leaf
+    return tree
+
+
+def _matrix_shape(shape: tuple[int, ...], n_in: int) -> tuple[int, ...]:
+    return (math.prod(shape[:n_in]), math.prod(shape[n_in:])) if n_in else (math.prod(shape),)

@@ -1,0 +1,125 @@
+"""Weights of a described model, from files into our tree and back, a tensor at a time; and the certificate of the two."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.convert.files import Weights, write_safetensors
+from jaxgpt.convert.tensors import Table, expand, flatten, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.model import GPT
+
+HEAD = "lm_head.weight"
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # masks and constants that older files hold
+STRAY = "_orig_mod."  # what torch.compile puts before names
+
+
+class Format(NamedTuple):
+    """How a family of models names its tensors.
+
+    Attributes:
+        table: ours and theirs.
+        prefix: before most names; files may leave it out.
+        tied: the name of the token embedding, which a tied head repeats.
+    """
+
+    table: Table
+    prefix: str
+    tied: str
+
+
+def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
+    """Whether files hold a model, before anything of it is read.
+
+    Returns:
+        For each name in the table, the name in the files.
+
+    Raises:
+        UserError: a tensor is missing, left over, or not of its shape or type; or a tied head that is none.
+    """
+    shapes = leaf_shapes(config)
+    bare = not any(_plain(name).startswith(form.prefix) for name in weights.tensors)
+    stored = {_plain(name): name for name in weights.tensors}
+
+    def find(name: str) -> str:
+        name = name.removeprefix(form.prefix) if bare else name
+        return stored.get(name, name)
+
+    rows = expand(form.table, config)
+    names = {row.name: find(row.name) for row in rows}
+    tied = names[form.tied] if config.tie_embeddings and HEAD in stored else ""
+    expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
+    weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[HEAD]))
+    if tied and not weights.same(stored[HEAD], tied):
+        raise UserError(f"{weights.path}: tensor {HEAD} differs from {tied}, though the model's head is tied to it")
+    return names
+
+
+def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
+    """The tree of a model's weights, on the first device. At any time one tensor of theirs is in memory besides it."""
+    names = check_weights(weights, config, form)
+    shapes = leaf_shapes(config)
+    # The largest first: what has to lie in memory twice does so while there is little else.
+    rows = sorted(expand(form.table, config), key=lambda row: -np.prod(tensor_shape(row, shapes)))
+    device = jax.devices()[0]
+    leaves: dict[str, jax.Array] = {}
+    for row in rows:
+        for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
+            # Waited for, and contiguous: a transfer under way, or a view, would hold on to the whole tensor.
+            leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), device))
+    return nest((path, leaves[path]) for path in shapes)
+
+
+def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
+    """Write a tree of weights as a model of `config`, whose gains, biases and gates the tree may lack."""
+    rows, shapes = expand(form.table, config), leaf_shapes(config)
+    ours = flatten(params)
+
+    def tensors() -> Iterator[tuple[str, np.ndarray]]:
+        for row in rows:
+            yield row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
+
+    write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors())
+
+
+def probe(config: ModelConfig, params: Any) -> np.ndarray:
+    """Logits on some ids, always the same: `[1, T, V]`, float32."""
+    length = min(config.block_size, 32)
+    tokens_BT = np.random.Generator(np.random.Philox(0)).integers(0, config.vocab_size, (1, length), np.int32)
+    forward: Callable[..., Any] = jax.jit(lambda p, tokens: GPT(config).apply({"params": p}, tokens))
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(forward(params, jnp.asarray(tokens_BT)))
+
+
+def largest_change(before: np.ndarray, after: np.ndarray) -> float:
+    """The largest difference between two sets of logits."""
+    return float(np.abs(before - after).max())
+
+
+def release() -> None:
+    """Give memory that is free back to the system; glibc keeps what smaller arrays leave, and it would count as ours."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:
+    if path in ours:
+        return np.asarray(ours[path], np.float32)
+    gate = path.replace("/gate_proj/", "/up_proj/")
+    if gate != path:
+        return np.asarray(ours[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) u
+    return np.full(shapes[path], float(path.endswith("/scale")), np.float32)
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(STRAY)

@@ -1,0 +1,84 @@
+"""import, export, finetune and info, as a person calls them."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgpt.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "convert"))
+
+from folders import SMALL, TEXT, hf_folder, run_folder
+
+
+def test_import_and_export(tmp_path, capsys):
+    hf_folder(tmp_path / "hf")
+    run, out = str(tmp_path / "run"), str(tmp_path / "out")
+    assert main(["import", str(tmp_path / "hf"), run]) == 0
+    assert "logits change by at most 0.0e+00" in capsys.readouterr().out
+    assert main(["export", run, out, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["family"] == "gpt2"
+    assert figures["max_logit_change"] < 1e-5
+    assert main(["import", str(tmp_path / "hf"), run]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["info", run]) == 0
+    assert main(["sample", run, "--prompt", "a", "--max-new-tokens", "3"]) == 0
+    assert main(["import", str(tmp_path / "hf"), run, "--revision", "x"]) == 2
+
+
+def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "base", SMALL)
+    (tmp_path / "my.txt").write_text(TEXT * 40)
+    start = ["finetune", "--init-from", "base", "--data.path", "my.txt", "--train.sample-tokens", "0"]
+    flags = [
+        "--train.steps",
+        "1",
+        "--optim.learning-rate",
+        "1e-30",
+        "--optim.weight-decay",
+        "0",
+        "--model.block-size",
+        "8",
+    ]
+    with jax.numpy_dtype_promotion("standard"):
+        assert main(["train", *start, *flags, "--out", "tuned"]) == 0
+    import jaxgpt
+
+    old, new = jaxgpt.load("base"), jaxgpt.load("tuned")
+    np.testing.assert_array_equal(old.params["wte"]["embedding"], new.params["wte"]["embedding"])
+    np.testing.assert_array_equal(old.params["wpe"]["embedding"][:8], new.params["wpe"]["embedding"])
+    assert new.config.model.block_size == 8
+    assert new.tokenizer.encode(TEXT).tolist() == old.tokenizer.encode(TEXT).tolist()
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data.path", "my.txt"], "--init-from RUN"),
+        (["--init-from", "nowhere", "--data.path", "my.txt"], "no run at nowhere"),
+        (["--init-from", "base", "--data.path", "my.txt", "--model.n-layer", "7"], "model.n_layer is 2"),
+        (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "knows 16 positions"),
+    ],
+)
+def test_finetune_says_what_is_wrong(tmp_path, capsys, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "base", SMALL)
+    (tmp_path / "my.txt").write_text(TEXT * 40)
+    assert main(["train", "finetune", *flags]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_info_has_the_figures_of_the_notes(capsys):
+    assert main(["info", "gpt2"]) == 0
+    out = capsys.readouterr().out
+    for figure in (38_597_376, 786_432, 1_771_776, 590_592, 2_362_368, 4_722_432, 124_439_808):
+        assert f"{figure:,}" in out

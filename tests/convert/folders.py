@@ -1,0 +1,60 @@
+"""Folders of other systems, small and made here without torch."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from jaxgpt.config import Config, DataConfig, ModelConfig
+from jaxgpt.convert import gpt2, llama
+from jaxgpt.convert.nanogpt import NANOGPT
+from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape
+from jaxgpt.data.tokenizer import CharTokenizer, make_tokenizer
+from jaxgpt.train.checkpoint import save_params
+from jaxgpt.train.run import Run, describe
+
+SMALL = ModelConfig(vocab_size=300, block_size=16, n_layer=2, n_head=2, n_embd=8)
+LLAMA = replace(
+    SMALL, positions="rope", norm="rmsnorm", mlp="gated", activation="silu", bias=False, n_kv_head=1, n_inner=12
+)
+TEXT = "To be, or not to be: that is the question.\n"
+
+
+def tensors_of(table, config, seed=0):
+    """Random tensors under the names of a table."""
+    rng, shapes = np.random.default_rng(seed), leaf_shapes(config)
+    return {row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)}
+
+
+def hf_folder(path, config=SMALL, seed=0):
+    """What transformers would have written."""
+    family = llama if config.positions == "rope" else gpt2
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(family.config_to_hf(config)))
+    (path / "tokenizer.json").write_text(make_tokenizer("byte", "", 0, 0).to_json())
+    save_file(tensors_of(family.TABLE, config, seed), path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def nanogpt_folder(path, bias=False):
+    path.mkdir()
+    config = replace(SMALL, vocab_size=len(set(TEXT)), bias=bias, activation="gelu")
+    save_file(tensors_of(NANOGPT.table, config), path / "init.safetensors")
+    recipe = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": bias, "text": "text.txt"}
+    (path / "text.txt").write_text(TEXT)
+    (path / "recipe.json").write_text(json.dumps(recipe))
+    return path, config
+
+
+def run_folder(path, model, seed=0):
+    """A character model's run with random weights, gains and biases among them."""
+    from jaxgpt.convert.tensors import nest
+
+    rng, tokenizer = np.random.default_rng(seed), CharTokenizer(TEXT)
+    model = replace(model, vocab_size=tokenizer.vocab_size)
+    leaves = {p: rng.normal(float(p.endswith("scale")), 0.3, s) for p, s in leaf_shapes(model).items()}
+    path.mkdir()
+    describe(Run(path), Config(preset="test", model=model, data=DataConfig(dataset="none")), tokenizer)
+    save_params(path / "checkpoints", nest((p, v.astype(np.float32)) for p, v in leaves.items()), {})
+    return path

@@ -1,0 +1,119 @@
+"""Runs become folders that transformers reads: strict, the same logits, the same text."""
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from folders import LLAMA, SMALL, TEXT, run_folder
+
+import jaxgpt
+import jaxgpt.convert.models as models
+from jaxgpt.config import UserError
+from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.presets import preset
+
+MODELS = {
+    "gpt2": SMALL,
+    "nanogpt": replace(SMALL, bias=False, activation="gelu"),
+    "bare norms": replace(SMALL, bias=False, norm_affine=False, activation="relu2", tie_embeddings=False),
+    "by layer": replace(SMALL, scale_attn_by_inverse_layer_idx=True, n_inner=20),
+    "llama": LLAMA,
+    "llama, biases": replace(LLAMA, bias=True, n_kv_head=0, tie_embeddings=False, norm_affine=False),
+    "llama3": replace(LLAMA, rope_factor=4.0, rope_original_context=8, rope_theta=100.0),
+    "qwen3": replace(LLAMA, qk_norm=True, head_dim=6),
+    "window": replace(LLAMA, qk_norm=True, sliding_window=3),
+    "python-char": preset("python-char").with_model(n_embd=16, n_layer=2).model,
+    "relu2": replace(LLAMA, mlp="plain", activation="relu2"),
+}
+REFUSED = {
+    "head_bias": (replace(SMALL, tie_embeddings=False, head_bias=True), "head_bias"),
+    "post": (replace(SMALL, norm_position="post"), "norm_position 'post'"),
+    "sinusoids": (replace(SMALL, positions="sinusoidal"), "positions 'sinusoidal'"),
+    "softcap": (replace(LLAMA, logit_softcap=5.0), "logit_softcap"),
+    "window": (replace(LLAMA, sliding_window=5), "sliding_window"),
+    "plain": (replace(LLAMA, mlp="plain"), "mlp 'plain'"),
+    "no projection": (replace(SMALL, attn_proj=False), "attn_proj"),
+    "groups": (replace(SMALL, n_kv_head=1), "kv_heads"),
+}
+
+
+def forward(lm, ids):
+    return np.asarray(jaxgpt.GPT(lm.config.model).apply({"params": lm.params}, jnp.asarray(ids, jnp.int32)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_it(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    run = run_folder(tmp_path / "run", MODELS[name])
+    assert export_model(run, tmp_path / "hf").max_logit_change < 1e-5
+    lm = jaxgpt.load(run)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, attn_implementation="eager"
+    )
+    assert not any(report.values()), report
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert words(TEXT).input_ids == lm.tokenizer.encode(TEXT).tolist()
+    assert words.decode(words(TEXT).input_ids) == TEXT
+
+    ids = np.array([words(TEXT).input_ids[:16]])
+    with torch.no_grad():
+        theirs = model.eval()(torch.tensor(ids)).logits.numpy()
+    assert np.abs(forward(lm, ids) - theirs).max() < 1e-5
+    prompt = words("To be", return_tensors="pt")
+    out = model.generate(**prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    mine = jaxgpt.generate(lm, ["To be"], max_new_tokens=8, temperature=0)[0]
+    assert words.decode(out[0]) == "To be" + mine.text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "python-char"])
+def test_there_and_back(tmp_path, name):
+    run = run_folder(tmp_path / "run", MODELS[name])
+    export_model(run, tmp_path / "hf")
+    import_model(tmp_path / "hf", tmp_path / "again")
+    one, two = jaxgpt.load(run), jaxgpt.load(tmp_path / "again")
+    ids = np.arange(16)[None]
+    np.testing.assert_allclose(forward(one, ids), forward(two, ids), atol=1e-6)
+    assert two.tokenizer.encode(TEXT).tolist() == one.tokenizer.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_counterpart_is_named(tmp_path, name):
+    model, message = REFUSED[name]
+    run = run_folder(tmp_path / "run", model)
+    with pytest.raises(UserError, match=message):
+        export_model(run, tmp_path / "hf")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_difference_is_no_success(tmp_path, monkeypatch):
+    """The certificate is read from the files: a writer that is wrong is found out, and leaves nothing."""
+    run = run_folder(tmp_path / "run", SMALL)
+    wrong = models.save_weights
+    monkeypatch.setattr(
+        models,
+        "save_weights",
+        lambda path, params, *rest: wrong(
+            path, params | {"wpe": {"embedding": params["wpe"]["embedding"] * 1.01}}, *rest
+        ),
+    )
+    with pytest.raises(RuntimeError, match="differ"):
+        export_model(run, tmp_path / "hf")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_end_tokens_are_written(tmp_path):
+    run = run_folder(tmp_path / "run", replace(SMALL, vocab_size=0))
+    from jaxgpt.data.tokenizer import make_tokenizer
+
+    (run / "tokenizer.json").write_text(make_tokenizer("bpe", TEXT * 5, 270, 0).to_json())
+    config = json.loads((run / "config.json").read_text())
+    eos = make_tokenizer("bpe", TEXT * 5, 270, 0).eos_id
+    assert eos == 0
+    export_model(run, tmp_path / "hf")
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "hf" / name).read_text())["eos_token_id"] == eos
+    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+    assert config["model"]["vocab_size"] > 0

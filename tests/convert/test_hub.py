@@ -1,0 +1,99 @@
+"""Names on the hub: the cache, the pinned commit, one line for each thing that can go wrong. No network is touched."""
+
+import shutil
+
+import huggingface_hub
+import pytest
+from folders import hf_folder
+from huggingface_hub import constants, errors
+
+from jaxgpt.config import UserError
+from jaxgpt.convert.hub import PATTERNS, fetch_model
+from jaxgpt.convert.models import import_model
+from jaxgpt.data.tokenizer import GPT2_REVISION
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache as the hub's client lays it out: blobs, and a snapshot of links."""
+    root = tmp_path / "cache"
+    snapshot = root / "models--someone--tiny" / "snapshots" / COMMIT
+    blobs = root / "models--someone--tiny" / "blobs"
+    folder = hf_folder(tmp_path / "made")
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in folder.iterdir():
+        shutil.move(file, blobs / file.name)
+        (snapshot / file.name).symlink_to(blobs / file.name)
+    refs = root / "models--someone--tiny" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(root))
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: real(*a, cache_dir=root, **k))
+
+
+@pytest.mark.parametrize("revision", ["", COMMIT])
+def test_offline_from_the_cache(cache, tmp_path, revision):
+    folder, commit = fetch_model("someone/tiny", revision)
+    assert commit == COMMIT
+    assert import_model(folder, tmp_path / "run").max_logit_change == 0.0
+
+
+@pytest.mark.parametrize(("name", "revision"), [("someone/tiny", "f" * 40), ("someone/else", "")])
+def test_offline_and_not_there(cache, name, revision):
+    with pytest.raises(UserError, match="not in the cache") as e:
+        fetch_model(name, revision)
+    assert "\n" not in str(e.value)
+
+
+def test_what_is_asked_for(monkeypatch):
+    asked = {}
+
+    def download(repo, **options):
+        asked.update(options, repo=repo)
+        return f"/nowhere/{COMMIT}"
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    fetch_model("gpt2")
+    assert asked == {
+        "repo": "openai-community/gpt2",
+        "revision": GPT2_REVISION,
+        "allow_patterns": list(PATTERNS),
+    }
+    assert not [p for p in PATTERNS if p.endswith((".bin", ".pt", ".py", "*"))]
+    fetch_model("someone/tiny", "v1")
+    assert asked["revision"] == "v1"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (errors.GatedRepoError, "asks for consent"),
+        (errors.RepositoryNotFoundError, "no such repository"),
+        (errors.RevisionNotFoundError, "no such revision"),
+        (errors.LocalEntryNotFoundError, "not in the cache"),
+        (errors.OfflineModeIsEnabled, "offline mode"),
+        (OSError, "OSError: disk full"),
+    ],
+)
+def test_errors_are_one_line(monkeypatch, error, message):
+    def fail(*_, **__):
+        # Made without the answer from the network that its own initialiser asks for.
+        made = error.__new__(error)
+        made.args = ("disk\nfull",)
+        raise made
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(UserError, match=message) as e:
+        fetch_model("someone/tiny")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "a b/c"])
+def test_no_name(name):
+    with pytest.raises(UserError, match="neither a folder nor a name"):
+        fetch_model(name)

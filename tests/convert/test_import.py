@@ -1,0 +1,281 @@
+"""Folders of other systems become runs: whole, the same numbers, or nothing."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from folders import LLAMA, SMALL, TEXT, hf_folder, nanogpt_folder, tensors_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+import jaxgpt
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.convert import gpt2, llama
+from jaxgpt.convert.models import import_model
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.tensors import expand, flatten, leaf_shapes, to_leaves, to_tensor
+
+
+@pytest.mark.parametrize("config", [SMALL, LLAMA], ids=["gpt2", "llama"])
+def test_a_run_like_any_other(tmp_path, config):
+    done = import_model(hf_folder(tmp_path / "hf", config), tmp_path / "run")
+    assert done.max_logit_change == 0.0
+    lm = jaxgpt.load(tmp_path / "run")
+    assert replace(lm.config.model, head_dim=0) == replace(config, head_dim=0)
+    assert len(jaxgpt.generate(lm, ["ab"], max_new_tokens=3, temperature=0)[0].ids) == 3
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_shards(tmp_path):
+    whole, parts = hf_folder(tmp_path / "one"), hf_folder(tmp_path / "many")
+    shard(parts)
+    import_model(whole, tmp_path / "a")
+    import_model(parts, tmp_path / "b")
+    for path, leaf in flatten(jaxgpt.load(tmp_path / "a").params).items():
+        np.testing.assert_array_equal(leaf, flatten(jaxgpt.load(tmp_path / "b").params)[path])
+
+
+def shard(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = {"model-1-of-2.safetensors": list(tensors)[::2], "model-2-of-2.safetensors": list(tensors)[1::2]}
+    for file, held in names.items():
+        save_file({name: tensors[name] for name in held}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, held in names.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def change(folder, edit):
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_names_as_the_first_gpt2_files_have_them(tmp_path):
+    """No prefix, buffers with masks, a head that repeats the embedding, numbers of 16 bits."""
+
+    def edit(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name).astype(np.float16)
+        tensors["h.0.attn.bias"] = np.ones((1, 1, 16, 16), np.uint8)
+        tensors["lm_head.weight"] = tensors["wte.weight"]
+
+    folder = hf_folder(tmp_path / "hf")
+    before = load_file(folder / "model.safetensors")["transformer.wte.weight"]
+    change(folder, edit)
+    assert import_model(folder, tmp_path / "run").max_logit_change == 0.0
+    wte = np.asarray(jaxgpt.load(tmp_path / "run").params["wte"]["embedding"])
+    np.testing.assert_array_equal(wte, before.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_nanogpt(tmp_path, bias):
+    folder, config = nanogpt_folder(tmp_path / "nano", bias)
+    done = import_model(folder, tmp_path / "run")
+    assert (done.family, done.max_logit_change) == ("nanogpt", 0.0)
+    lm = jaxgpt.load(tmp_path / "run")
+    assert lm.config.model == config
+    assert lm.tokenizer.decode(lm.tokenizer.encode(TEXT)) == TEXT
+    tensors = load_file(folder / "init.safetensors")
+    x = np.ones(8, np.float32)
+    mine = np.einsum("D,DNH->NH", x, np.asarray(lm.params["h_1"]["attn"]["k_proj"]["kernel"]))
+    theirs = (tensors["transformer.h.1.attn.c_attn.weight"] @ x)[8:16]
+    np.testing.assert_allclose(mine.reshape(-1), theirs, atol=1e-6)
+
+
+BAD_TENSORS = {
+    "missing": (lambda t: t.pop("transformer.h.1.mlp.c_fc.weight"), r"h\.1\.mlp\.c_fc\.weight.*missing"),
+    "extra": (lambda t: t.update({"odd.weight": np.ones(3, np.float32)}), r"odd\.weight is left over"),
+    "shape": (lambda t: t.update({"transformer.ln_f.bias": np.ones(9, np.float32)}), r"ln_f\.bias.*\(9,\), \(8,\)"),
+    "dtype": (lambda t: t.update({"transformer.ln_f.bias": np.ones(8, np.int32)}), r"ln_f\.bias.*I32"),
+    "nan": (lambda t: t["transformer.ln_f.bias"].fill(np.nan), r"ln_f\.bias.*not finite"),
+    "untied": (lambda t: t.update({"lm_head.weight": np.ones((300, 8), np.float32)}), r"lm_head\.weight differs"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TENSORS)
+def test_bad_tensors_are_named_and_nothing_is_written(tmp_path, case):
+    edit, message = BAD_TENSORS[case]
+    folder = hf_folder(tmp_path / "hf")
+    change(folder, edit)
+    refused(folder, tmp_path, message)
+
+
+def refused(folder, tmp_path, message):
+    with pytest.raises(UserError, match=message) as e:
+        import_model(folder, tmp_path / "out" / "run")
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+BAD_OPTIONS = {
+    "architecture": ({"model_type": "mistral"}, "mistral.*gpt2, llama, qwen3"),
+    "head": ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
+    "activation": ({"activation_function": "quick_gelu"}, "activation_function 'quick_gelu'"),
+    "cross": ({"add_cross_attention": True}, "add_cross_attention True"),
+    "unknown": ({"alibi": True}, "option alibi"),
+    "type": ({"n_layer": "2"}, "n_layer must be a whole number"),
+    "bool": ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+    "dropout": ({"attn_pdrop": 0.3}, "attn_pdrop"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "heads": ({"n_head": 3}, "n_head 3 does not divide"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_options_that_are_not_computed_are_named(tmp_path, case):
+    values, message = BAD_OPTIONS[case]
+    folder = hf_folder(tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text()) | values
+    (folder / "config.json").write_text(json.dumps(config))
+    refused(folder, tmp_path, message)
+
+
+LLAMA_OPTIONS = {
+    "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
+    "linear-4": ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    "partial": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "contradiction": ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling"),
+    "one bias": ({"mlp_bias": True}, "mlp_bias"),
+    "tensor parallel": ({"pretraining_tp": 2}, "pretraining_tp"),
+    "attention dropout": ({"attention_dropout": 0.1}, "attention_dropout"),
+}
+
+
+@pytest.mark.parametrize("case", LLAMA_OPTIONS)
+def test_llama_options_that_are_not_computed_are_named(case):
+    values, message = LLAMA_OPTIONS[case]
+
+    def read():
+        options = Options(llama.config_to_hf(LLAMA) | values, "config.json")
+        llama.config_from_hf(options, qwen3=False)
+        options.done()
+
+    with pytest.raises(UserError, match=message):
+        read()
+
+
+def test_qwen3_layers_must_be_alike():
+    values = llama.config_to_hf(replace(LLAMA, qk_norm=True)) | {
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    with pytest.raises(UserError, match="layer_types"):
+        llama.config_from_hf(Options(values, "config.json"), qwen3=True)
+
+
+def test_rope_is_read_as_both_versions_write_it():
+    values = llama.config_to_hf(replace(LLAMA, rope_theta=5e5, rope_factor=8.0))
+    old = {k: v for k, v in values.items() if k != "rope_parameters"}
+    new = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
+    read = [llama.config_from_hf(Options(v, "config.json"), qwen3=False) for v in (values, old, new)]
+    assert read[0] == read[1] == read[2]
+    assert (read[0].rope_theta, read[0].rope_factor) == (5e5, 8.0)
+
+
+def test_bad_files(tmp_path):
+    folder = hf_folder(tmp_path / "cut")
+    data = (folder / "model.safetensors").read_bytes()
+    for length in (0, 5, 100, len(data) - 1):
+        (folder / "model.safetensors").write_bytes(data[:length])
+        refused(folder, tmp_path, "cut off")
+    (folder / "model.safetensors").unlink()
+    refused(folder, tmp_path, "no weights")
+    for name in ("pytorch_model.bin", "ckpt.pt"):
+        (folder / name).write_bytes(b"\x80\x04")
+        refused(folder, tmp_path, "pickle.*safetensors")
+        (folder / name).unlink()
+    (folder / "config.json").write_text("{")
+    refused(folder, tmp_path, "not valid JSON")
+    refused(tmp_path / "nowhere", tmp_path, "no folder")
+
+
+@pytest.mark.parametrize("place", ["../secret.safetensors", "/etc/x.safetensors", "a\\b.safetensors", "x.bin", ".."])
+def test_an_index_stays_in_its_folder(tmp_path, place):
+    folder = hf_folder(tmp_path / "hf")
+    index = shard(folder)
+    index["weight_map"]["transformer.wte.weight"] = place
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, tmp_path, "refused")
+
+
+def test_an_index_that_promises_too_much(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    index = shard(folder)
+    index["weight_map"]["transformer.odd.weight"] = "model-2-of-2.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, tmp_path, r"odd\.weight is missing")
+
+
+def test_what_is_there_is_not_overwritten(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").touch()
+    with pytest.raises(UserError, match="there already"):
+        import_model(folder, tmp_path / "run")
+    assert (tmp_path / "run" / "precious").exists()
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_tables_lose_nothing(n_head, n_kv_head, bias, tied, seed):
+    """Cutting a tensor into leaves and joining them is the identity, for every family."""
+    n_kv_head = min(n_kv_head, n_head)
+    wide = ModelConfig(vocab_size=7, block_size=5, n_layer=2, n_head=n_head, n_embd=8, tie_embeddings=tied)
+    rope = replace(wide, positions="rope", norm="rmsnorm", mlp="gated", n_kv_head=n_kv_head, bias=bias, head_dim=6)
+    for table, config in ((gpt2.TABLE, wide), (gpt2.NANOGPT_TABLE, replace(wide, bias=bias)), (llama.TABLE, rope)):
+        tensors, shapes = tensors_of(table, config, seed), leaf_shapes(config)
+        leaves = {}
+        for row in expand(table, config):
+            mine = to_leaves(row, tensors[row.name], shapes)
+            np.testing.assert_array_equal(to_tensor(row, mine), tensors[row.name])
+            leaves |= mine
+        assert leaves.keys() == shapes.keys()
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+import numpy as np
+sys.path.insert(0, sys.argv[2])
+from folders import hf_folder
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert.models import import_model
+
+def kilobytes(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+here = Path(sys.argv[1])
+import_model(hf_folder(here / "small"), here / "warm")
+config = ModelConfig(vocab_size=40000, block_size=256, n_layer=6, n_head=8, n_embd=512)
+folder = hf_folder(here / "big", config)
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+before = kilobytes("VmRSS")
+import_model(folder, here / "run")
+size = (folder / "model.safetensors").stat().st_size / 1024
+print((kilobytes("VmHWM") - before) / size)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_memory(tmp_path):
+    """A model of 158 MB, half of it one tensor, needs less than 1.3 times that."""
+    out = subprocess.run(
+        [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parent], capture_output=True, text=True, check=True
+    )
+    assert float(out.stdout.splitlines()[-1]) < 1.3
+
+
+def test_ids_are_int32_under_strict_promotion(tmp_path):
+    import_model(hf_folder(tmp_path / "hf"), tmp_path / "run")
+    lm = jaxgpt.load(tmp_path / "run")
+    out = jaxgpt.GPT(lm.config.model).apply({"params": lm.params}, jnp.zeros((1, 3), jnp.int32))
+    assert out.shape == (1, 3, 300)

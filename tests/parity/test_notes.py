@@ -1,0 +1,212 @@
+"""The four decoders of the study notes, each against an independent program."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert import notes
+from jaxgpt.convert.tensors import expand, from_arrays, leaf_shapes, tensor_shape
+from jaxgpt.model import GPT
+from jaxgpt.presets import preset
+from jaxgpt.train.build import build
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+SEEDS = (0, 1, 2)
+TOLERANCE = 2e-5
+
+
+def small(name, **changes):
+    """A preset's model, made small."""
+    return preset(name).with_model(dropout=0.0, **changes).model
+
+
+@functools.cache
+def compiled(config, method):
+    return jax.jit(functools.partial(GPT(config).apply, method=method))
+
+
+def logits(config, params, ids):
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(compiled(config, "__call__")({"params": params}, jnp.asarray(ids, jnp.int32)))
+
+
+def sinusoids(T, D):
+    """Written anew: Vaswani et al., section 3.5."""
+    out = np.zeros((T, D))
+    for p in range(T):
+        for i in range(0, D, 2):
+            out[p, i] = np.sin(p / 10000 ** (i / D))
+            out[p, i + 1] = np.cos(p / 10000 ** (i / D))
+    return out
+
+
+def shaken(module, seed):
+    """The module with random weights, biases and gains among them."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data = noise * 0.2 + (1.0 if parameter.ndim == 1 else 0.0)
+    return module.eval()
+
+
+def arrays(module):
+    return {name: value.detach().numpy() for name, value in module.state_dict().items()}
+
+
+def params_of(table, module, config):
+    return from_arrays(table, arrays(module), config)
+
+
+def numpy_minimal(x, weights, n_layer):
+    """The notes' decoder: `x` is [T, D], weights are by name."""
+
+    def norm(y):
+        return (y - y.mean(-1, keepdims=True)) / (y.std(-1, keepdims=True) + 1e-5)
+
+    T, D = x.shape
+    x = x + sinusoids(T, D)
+    for layer in range(n_layer):
+        w = {name: weights[f"layers.{layer}.{name}"].astype(np.float64) for name in ("Wq", "Wk", "Wv", "W1", "W2")}
+        scores = (x @ w["Wq"]) @ (x @ w["Wk"]).T / np.sqrt(D)
+        scores = scores + np.triu(np.ones((T, T)), 1) * -1e9
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        x = norm(x + (e / e.sum(-1, keepdims=True)) @ (x @ w["Wv"]))
+        x = norm(x + np.maximum(x @ w["W1"], 0) @ w["W2"])
+    return x
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("length", [1, 16])
+def test_numpy_minimal(seed, length):
+    config = small("numpy-minimal", vocab_size=7, n_embd=16, n_layer=3, block_size=16)
+    rng = np.random.default_rng(seed)
+    rows = expand(notes.NUMPY_MINIMAL, config)
+    weights = {row.name: rng.normal(0, 0.3, tensor_shape(row, leaf_shapes(config))) for row in rows}
+    params = from_arrays(notes.NUMPY_MINIMAL, weights, config)
+    x_BTD = rng.normal(0, 1, (2, length, 16))
+    with jax.default_matmul_precision("highest"):
+        out, _ = compiled(config, "stack")({"params": params}, jnp.asarray(x_BTD, jnp.float32))
+    expected = np.stack([numpy_minimal(x, weights, 3) for x in x_BTD])
+    assert np.abs(np.asarray(out) - expected).max() < TOLERANCE
+
+
+class TorchDecoder(nn.Module):
+    """`nn.TransformerDecoderLayer` needs a memory to attend to; with a causal mask the encoder's layer is a decoder."""
+
+    def __init__(self, V, D, N, L):
+        super().__init__()
+        self.embedding = nn.Embedding(V, D)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(D, N, 4 * D, dropout=0.0, batch_first=True) for _ in range(L)
+        )
+        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, V)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        x = x + torch.tensor(sinusoids(*x.shape[1:]), dtype=torch.float32)
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        for layer in self.layers:
+            x = layer(x, src_mask=mask, is_causal=True)
+        return self.head(self.norm(x))
+
+
+class GPT2Style(nn.Module):
+    def __init__(self, V, T, D, N, L):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(V, D), nn.Embedding(T, D)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict(
+                {
+                    "ln_1": nn.LayerNorm(D),
+                    "attn": nn.MultiheadAttention(D, N, batch_first=True),
+                    "ln_2": nn.LayerNorm(D),
+                    "c_fc": nn.Linear(D, 4 * D),
+                    "c_proj": nn.Linear(4 * D, D),
+                }
+            )
+            for _ in range(L)
+        )
+        self.ln_f, self.head = nn.LayerNorm(D), nn.Linear(D, V)
+
+    def forward(self, ids):
+        T = ids.shape[1]
+        # The notes' mask of three axes is refused by torch for several heads; two are meant.
+        mask = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
+        x = self.wte(ids) + self.wpe(torch.arange(T))
+        for block in self.blocks:
+            y = block["ln_1"](x)
+            x = x + block["attn"](y, y, y, attn_mask=mask, need_weights=False)[0]
+            x = x + block["c_proj"](nn.functional.gelu(block["c_fc"](block["ln_2"](x))))
+        return self.head(self.ln_f(x))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("length", [7, 24])
+@pytest.mark.parametrize("name", ["torch-decoder", "gpt2-style"])
+def test_torch_modules(name, seed, length):
+    V, T, D, N, L = 29, 24, 32, 8, 3
+    config = small(name, vocab_size=V, block_size=T, n_embd=D, n_head=N, n_layer=L)
+    original, table = (
+        (TorchDecoder(V, D, N, L), notes.TORCH_DECODER)
+        if name == "torch-decoder"
+        else (GPT2Style(V, T, D, N, L), notes.GPT2_STYLE)
+    )
+    original = shaken(original, seed)
+    ids = np.random.default_rng(seed).integers(0, V, (2, length))
+    with torch.no_grad():
+        expected = original(torch.tensor(ids)).numpy()
+    assert np.abs(logits(config, params_of(table, original, config), ids) - expected).max() < TOLERANCE
+
+
+class StatQuest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.we = nn.Embedding(5, 2)
+        self.W_q, self.W_k, self.W_v = (nn.Linear(2, 2, bias=False) for _ in "qkv")
+        self.fc_layer = nn.Linear(2, 5)
+
+    def forward(self, ids):
+        x = self.we(ids)
+        x = x + torch.tensor(sinusoids(*x.shape), dtype=torch.float32)
+        mask = torch.tril(torch.ones(len(ids), len(ids))) == 0
+        scores = (self.W_q(x) @ self.W_k(x).T / 2**0.5).masked_fill(mask, -1e9)
+        return self.fc_layer(x + torch.softmax(scores, 1) @ self.W_v(x))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_statquest_forward_and_one_step(seed):
+    """The first update of Adam moves every weight by about the learning rate, whatever its gradient: take two."""
+    original = shaken(StatQuest(), seed)
+    config = preset("statquest").with_model(vocab_size=5)
+    params = params_of(notes.STATQUEST, original, config.model)
+    windows = np.array([[0, 1, 2, 4, 3, 4], [2, 1, 0, 4, 3, 4]], np.int32)
+    expected = original(torch.tensor(windows[0, :5], dtype=torch.long)).detach().numpy()
+    assert np.abs(logits(config.model, params, windows[:1, :5])[0] - expected).max() < TOLERANCE
+
+    program = build(config)
+    state = program.start_from(params)
+    adam = torch.optim.Adam(original.parameters(), lr=0.1)
+    for window in windows:
+        loss = nn.functional.cross_entropy(original(torch.tensor(window[:-1]).long()), torch.tensor(window[1:]).long())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        # optax's Adam adds Python's whole numbers to arrays.
+        with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
+            state, figures = program.step(state, program.put(window[None]))
+        assert abs(float(figures["loss"]) - loss.item()) < 1e-5
+    after = params_of(notes.STATQUEST, original, config.model)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), jax.device_get(state.params), after)
+
+
+def test_every_row_has_a_preset():
+    for name in ("numpy-minimal", "torch-decoder", "gpt2-style", "statquest", "gpt2", "llama-tiny", "modern"):
+        assert isinstance(preset(name).model, ModelConfig)
+    wide = preset("torch-decoder").model
+    assert (wide.n_embd, wide.n_head, wide.n_layer) == (512, 8, 6)

@@ -1,0 +1,84 @@
+"""Hidden states and attention maps: their laws, and what they cost when nobody asks."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgpt
+from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.model import GPT
+from jaxgpt.train.build import abstract_params
+
+B, T, N, L, V = 3, 11, 2, 3, 13
+
+
+@pytest.fixture(scope="module")
+def lm():
+    config = ModelConfig(vocab_size=V, block_size=16, n_layer=L, n_head=N, n_embd=8, init_std=0.5)
+    params = GPT(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    return jaxgpt.LM(Config(model=config), nn.unbox(params), make_tokenizer("ids", "", 0, V))
+
+
+def test_laws(lm):
+    ids = np.random.default_rng(0).integers(0, V, (B, T))
+    seen = jaxgpt.study.capture(lm, ids)
+    assert [h.shape for h in seen.hidden] == [(B, T, 8)] * (L + 1)
+    assert [a.shape for a in seen.attentions] == [(B, N, T, T)] * L
+    for a in seen.attentions:
+        np.testing.assert_allclose(a.sum(-1), 1.0, atol=1e-6)
+        assert (np.triu(np.asarray(a), 1) == 0).all()
+    model = GPT(lm.config.model)
+    plain = jax.jit(model.apply)({"params": lm.params}, jnp.asarray(ids, jnp.int32))
+    np.testing.assert_allclose(seen.logits, plain, atol=1e-5)
+    # The last hidden state is after the final norm: the head alone is missing.
+    head = model.apply({"params": lm.params}, seen.hidden[-1], method="head")
+    np.testing.assert_allclose(seen.logits, head, atol=1e-5)
+
+
+def results(text):
+    """Shapes that a compiled program hands out: the root of its entry."""
+    return re.search(r"ENTRY.*?ROOT [^=]+= (.*?)\n", text, re.S).group(1)
+
+
+def test_without_capture_no_map_leaves_the_program(lm):
+    config, shape = lm.config.model, f"f32[{B},{N},{T},{T}]"
+    params, ids = abstract_params(config), jax.ShapeDtypeStruct((B, T), jnp.int32)
+
+    def hlo(**options):
+        return (
+            jax.jit(lambda p, i: GPT(config).apply({"params": p}, i, **options)).lower(params, ids).compile().as_text()
+        )
+
+    assert shape in results(hlo(mutable="intermediates"))
+    without = results(hlo())
+    assert shape not in without
+    assert without.startswith(f"f32[{B},{T},{V}]")
+
+
+def test_gradients_are_the_same_with_capture(lm):
+    ids = jnp.asarray(np.random.default_rng(1).integers(0, V, (B, T)), jnp.int32)
+    model = GPT(lm.config.model)
+    plain = jax.jit(jax.grad(lambda p: model.apply({"params": p}, ids).sum()))(lm.params)
+    seen = jax.jit(jax.grad(lambda p: model.apply({"params": p}, ids, mutable="intermediates")[0].sum()))(lm.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, seen)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[0, V]], f"id {V}"),
+        ([[-1, 0]], "id -1"),
+        ([[0] * 17], "17 tokens"),
+        ([0, 1], "shape"),
+        ([[]], "shape"),
+        ([[0.5]], "shape"),
+    ],
+)
+def test_bad_ids_are_refused_before_jit(lm, ids, message):
+    with pytest.raises(UserError, match=message):
+        jaxgpt.study.capture(lm, ids)
