@@ -15,8 +15,8 @@ ORDER = [
     {"presets"},
     {"model", "data", "decoding", "parallel"},
     {"train"},
-    {"convert"},
     {"lm"},
+    {"convert"},
     {"study"},
     {"cli"},
 ]

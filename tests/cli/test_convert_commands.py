@@ -10,7 +10,6 @@ import pytest
 
 from jaxgpt.cli import main
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "convert"))
 
 from folders import SMALL, TEXT, hf_folder, run_folder
 
