@@ -60,6 +60,8 @@ def fetch(
         os.replace(temporary, path)
         temporary = None
     except (OSError, urllib.error.URLError, ValueError) as e:
+        if isinstance(e, urllib.error.HTTPError):
+            e.close()
         reason = getattr(e, "reason", None) or e
         raise UserError(f"cannot download {url} to {path} ({reason}): give a copy of your own with {flag}") from None
     finally:

@@ -111,7 +111,7 @@ def choose(directory: Path, which: str) -> int:
     """
     there = steps(directory)
     if not there:
-        raise UserError(f"no whole checkpoint in {directory}: a run writes its first at the first evaluation")
+        raise UserError(f"no whole checkpoint in {directory}: a run writes its first at its first evaluation")
     if which == "last":
         return there[-1]
     if which == "best":

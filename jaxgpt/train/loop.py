@@ -19,7 +19,7 @@ import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.data import Dataset, Windows
 from jaxgpt.train.build import Program
-from jaxgpt.train.checkpoint import Checkpoints, restore_state, steps
+from jaxgpt.train.checkpoint import Checkpoints, choose, restore_state, steps
 from jaxgpt.train.evaluate import Evaluation, eval_params, evaluate
 from jaxgpt.train.metrics import MetricsFile
 from jaxgpt.train.run import Run
@@ -92,14 +92,15 @@ def fit(
         start: the state to begin with, instead of fresh weights.
 
     Raises:
+        UserError: there is nothing to go on from: never a silent start from the beginning.
         TrainingFailed: the loss or the gradient is no longer finite. The last good checkpoint stays.
     """
-    last = steps(run.checkpoints)[-1:] if resume else []
-    if last:
-        state = restore_state(run.checkpoints, last[0], program.abstract_state)
+    last = choose(run.checkpoints, "last") if resume else None
+    if last is not None:
+        state = restore_state(run.checkpoints, last, program.abstract_state)
     else:
         state = program.init() if start is None else start
-    metrics = MetricsFile(run.metrics, resume_step=last[0] if last else None)
+    metrics = MetricsFile(run.metrics, resume_step=last)
     try:
         with Checkpoints(run.checkpoints) as checkpoints, stop_on_signal() as stop:
             return _Loop(program, data, run, reporter, checkpoints, metrics, stop).run(state)

@@ -112,7 +112,7 @@ def test_another_recipe_of_the_same_form() -> None:
             {"transformer.wpe.weight": (T, D + 1)},
             r"tensor transformer.wpe.weight has the shape \(6, 9\), \(6, 8\) is expected",
         ),
-        ({"transformer.more": (1,)}, "tensor transformer.more is not one of nanoGPT's"),
+        ({"transformer.more": (1,)}, "tensor transformer.more is left over"),
         ({"recipe": {"dropout": 0.1}}, "dropout"),
         ({"recipe": {"n_layer": "3"}}, "n_layer must be a number"),
         ({"recipe": {"batch_size": 5}}, "do not fit batches of 5"),

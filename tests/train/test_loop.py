@@ -122,6 +122,11 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     assert "\n" not in str(error.value)
 
 
+def test_resuming_from_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="no whole checkpoint in out/checkpoints"):
+        run(small_run(), "out", resume=True)
+
+
 def test_saved_every_so_many_steps() -> None:
     run(small_run(steps=7, eval_every=100, checkpoint_every=3), "out")
     assert steps(Path("out/checkpoints")) == [6, 7]
