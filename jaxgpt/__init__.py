@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxgpt import study
-    from jaxgpt.lm import LM, generate, load
+    from jaxgpt.lm import LM, generate, load, stream
     from jaxgpt.model import GPT
 
 __version__ = "0.1.0"
-__all__ = ["GPT", "LM", "generate", "load", "study"]
+__all__ = ["GPT", "LM", "generate", "load", "stream", "study"]
 
 # XLA's CPU backend in jaxlib 0.10 to 0.12 fuses some reductions into wrong numbers: sum((E @ full_like(E, c)) * E, -1)
 # under jit gives NaN or 1e31. It reads this when a backend starts, so it has to stand here. A user's value stays.
@@ -26,7 +26,7 @@ _FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=-reduce".strip()
 
-_HOME = {"GPT": "jaxgpt.model", "LM": "jaxgpt.lm", "generate": "jaxgpt.lm", "load": "jaxgpt.lm"}
+_HOME = {"GPT": "jaxgpt.model", "LM": "jaxgpt.lm", "generate": "jaxgpt.lm", "load": "jaxgpt.lm", "stream": "jaxgpt.lm"}
 
 
 def __getattr__(name: str) -> Any:

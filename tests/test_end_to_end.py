@@ -66,7 +66,9 @@ def test_sample(run: Path) -> None:
 
 
 def test_sample_several_as_json(run: Path) -> None:
-    result = jaxgpt("sample", str(run), "--prompt", "1", "--num-samples", "3", "--max-new-tokens", "9", "--json")
+    result = jaxgpt(
+        "sample", str(run), "--prompt", "1", "--num-return-sequences", "3", "--max-new-tokens", "9", "--json"
+    )
     samples = result.json["samples"]
     assert [len(s["ids"]) for s in samples] == [9, 9, 9]
     assert len({s["text"] for s in samples}) > 1
@@ -242,8 +244,8 @@ def test_bad_prompts(run: Path) -> None:
     Path("prompts.txt").write_text("12\n\n13\n")
     for args, message in [
         (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) at position 3"),
-        (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0, not -1.0"),
-        (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0, not nan"),
+        (["--prompt", "1", "--temperature", "-1"], "temperature must be a number of at least 0, not -1.0"),
+        (["--prompt", "1", "--temperature", "nan"], "temperature must be a number of at least 0, not nan"),
         (["--prompt", "1", "--top-p", "1.5"], "top-p must be between 0 and 1, not 1.5"),
         (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0"),
         (["--prompt", "1", "--max-new-tokens", "0"], "max-new-tokens must be at least 1, not 0"),

@@ -14,7 +14,7 @@ ORDER = [
     {"config"},
     {"presets"},
     {"model", "data", "decoding", "parallel"},
-    {"train"},
+    {"train", "prompts"},
     {"lm"},
     {"convert"},
     {"study"},

@@ -11,6 +11,7 @@ from jaxgpt.config import UserError, did_you_mean
 COMMANDS = {
     "train": "train a preset, or go on with a run",
     "sample": "text from a run",
+    "explain": "why the next token is what it is",
     "eval": "the loss of a run on its whole validation split, or on another text",
     "info": "parameters, FLOPs and bytes of a run or a preset",
     "presets": "the presets, with what to expect of each",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from jaxgpt.cli.parse import parse, print_json, split_target
 from jaxgpt.config import MeshConfig, UserError
@@ -21,6 +22,7 @@ class DataArgs:
 @dataclass(frozen=True)
 class Args:
     data: DataArgs = field(default_factory=DataArgs)  # what to evaluate on
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"  # the loss with weights rounded so, and what it costs
     checkpoint: str = "best"  # best (lowest validation loss), last, or a step
     json: bool = False  # one JSON object instead of text
 
@@ -34,6 +36,7 @@ def run(args: Sequence[str]) -> int:
     use_cores(MeshConfig())
     from jaxgpt.data import load_dataset
     from jaxgpt.lm import load
+    from jaxgpt.model.weights import rounded
     from jaxgpt.train.build import build
     from jaxgpt.train.evaluate import evaluate
 
@@ -48,13 +51,20 @@ def run(args: Sequence[str]) -> int:
     program = build(config)
     result = evaluate(program, lm.params, data.val)
     assert result is not None  # nobody interrupts here
+    change: dict[str, float] = {}
+    if parsed.weights != "float32":
+        full, result = result, evaluate(program, rounded(lm.params, parsed.weights), data.val)
+        assert result is not None
+        change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
     text_bytes = len(lm.tokenizer.decode(data.val.take(0, len(data.val))).encode())
     bits = result.loss / math.log(2) * len(data.val) / text_bytes
     figures = {
         "run": target,
         "text": data.source,
+        "weights": parsed.weights,
         "loss": result.loss,
         "stderr": result.stderr,
+        **change,
         "perplexity": math.exp(min(result.loss, 700.0)),
         "bits_per_byte": bits,
         "tokens": result.tokens,
@@ -66,6 +76,10 @@ def run(args: Sequence[str]) -> int:
     split = "all" if parsed.data.path else ("its validation split" if data.held_out else "its training text")
     print(f"text           {data.source} ({split})")
     print(f"loss           {result.loss:.4f} +- {result.stderr:.4f} nats per token")
+    if change:
+        print(
+            f"{parsed.weights:14} changes the loss by {change['loss_change']:+.5f}, from {change['loss_float32']:.4f}"
+        )
     print(f"perplexity     {figures['perplexity']:.3f}")
     print(f"bits per byte  {bits:.4f}")
     print(f"tokens         {result.tokens:,} in {result.windows:,} windows of {config.model.block_size}")

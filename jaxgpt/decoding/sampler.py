@@ -1,4 +1,4 @@
-"""Prefill once, then one token after the other in a scan, with the cache in the carry: one program for a whole text."""
+"""Prefill once, then one token after the other in a loop on the device, with the cache in its state."""
 
 from __future__ import annotations
 
@@ -8,63 +8,126 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.decoding.policy import Policy, choose
+from jaxgpt.decoding.policy import History, Policy, choose
 
 # (params, tokens_BT, cache, last) -> (logits, cache)
 ExtendFn = Callable[[Any, jax.Array, Any, bool], tuple[jax.Array, Any]]
+# (start_B, size) -> an empty cache
+CacheFn = Callable[[jax.Array, int], Any]
+
+
+class Model(NamedTuple):
+    """The model as decoding knows it: two functions, always the same two for the same model, so that what was compiled
+    with them is found again.
+
+    Attributes:
+        extend: logits of the next tokens, and the cache with them in it.
+        cache: an empty cache.
+    """
+
+    extend: ExtendFn
+    cache: CacheFn
+
+
+class Rows(NamedTuple):
+    """What is asked for, row by row.
+
+    Attributes:
+        key_B: of the draws; token i of a row is drawn with the key folded with i.
+        limit_B: int32, how many tokens at most; 0 for a row that only fills up a bucket.
+    """
+
+    key_B: jax.Array
+    limit_B: jax.Array
 
 
 class SamplerState(NamedTuple):
     """What one step of sampling hands to the next.
 
     Attributes:
-        token_B: the ids chosen last, not yet in the cache.
+        history: the tokens so far; those chosen last are not yet in the cache.
         cache: the model's.
-        done_B: rows that have ended; they go on repeating their last id and are not read.
+        done_B: rows that have ended; they go on repeating their last id, which nobody reads.
+        made: int32 scalar, tokens made so far.
     """
 
-    token_B: jax.Array
+    history: History
     cache: Any
     done_B: jax.Array
+    made: jax.Array
 
 
-def sample(
+def begin(
     params: Any,
-    prompt_BT: jax.Array,
-    cache: Any,
-    key_B: jax.Array,
-    *,
-    extend_fn: ExtendFn,
+    history: History,
+    rows: Rows,
+    size: int,
+    slots: int,
+    model: Model,
     policy: Policy,
-    n: int,
-    stop_ids: tuple[int, ...] = (),
-) -> jax.Array:
-    """Continue every row by n tokens, int32 `[B, n]`.
+    stop_ids: tuple[int, ...],
+) -> SamplerState:
+    """Read the prompts and choose the first token of each row.
 
     Args:
         params: the weights.
-        prompt_BT: rows aligned at their ends.
-        cache: empty, knowing where each row begins, with room for T + n - 1 tokens.
-        key_B: one for each row; token i of a row is drawn with the key folded with i.
-        extend_fn: the model.
+        history: the prompts, in slots up to `history.ids_BS.shape[1]`, and nothing else.
+        rows: what is asked for.
+        size: tokens that the whole text may take, prompt included.
+        slots: of the cache.
+        model: the functions.
         policy: how tokens are chosen.
-        n: how many, at least 1.
         stop_ids: ids after which a row has ended.
     """
+    logits_B1V, cache = model.extend(params, history.ids_BS, model.cache(history.start_B, slots), True)
+    ids_BS = jnp.pad(history.ids_BS, ((0, 0), (0, size - history.ids_BS.shape[1])))
+    state = SamplerState(history._replace(ids_BS=ids_BS), cache, rows.limit_B < 1, jnp.int32(0))
+    return _append(state, logits_B1V[:, -1], cache, rows, policy, stop_ids)
 
-    def next_token(logits_BV: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
-        return choose(logits_BV, jax.vmap(lambda key: jax.random.fold_in(key, index))(key_B), policy)
 
-    def ends(token_B: jax.Array) -> jax.Array:
-        return jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32))
+def advance(
+    params: Any,
+    state: SamplerState,
+    rows: Rows,
+    steps: jax.Array,
+    model: Model,
+    policy: Policy,
+    stop_ids: tuple[int, ...],
+    window: int = 0,
+) -> SamplerState:
+    """Up to `steps` more tokens in every row; fewer where all rows end before.
 
-    logits_B1V, cache = extend_fn(params, prompt_BT, cache, True)
-    token_B = next_token(logits_B1V[:, -1], 0)
+    Args:
+        steps: int32 scalar, within the room that is left. Not static: one program serves every number.
+        window: see only so many tokens, as if the text began there, at the price of a whole pass for every token: what a
+            model with learned positions has to do beyond its context. 0: the cache goes on.
+    """
 
-    def step(state: SamplerState, index: jax.Array) -> tuple[SamplerState, jax.Array]:
-        logits_B1V, cache = extend_fn(params, state.token_B[:, None], state.cache, True)
-        token_B = jnp.where(state.done_B, state.token_B, next_token(logits_B1V[:, -1], index))
-        return SamplerState(token_B, cache, state.done_B | ends(token_B)), token_B
+    def open_(carry: tuple[SamplerState, jax.Array]) -> jax.Array:
+        return (carry[1] < steps) & ~jnp.all(carry[0].done_B)
 
-    _, rest_nB = jax.lax.scan(step, SamplerState(token_B, cache, ends(token_B)), jnp.arange(1, n))
-    return jnp.concatenate([token_B[:, None], rest_nB.T], axis=1)
+    def step(carry: tuple[SamplerState, jax.Array]) -> tuple[SamplerState, jax.Array]:
+        state, done = carry
+        ids_BS, start_B, length = state.history
+        if window:
+            first = length - window
+            ids_BT = jax.lax.dynamic_slice_in_dim(ids_BS, first, window, 1)
+            fresh = model.cache(jnp.maximum(start_B - first, 0), window)
+            logits_B1V, cache = model.extend(params, ids_BT, fresh, True)[0], state.cache
+        else:
+            token_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - 1, 1, 1)
+            logits_B1V, cache = model.extend(params, token_B1, state.cache, True)
+        return _append(state, logits_B1V[:, -1], cache, rows, policy, stop_ids), done + 1
+
+    return jax.lax.while_loop(open_, step, (state, jnp.int32(0)))[0]
+
+
+def _append(
+    state: SamplerState, logits_BV: jax.Array, cache: Any, rows: Rows, policy: Policy, stop_ids: tuple[int, ...]
+) -> SamplerState:
+    ids_BS, start_B, length = state.history
+    last_B = jax.lax.dynamic_slice_in_dim(ids_BS, length - 1, 1, 1)[:, 0]
+    token_B = jnp.where(state.done_B, last_B, choose(logits_BV, state.history, rows.key_B, state.made, policy))
+    done_B = state.done_B | jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32)) | (state.made + 1 >= rows.limit_B)
+    ids_BS = jax.lax.dynamic_update_slice(ids_BS, token_B[:, None], (jnp.int32(0), length))
+    return SamplerState(History(ids_BS, start_B, length + 1), cache, done_B, state.made + 1)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.model.weights import Narrow, narrow_matmul
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -65,8 +66,13 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel_init, bias_init = initializers(self.config, math.prod(self.shape[: self.n_in]), self.residual)
-        kernel: jax.Array = self.param("kernel", partitioned(kernel_init, self.axes), self.shape)
-        y = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.n_in)
+        low: Any = self.get_variable("params", "kernel")
+        if isinstance(low, Narrow):
+            lead = x.shape[: x.ndim - self.n_in]
+            y = narrow_matmul(x.reshape(*lead, -1), low).reshape(*lead, *self.shape[self.n_in :]).astype(self.dtype)
+        else:
+            kernel: jax.Array = self.param("kernel", partitioned(kernel_init, self.axes), self.shape)
+            y = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.n_in)
         if self.bias:
             axes, shape = self.axes[self.n_in :], self.shape[self.n_in :]
             bias: jax.Array = self.param("bias", partitioned(bias_init, axes), shape)
@@ -85,13 +91,24 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         std = 1.0 if self.config.init == "torch" else self.config.init_std
         init = partitioned(nn.initializers.normal(std), self.axes)
-        self.embedding: jax.Array = self.param("embedding", init, (self.rows, self.config.n_embd))
+        low: Any = self.get_variable("params", "embedding")
+        shape = (self.rows, self.config.n_embd)
+        self.embedding: jax.Array | Narrow = low if isinstance(low, Narrow) else self.param("embedding", init, shape)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
+        if isinstance(self.embedding, Narrow):
+            rows = jnp.take(self.embedding.values, ids, axis=0).astype(self.dtype)
+            return rows * jnp.take(self.embedding.scale, ids, axis=0)[..., None].astype(self.dtype)
         return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Scores of every row, `x E^T`: the tied head."""
+        if isinstance(self.embedding, Narrow):
+            return narrow_matmul(x_BTD, self.embedding)
+        if x_BTD.shape[1] == 1:
+            # Decoding. A transposed table under a single row becomes, on a CPU, a fusion that costs a fifth more.
+            table_VD = self.embedding.astype(self.dtype)
+            return jax.lax.dot_general(x_BTD.astype(self.dtype), table_VD, (((2,), (1,)), ((), ())))
         return matmul(x_BTD.astype(self.dtype), self.embedding.T.astype(self.dtype), 1)
 
 

@@ -1,17 +1,13 @@
 """import, export, finetune and info, as a person calls them."""
 
 import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from folders import SMALL, TEXT, hf_folder, run_folder
 
 from jaxgpt.cli import main
-
-
-from folders import SMALL, TEXT, hf_folder, run_folder
 
 
 def test_import_and_export(tmp_path, capsys):

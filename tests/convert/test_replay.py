@@ -10,6 +10,8 @@ import pytest
 from helpers import TEXT, jaxgpt
 from safetensors.numpy import save_file
 
+from jaxgpt.convert.nanogpt import config_from_recipe
+
 RECORDED = {
     0: (4.1676, 4.1649),
     250: (2.4293, 2.4447),
@@ -127,6 +129,11 @@ def test_a_recording_that_does_not_fit_is_refused_in_one_line(kwargs: dict, mess
     assert result.code == 2
     assert re.search(message, result.err), result.err
     assert result.err.count("\n") == 1
+
+
+def test_the_activation_is_nanogpts_exact_gelu() -> None:
+    """The tanh approximation would go unnoticed in four digits of a loss."""
+    assert config_from_recipe(RECIPE, 65).model.activation == "gelu"
 
 
 def test_a_folder_that_is_no_recording() -> None:

@@ -1,18 +1,21 @@
-"""The scan sampler against a naive loop without a cache."""
+"""The sampler against a naive loop without a cache, and against a stub for a model."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from helpers import MODELS, make, random_ids, small
 
-from jaxgpt.decoding import Policy, sample
-from jaxgpt.model import GPT, init_cache
+from jaxgpt.decoding import Model, Policy, Session
+from jaxgpt.lm import model_functions
 
 
-def extend_fn(model: GPT):  # type: ignore[no-untyped-def]
-    return lambda params, tokens, cache, last: model.apply({"params": params}, tokens, cache, last, method="extend")
+def session(model: Model, params: Any, rows: list[list[int]], n: int, **settings: Any) -> Session:
+    keys = jax.random.split(jax.random.key(0), len(rows))
+    return Session(params, rows, keys, [n] * len(rows), model=model, **({"context": 12} | settings))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -20,33 +23,31 @@ def test_greedy_equals_a_naive_loop(name: str) -> None:
     config = small(name)
     model, params = make(config)
     prompt = random_ids(config, (2, 4))
-    keys = jax.random.split(jax.random.key(0), 2)
-    cache = init_cache(config, jnp.zeros(2, jnp.int32), 11)
-    out = sample(params, prompt, cache, keys, extend_fn=extend_fn(model), policy=Policy(temperature=0), n=8)
-    text = prompt
-    for _ in range(8):
-        text = jnp.concatenate([text, model.apply({"params": params}, text)[:, -1:].argmax(-1).astype(jnp.int32)], 1)
+    functions = model_functions(config, "float32")
+    out = session(functions, params, prompt.tolist(), 6, policy=Policy(temperature=0)).more(6)
+    forward = jax.jit(lambda text: model.apply({"params": params}, text))
+    text = jnp.zeros((2, 10), jnp.int32).at[:, :4].set(prompt)
+    for t in range(4, 10):  # what stands after t is not seen from t - 1
+        text = text.at[:, t].set(forward(text)[:, t - 1].argmax(-1).astype(jnp.int32))
     assert (out == text[:, 4:]).all()
 
 
-def stub(params, tokens, cache, last):  # type: ignore[no-untyped-def]
-    """A model that always wants the next id: no parameters, no cache worth the name."""
-    return jax.nn.one_hot((tokens[:, -1:] + 1) % 10, 10) * 100, cache
+# A model that always wants the next id: no parameters, no cache worth the name.
+STUB = Model(
+    lambda params, tokens, cache, last: (jax.nn.one_hot((tokens[:, -1:] + 1) % 10, 10) * 100, cache),
+    lambda start, size: (),
+)
 
 
 def test_a_stub_for_a_model() -> None:
-    out = sample(
-        None, jnp.array([[4], [7]]), (), jax.random.split(jax.random.key(0), 2), extend_fn=stub, policy=Policy(), n=4
-    )
-    assert out.tolist() == [[5, 6, 7, 8], [8, 9, 0, 1]]
+    assert session(STUB, None, [[4], [7]], 4, policy=Policy()).more(4).tolist() == [[5, 6, 7, 8], [8, 9, 0, 1]]
 
 
 def test_a_row_that_has_ended_stays() -> None:
-    keys = jax.random.split(jax.random.key(0), 2)
-    out = sample(None, jnp.array([[4], [7]]), (), keys, extend_fn=stub, policy=Policy(), n=4, stop_ids=(6,))
+    out = session(STUB, None, [[4], [7]], 4, policy=Policy(), stop_ids=(6,)).more(4)
     assert out.tolist() == [[5, 6, 6, 6], [8, 9, 0, 1]]
 
 
-def test_one_token() -> None:
-    keys = jax.random.split(jax.random.key(0), 1)
-    assert sample(None, jnp.array([[4]]), (), keys, extend_fn=stub, policy=Policy(), n=1).tolist() == [[5]]
+def test_in_portions_as_in_one() -> None:
+    parts = session(STUB, None, [[4], [7]], 5, policy=Policy())
+    assert [parts.more(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]

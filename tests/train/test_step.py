@@ -113,6 +113,13 @@ def test_one_program_for_all_steps() -> None:
 def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     losses = [train(program(dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
+    # One batch, and weights that all but stand still: only the mask can make a difference.
+    p = program(dropout=0.5, optim={"learning_rate": 1e-12, "min_lr": 0.0})
+    state, seen = p.init(), []
+    for _ in range(2):
+        state, metrics = p.step(state, p.put(windows(p)))
+        seen.append(float(metrics["loss"]))
+    assert seen[0] != seen[1]
     streams = [stream(1, "dropout", 0), stream(1, "dropout", 1), stream(1, "init", 0), stream(2, "dropout", 0)]
     assert len({tuple(jax.random.key_data(key).tolist()) for key in streams}) == 4
 

@@ -1,0 +1,129 @@
+"""`jaxgpt sample`, `explain` and `eval --weights` on a run that was trained for two steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxgpt.cli import main
+
+TEXT = "abcdefgh ijklmnop\n" * 60
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("sample")
+    (folder / "text.txt").write_text(TEXT)
+    settings = {
+        "data.path": folder / "text.txt", "model.n-layer": 1, "model.n-embd": 16, "model.n-head": 2, "model.block-size": 32,
+        "train.steps": 2, "train.batch-size": 8, "train.sample-tokens": 0, "mesh.data": 1,
+        "optim.name": "adamw", "model.positions": "learned",
+    }  # fmt: skip
+    flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    # optax adds floats to ints; what is tested here does not.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        assert main(["train", "shakespeare", "--out", str(folder / "run"), *flags]) == 0
+    return str(folder / "run")
+
+
+def ask(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    capsys.readouterr()
+    assert main([*args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_samples_as_text_and_as_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--num-return-sequences", "2")
+    told = ask(capsys, *flags)
+    assert [len(sample["ids"]) for sample in told["samples"]] == [12, 12]
+    assert told["compilations"] <= 1
+    assert main(list(flags)) == 0
+    texts = ["abc" + sample["text"] for sample in told["samples"]]
+    assert capsys.readouterr().out == "\n---\n".join(texts) + "\n"
+
+
+def test_a_stream_is_the_sample(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--stop", "mmm", "ppp")
+    text = ask(capsys, *flags[:-3])["samples"][0]["text"]
+    assert main([*flags, "--stream"]) == 0
+    assert capsys.readouterr().out == f"abc{text}\n"
+
+
+def test_beams(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--num-beams", "3", "--num-return-sequences", "2", "--early-stopping", "never", "--max-length", "20")
+    samples = ask(capsys, "sample", run, "--prompt", "abc", *flags)["samples"]
+    assert samples[0]["score"] > samples[1]["score"]
+    assert len(samples[0]["ids"]) == 17
+
+
+def test_an_explanation_names_the_token_that_sample_takes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--prompt", "abc", "--seed", "5", "--top-k", "4", "--top-p", "0.9")
+    told = ask(capsys, "explain", run, *flags)
+    [sample] = ask(capsys, "sample", run, *flags, "--max-new-tokens", "1")["samples"]
+    assert told["token"]["id"] == sample["ids"][0]
+    assert told["total"] == pytest.approx(1)
+    assert [stage["name"] for stage in told["stages"]] == ["temperature 0.8", "top-k 4", "top-p 0.9"]
+    again = ask(capsys, "explain", run, *flags[:2], *flags[4:], "--key", *map(str, told["key"]))
+    assert again == told
+    assert main(["explain", run, *flags]) == 0
+    assert str(told["key"][0]) in capsys.readouterr().out
+
+
+def test_eval_tells_what_low_precision_costs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = ask(capsys, "eval", run)
+    low = ask(capsys, "eval", run, "--weights", "int8")
+    assert low["loss_float32"] == plain["loss"]
+    assert low["loss_change"] == low["loss"] - plain["loss"] != 0
+    assert abs(low["loss_change"]) < 0.05
+    sample = ask(
+        capsys, "sample", run, "--prompt", "abc", "--weights", "int8", "--temperature", "0", "--max-new-tokens", "5"
+    )
+    assert len(sample["samples"][0]["ids"]) == 5
+
+
+def test_an_empty_prompt_says_where_it_begins(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", run, "--max-new-tokens", "2"]) == 0
+    assert "begins after a new line" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt", "aZ"], "character 'Z'"),
+        (["--prompt", "a" * 40], "40 tokens"),
+        (["--prompt", "a", "--max-new-tokens", "33"], "context of 32"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--min-p", "7"], "min-p"),
+        (["--prompt", "a", "--num-beams", "2", "--num-return-sequences", "3"], "num-return-sequences 3"),
+        (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "no part in beam search"),
+        (["--prompt", "a", "--num-beams", "2", "--stop", "b"], "stop has no part in beam search"),
+        (["--prompt", "a", "--stop", "Z"], "can never be made"),
+        (["--prompt", "a", "--stream", "--json"], "--stream"),
+        (["--prompt", "a", "--num-return-sequences", "0"], "num-return-sequences"),
+        (["--prompt", "a", "--max-length", "1"], "max-length"),
+    ],
+)
+def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
+    capsys.readouterr()
+    assert main(["sample", run, *flags]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_bad_line_of_a_prompts_file_is_numbered(run: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    for text, message in (("abc\n\nd\n", "line 2 is empty"), ("abc\naZ\n", "line 2: character 'Z'")):
+        path.write_text(text)
+        capsys.readouterr()
+        assert main(["sample", run, "--prompts-file", str(path)]) == 2
+        assert message in capsys.readouterr().err
+    path.write_text("abc\nde\n")
+    samples = ask(capsys, "sample", run, "--prompts-file", str(path), "--max-new-tokens", "3")["samples"]
+    assert [sample["prompt"] for sample in samples] == ["abc", "de"]
