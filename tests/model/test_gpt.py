@@ -102,7 +102,7 @@ def test_last_is_the_last_row_of_all_logits(name: str) -> None:
     np.testing.assert_allclose(last, every[:, -1:], atol=1e-6, rtol=0)
 
 
-@every_model
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_remat_changes_no_gradient(name: str) -> None:
     config = small(name)
     _model, params = make(config)
@@ -117,10 +117,10 @@ def test_remat_changes_no_gradient(name: str) -> None:
             np.testing.assert_allclose(again, plain, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "modern", "numpy"])
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_jitted_gradients_equal_unjitted(name: str) -> None:
     """The guard against miscompiled reductions: the same program, operation by operation and fused."""
-    config = small(name, n_embd=64, block_size=32, vocab_size=33, init_std=0.1, n_layer=1)
+    config = small(name, n_embd=32, block_size=32, vocab_size=33, init_std=0.1, n_layer=1)
     model, params = make(config)
     tokens = random_ids(config, (4, 32))
 

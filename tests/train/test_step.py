@@ -134,7 +134,6 @@ def test_the_average_of_the_weights() -> None:
 
 
 MESHES = [
-    MeshConfig(data=2),
     MeshConfig(data=8),
     MeshConfig(data=1, fsdp=8),
     MeshConfig(data=1, tensor=4),
