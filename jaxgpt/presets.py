@@ -337,6 +337,8 @@ def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> Model
         activation="relu2",
         bias=False,
         init="zero-proj",
+        # No limit in training. A text that grows beyond the context keeps to the distances that were trained.
+        sliding_window=block_size,
     )
 
 
