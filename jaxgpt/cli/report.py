@@ -8,7 +8,7 @@ from types import TracebackType
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
@@ -32,11 +32,10 @@ class Report:
         self._spoke = 0.0
         self._bar = Progress(
             TextColumn("step {task.completed:>5.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=16),
             TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=self.console,
             transient=True,
         )

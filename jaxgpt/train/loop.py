@@ -147,7 +147,8 @@ class _Loop:
             check_ids(batch, self.config.model.vocab_size, step)
             state, figures = self.program.step(state, self.program.put(batch))
             self.pending.append((step, figures))
-            self._read(LAG)
+            # The first step's figures are waited for: its compilation is no part of the speed.
+            self._read(LAG if step > first else 0)
             done = step + 1
             if done % train.eval_every == 0 or done == train.steps:
                 self._evaluate(state, done)
@@ -206,7 +207,7 @@ class _Loop:
 
 
 class _Clock:
-    """Seconds and tokens of training, without what evaluation and the first step (its compilation) took."""
+    """Mean speed of training so far, without what evaluation and the first step (its compilation) took."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -224,7 +225,6 @@ class _Clock:
         figures: dict[str, float] = {"tokens": steps_done * tokens_per_step, "elapsed_seconds": now - self.started}
         if self.tokens and self.since is not None:
             figures["tokens_per_second"] = self.tokens / (now - self.since)
-            self.since, self.tokens = now, 0
         return figures
 
     @contextmanager

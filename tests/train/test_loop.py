@@ -88,6 +88,27 @@ def test_a_run_writes_its_checkpoints_and_figures() -> None:
     assert lines[0]["loss"] > lines[-2]["loss"]
 
 
+def test_speed_counts_every_step_but_the_first_and_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step takes a second, every evaluation an hour: a token a second for each of a batch."""
+    now = [0.0]
+    monkeypatch.setattr("jaxgpt.train.loop.time.perf_counter", lambda: now[0])
+    step = Program.step
+
+    def slow(self: Program, state, windows):  # type: ignore[no-untyped-def]
+        now[0] += 100.0 if int(state.step) == 0 else 1.0
+        return step(self, state, windows)
+
+    def evaluate_slowly(*args, **kwargs):  # type: ignore[no-untyped-def]
+        now[0] += 3600.0
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(Program, "step", slow)
+    monkeypatch.setattr("jaxgpt.train.loop.evaluate", evaluate_slowly)
+    run(small_run(), "out")
+    last = [line for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line][-1]
+    assert last["tokens_per_second"] == pytest.approx(8 * 16)
+
+
 def test_best_and_last_are_kept() -> None:
     """A rate that ruins the model: the first evaluation stays the best, and its checkpoint stays."""
     config = replace(
