@@ -123,7 +123,7 @@ class _Loop:
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.config: Config = program.config
         self.metadata = {"config": asdict(self.config), "versions": versions()}
-        # Steps whose figures are still on the device. None of these is ever waited for while it runs.
+        # Steps whose figures are still on the device. They are waited for after the first step and before an evaluation.
         self.pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
         self.evaluation: Evaluation | None = None
         self.saved: int | None = None
@@ -171,7 +171,7 @@ class _Loop:
             for name in ("loss", "grad_norm"):
                 if not math.isfinite(figures[name]):
                     raise TrainingFailed(self._failure(name, figures[name], step))
-            self.clock.count(train.batch_size * self.config.model.block_size)
+            self.clock.count(self._tokens_per_step)
             if step % train.log_every == 0 or step == train.steps - 1:
                 line = {"step": step} | figures | self.clock.figures(step + 1, self._tokens_per_step)
                 self.metrics.write(**line)
