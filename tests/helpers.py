@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.cli import main
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
@@ -87,15 +88,19 @@ def small(name: str, **changes: Any) -> ModelConfig:
 def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
     """A model and weights, those that start at zero or one moved away from it."""
     model = GPT(config)
-    params = nn.unbox(init_params(model, seed))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    return model, jax.tree.unflatten(tree, moved)
+
+    @jax.jit  # one program to compile instead of one for every shape
+    def weights() -> Any:
+        leaves, tree = jax.tree.flatten(nn.unbox(init_params(model, seed)))
+        keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
+        moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(tree, moved)
+
+    return model, weights()
 
 
 def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), shape, 0, config.vocab_size, jnp.int32)
+    return jnp.asarray(np.random.default_rng(seed).integers(0, config.vocab_size, shape), jnp.int32)
 
 
 def small_run(**train: Any) -> Config:

@@ -1,12 +1,13 @@
 """Hidden states and attention maps: their laws, and what they cost when nobody asks."""
 
+import dataclasses
 import re
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import make
 
 import jaxgpt
 from jaxgpt.config import Config, ModelConfig, UserError
@@ -20,8 +21,7 @@ B, T, N, L, V = 3, 11, 2, 3, 13
 @pytest.fixture(scope="module")
 def lm():
     config = ModelConfig(vocab_size=V, block_size=16, n_layer=L, n_head=N, n_embd=8, init_std=0.5)
-    params = GPT(config).init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    return jaxgpt.LM(Config(model=config), nn.unbox(params), make_tokenizer("ids", "", 0, V))
+    return jaxgpt.LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, V))
 
 
 def test_laws(lm):
@@ -38,6 +38,27 @@ def test_laws(lm):
     # The last hidden state is after the final norm: the head alone is missing.
     head = model.apply({"params": lm.params}, seen.hidden[-1], method="head")
     np.testing.assert_allclose(seen.logits, head, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0}, {"top_k": 5, "key": jax.random.key(3)}, {"num_beams": 2}, {"max_new_tokens": 1}],
+    ids=str,
+)
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_inside_cached_generation_is_what_the_full_forward_shows(lm, settings, positions):
+    config = dataclasses.replace(lm.config.model, positions=positions, n_kv_head=1)
+    lm = lm._replace(config=Config(model=config), params=make(config)[1])
+    settings = {"max_new_tokens": 7} | settings
+    watched = jaxgpt.study.capture_generation(lm, [1, 2, 3, 4], **settings)
+    [generation] = jaxgpt.generate(lm, [[1, 2, 3, 4]], **settings)
+    assert watched.generation == generation
+    assert watched.ids == [1, 2, 3, 4, *generation.ids]
+    full = jaxgpt.study.capture(lm, [watched.ids])
+    assert jax.tree.structure(watched.seen) == jax.tree.structure(full)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), watched.seen, full)
+    for weights in watched.seen.attentions:
+        assert (np.triu(np.asarray(weights), 1) == 0).all()
 
 
 def results(text):
