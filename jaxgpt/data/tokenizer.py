@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.config import MAX_VOCAB, UserError, did_you_mean
+from jaxgpt.strict import parse_json, read_bytes, shown
 
+T = TypeVar("T")
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
+LIMIT = 1 << 27  # bytes of a tokenizer's file; the largest published ones have a quarter
+# Patterns that begin a word at every space which follows a word, so that a text may be cut there: Llama 3's and Qwen's.
+CUTTABLE = tuple(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    + numbers
+    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for numbers in (r"\p{N}{1,3}", r"\p{N}")
+)
+CHARACTERS = r"[\s\S]"  # the pattern of our own character tokenizers
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
@@ -80,7 +92,7 @@ class CharTokenizer:
         from tokenizers import Regex, decoders, pre_tokenizers
 
         vocab = {c: i for i, c in enumerate(self.characters)}
-        return _word_level(vocab, pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse())
+        return _word_level(vocab, pre_tokenizers.Split(Regex(CHARACTERS), "isolated"), decoders.Fuse())
 
 
 class WordTokenizer:
@@ -132,10 +144,14 @@ class SubwordTokenizer:
         self._tokenizer = tokenizer
         self._cuttable = _may_cut(tokenizer.to_str())
         self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
+        if getattr(tokenizer.model, "dropout", None):
+            tokenizer.model.dropout = None  # of merges, for training; a text has one row of ids
+        # Not the number of words: ids may have holes.
+        self._vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
 
     @property
     def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size()
+        return self._vocab_size
 
     @property
     def eos_id(self) -> int | None:
@@ -143,11 +159,11 @@ class SubwordTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         texts = _cut(text) if self._cuttable else [text]
-        pieces = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        pieces = _asked(lambda: self._tokenizer.encode_batch(texts, add_special_tokens=False), "this text")
         return np.concatenate([np.array(p.ids, np.int32) for p in pieces] or [np.zeros(0, np.int32)])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+        return _asked(lambda: self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False), "these ids")
 
     def to_json(self) -> str:
         return self._tokenizer.to_str(pretty=True)
@@ -190,23 +206,87 @@ def load_tokenizer(path: Path) -> Tokenizer:
         path = path / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"no tokenizer at {path}{did_you_mean(str(path), KINDS)}: one of {', '.join(KINDS)}, or a path")
+    data = read_bytes(path, LIMIT)
+    value = parse_json(data, str(path))
     try:
-        text = path.read_text("utf-8")
-        data = json.loads(text)
-        kind, vocab = data["model"]["type"], data["model"]["vocab"]
-        splitter = (data.get("pre_tokenizer") or {}).get("type")
-        if kind == "WordLevel":
-            words = sorted(vocab, key=vocab.__getitem__)
-            if [vocab[w] for w in words] != list(range(len(words))):
-                raise ValueError("ids are not 0, 1, 2, ...")
-            tokenizer: Tokenizer = CharTokenizer(words) if splitter == "Split" else WordTokenizer(words)
-            return tokenizer
-        from tokenizers import Tokenizer as HFTokenizer
+        return _checked(value, data.decode())
+    except ValueError as e:
+        raise UserError(f"{path} is no tokenizer.json that can be read ({e})") from None
+    except (TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} is no tokenizer.json: it has no model with a vocabulary") from None
 
-        return SubwordTokenizer(HFTokenizer.from_str(text))
-    except Exception as e:  # the library raises bare Exceptions
-        reason = " ".join(str(e).split())[:200]
-        raise UserError(f"{path} is no tokenizer.json that can be read ({type(e).__name__}: {reason})") from None
+
+def _checked(value: Any, text: str) -> Tokenizer:
+    """A tokenizer.json, if nothing in it can hang, or give two words one id.
+
+    Raises:
+        ValueError: something can.
+    """
+    from tokenizers import Tokenizer as HFTokenizer
+
+    for pattern in _patterns(value):
+        bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
+        # Nothing else can take a time that is exponential in the length of a text.
+        if re.search(r"\)[*+{]|\\g", bare):
+            raise ValueError(f"its pattern {shown(pattern)} repeats a group, which can take for ever")
+    vocab = value["model"]["vocab"]
+    if isinstance(vocab, dict) and len(set(vocab.values())) < len(vocab):
+        raise ValueError("two of its words have the same id")
+    library = _asked(lambda: HFTokenizer.from_str(text), "this file")
+    tokenizer: Tokenizer = SubwordTokenizer(library)
+    if not 0 < tokenizer.vocab_size <= MAX_VOCAB:
+        raise ValueError(f"its ids are below {tokenizer.vocab_size}, at least 1 and at most {MAX_VOCAB} are expected")
+    return _own(json.loads(library.to_str())) or tokenizer
+
+
+def _own(value: Any) -> Tokenizer | None:
+    """The character or word tokenizer that a tokenizer.json is, if it is one of ours to the letter.
+
+    Raises:
+        ValueError: it looks like one of ours, and its ids are not those that ours would have.
+    """
+    model, splitter = value["model"], value["pre_tokenizer"]
+    if model["type"] != "WordLevel" or value["normalizer"] or value["added_tokens"]:
+        return None
+    words = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    if [model["vocab"][word] for word in words] != list(range(len(words))):
+        raise ValueError("its ids are not 0, 1, 2, ...")
+    if splitter == _split(CHARACTERS):
+        if words != sorted(words) or any(len(word) != 1 for word in words):
+            raise ValueError("its characters are not in the order of their code points")
+        return CharTokenizer(words)
+    if splitter == {"type": "WhitespaceSplit"}:
+        if [word.split() for word in words] != [[word] for word in words]:
+            raise ValueError("one of its words is empty, or has white space in it")
+        return WordTokenizer(words)
+    return None
+
+
+def _patterns(value: Any) -> Iterable[str]:
+    """Every regular expression in a tokenizer.json."""
+    todo = [value.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    while todo:
+        match todo.pop():
+            case {"Regex": str() as pattern}:
+                yield pattern
+            case dict() as inner:
+                todo += inner.values()
+            case list() as inner:
+                todo += inner
+
+
+def _asked(question: Callable[[], T], what: str) -> T:
+    """What the library answers. It raises bare Exceptions, and where its Rust gives up, what is not even one of those.
+
+    Raises:
+        UserError: it did.
+    """
+    try:
+        return question()
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizer cannot read {what} ({type(e).__name__}: {e})") from None
 
 
 def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:
@@ -238,12 +318,12 @@ def _byte_vocab() -> dict[str, int]:
 
 
 def _gpt2_from_files(vocab: Path, merges: Path) -> SubwordTokenizer:
+    table = parse_json(read_bytes(vocab, LIMIT), str(vocab))
     try:
-        table = json.loads(vocab.read_text("utf-8"))
-        lines = merges.read_text("utf-8").split("\n")
+        lines = read_bytes(merges, LIMIT).decode("utf-8").split("\n")
         pairs = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-        tokenizer = _byte_level(table, pairs)
-    except Exception as e:
+        tokenizer = _asked(lambda: _byte_level(table, pairs), "these files")
+    except ValueError as e:
         raise UserError(f"{vocab} and {merges} are no BPE that can be read ({e})") from None
     return _with_eos(tokenizer)
 
@@ -307,6 +387,23 @@ def _may_cut(tokenizer_json: str) -> bool:
     data = json.loads(tokenizer_json)
     splitter = data.get("pre_tokenizer") or {}
     steps = splitter.get("pretokenizers", [splitter])
-    patterns = all(step.get("type") in ("Split", "ByteLevel") and not step.get("add_prefix_space") for step in steps)
+    whole = not any(  # tokens that are looked for in the text itself, and reach over a cut
+        not token["special"] and (token["rstrip"] or any(map(str.isspace, token["content"])))
+        for token in data["added_tokens"]
+    )
     splits = any(step.get("type") == "Split" or step.get("use_regex") for step in steps)
-    return patterns and splits and (data.get("normalizer") or {}).get("type") in (None, "NFC")
+    return (
+        whole and splits and all(map(_keeps_words, steps)) and (data["normalizer"] or {}).get("type") in (None, "NFC")
+    )
+
+
+def _keeps_words(step: dict[str, Any]) -> bool:
+    """Whether a step of the splitting finds the same words in a piece of a text as in the whole."""
+    if step.get("type") == "ByteLevel":
+        return not step["add_prefix_space"]
+    return any(step == _split(pattern) for pattern in CUTTABLE)
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    """A splitting by a pattern, as tokenizer.json says it."""
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
