@@ -1,22 +1,26 @@
 """Every setting of the program, once: frozen dataclasses, checked when they are made, JSON both ways.
 
 The same names are used in `config.json` (underscores) and on the command line (`--model.n-layer`). A value that cannot
-work raises `UserError` with one line that names the setting, the value and the way out. Imports: the standard library.
+work raises `UserError` with one line that names the setting, the value and the way out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from jaxgpt.strict import UserError as UserError
+from jaxgpt.strict import did_you_mean as did_you_mean
+from jaxgpt.strict import parse_json, shown
 
-class UserError(ValueError):
-    """What a user can mend: one line that says what, where and how. The command line prints it and exits with 2."""
+MAX_LAYERS = 1024  # the deepest published decoders have some hundreds; each is traced by itself
+MAX_VOCAB = 2**24  # ids; the largest published vocabularies have some 2**18
+MAX_PARAMETERS = 10**13  # 40 TB in float32
+MAX_BATCH = 2**28  # ids in the batch of an update, 1 GB of int32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +63,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _types(self, "model")
-        for name in ("block_size", "n_layer", "n_head", "n_embd", "rope_original_context"):
+        _bounds("model", self, "n_layer", 1, MAX_LAYERS)
+        _bounds("model", self, "vocab_size", 0, MAX_VOCAB)
+        for name in ("block_size", "n_head", "n_embd", "rope_original_context"):
             _bounds("model", self, name, 1, 2**24)
-        for name in ("vocab_size", "n_kv_head", "head_dim", "n_inner", "sliding_window"):
+        for name in ("n_kv_head", "head_dim", "n_inner", "sliding_window"):
             _bounds("model", self, name, 0, 2**31 - 1)
         _bounds("model", self, "dropout", 0.0, 1.0, open_end=True)
         for name in ("norm_eps", "init_std", "logit_softcap"):
@@ -91,6 +97,11 @@ class ModelConfig:
                 f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below "
                 f"model.rope_high_freq_factor {self.rope_high_freq_factor}"
             )
+        if self.parameters > MAX_PARAMETERS:
+            raise UserError(
+                f"the model would have {self.parameters:.1e} parameters, {4 * self.parameters / 1e12:,.0f} TB in "
+                f"float32: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd, n_layer, n_inner or block_size"
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -106,6 +117,19 @@ class ModelConfig:
     def mlp_width(self) -> int:
         """F, width of the MLP's hidden layer."""
         return self.n_inner or 4 * self.n_embd
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers are learned; with a vocabulary that is not known yet, those besides its."""
+        D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
+        heads, gain = self.n_head * self.head_width, int(self.norm_affine)
+        norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
+        attention = (D + bias) * (heads + 2 * self.kv_heads * self.head_width)
+        attention += self.attn_proj * (heads + bias) * D + self.qk_norm * gain * 2 * self.head_width
+        mlp = (1 + (self.mlp == "gated")) * (D + bias) * F + (F + bias) * D + norm if self.mlp != "none" else 0
+        ends = V * D + (self.positions == "learned") * self.block_size * D + self.final_norm * norm
+        ends += (not self.tie_embeddings) * (D + self.head_bias) * V
+        return self.n_layer * (attention + norm + mlp) + ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +147,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         _types(self, "data")
         _bounds("data", self, "train_fraction", 0.0, 1.0, open_start=True)
-        _bounds("data", self, "vocab_size", 2, 2**24)
+        _bounds("data", self, "vocab_size", 2, MAX_VOCAB)
         _bounds("data", self, "stride", 0, 2**31 - 1)
 
 
@@ -220,6 +244,15 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)  # the run
     mesh: MeshConfig = field(default_factory=MeshConfig)  # devices
 
+    def __post_init__(self) -> None:
+        _types(self, "config")
+        ids = self.train.batch_size * (self.model.block_size + 1)
+        if ids > MAX_BATCH:
+            raise UserError(
+                f"train.batch_size {self.train.batch_size} windows of model.block_size {self.model.block_size} + 1 "
+                f"are {ids:,} ids: at most {MAX_BATCH:,} are put into an update"
+            )
+
     @property
     def decay_steps(self) -> int:
         """Step at which the schedule ends."""
@@ -235,23 +268,13 @@ def to_json(config: Any) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2, allow_nan=False) + "\n"
 
 
-def from_json(text: str, where: str = "config.json") -> Config:
+def from_json(text: bytes | str, where: str = "config.json") -> Config:
     """Read a `Config` back. Missing keys take their defaults; unknown ones are errors.
 
     Raises:
         UserError: not JSON, not an object, an unknown key (with a near one named) or a value that cannot work.
     """
-    try:
-        data = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{where}: not valid JSON ({e})") from None
-    return _build(Config, data, where)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean X?)"`, or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    return _build(Config, parse_json(text, where), where)
 
 
 def _build(cls: type, data: Any, where: str) -> Any:
@@ -261,7 +284,7 @@ def _build(cls: type, data: Any, where: str) -> Any:
     hints = get_type_hints(cls)
     for key in data:
         if key not in names:
-            raise UserError(f"{where}: unknown key {key!r}{did_you_mean(str(key), names)}")
+            raise UserError(f"{where}: unknown key {shown(key)}{did_you_mean(key, names)}")
     values = {}
     for key, value in data.items():
         hint = hints[key]
@@ -280,14 +303,21 @@ def _types(config: Any, section: str) -> None:
         if get_origin(hint) is Literal:
             if value not in get_args(hint):
                 known = ", ".join(str(a) for a in get_args(hint))
-                raise UserError(
-                    f"{section}.{name} cannot be {value!r}{did_you_mean(str(value), get_args(hint))}: one of {known}"
-                )
+                near = did_you_mean(value, get_args(hint)) if isinstance(value, str) else ""
+                raise UserError(f"{section}.{name} cannot be {shown(value)}{near}: one of {known}")
         elif hint is float:
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise UserError(f"{section}.{name} must be a finite number, not {value!r}")
+            # Compared, not asked for finiteness: a NaN fails this, and a whole number of any size can be asked it.
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
+                raise UserError(f"{section}.{name} must be a finite number, not {shown(value)}")
         elif type(value) is not hint:
-            raise UserError(f"{section}.{name} must be of type {hint.__name__}, not {value!r}")
+            raise UserError(f"{section}.{name} must be of type {hint.__name__}, not {shown(value)}")
+        elif isinstance(value, str) and not _is_text(value):
+            raise UserError(f"{section}.{name} {shown(value)} holds what is no character of a text or a path")
+
+
+def _is_text(value: str) -> bool:
+    """No NUL, and no half of a surrogate pair (which stands for a byte of an argument that is not UTF-8)."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
 
 
 def _bounds(
@@ -296,8 +326,4 @@ def _bounds(
     value = getattr(config, name)
     if value < low or value > high or (open_start and value == low) or (open_end and value == high):
         start, end = ("above" if open_start else "at least"), ("below" if open_end else "at most")
-        raise UserError(f"{section}.{name} must be {start} {low:g} and {end} {high:g}, not {value:g}")
-
-
-def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+        raise UserError(f"{section}.{name} must be {start} {low:g} and {end} {high:g}, not {shown(value)}")

@@ -11,6 +11,7 @@ import pytest
 from helpers import repository
 
 ORDER = [
+    {"strict"},
     {"config"},
     {"presets"},
     {"model", "data", "decoding", "parallel"},

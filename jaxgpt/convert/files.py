@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import UserError
+from jaxgpt.strict import read_json, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+ARRAY_LIMIT = 1 << 30  # bytes of an array in an archive
 BLOCK = 1 << 22  # numbers that are read from a file at once
 FLOATS = ("F32", "F16", "BF16")
 
@@ -134,21 +139,54 @@ def write_safetensors(
         os.fsync(f.fileno())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+def text_beside(folder: Path, name: str) -> Path:
+    """The text that a recipe names: in its folder, or beside that folder.
 
     Raises:
-        UserError: not there, or something else.
+        UserError: it is elsewhere; a recipe of a stranger has no business there.
     """
+    path = folder / name if _is_name(name) else None
+    if path is None or not path.resolve().is_relative_to(folder.resolve().parent):
+        raise UserError(
+            f"{folder / 'recipe.json'}: the text {shown(name)} is neither in its folder nor beside it: refused"
+        )
+    return path
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Whole numbers from an `.npz` file, which is a zip archive: what it says of its sizes is checked before it is unpacked.
+
+    Raises:
+        UserError: no such archive, an array is missing, not of whole numbers, or larger than ARRAY_LIMIT.
+    """
+    out = []
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{path}: not valid JSON ({e})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected an object, found {type(value).__name__}")
-    return value
+        with zipfile.ZipFile(path) as archive:
+            for name in names:
+                size = archive.getinfo(f"{name}.npy").file_size
+                if size > ARRAY_LIMIT:
+                    raise ValueError(f"{name} would have {size:,} bytes unpacked, at most {ARRAY_LIMIT:,} are read")
+                # An archive ends an entry at the size that it gives; an array is made at the size that its header gives.
+                with archive.open(f"{name}.npy") as entry:
+                    version = np.lib.format.read_magic(entry)
+                    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                    shape, fortran, dtype = read[version](entry)
+                    if dtype.kind not in "iu" or math.prod(shape) * dtype.itemsize != size - entry.tell():
+                        raise ValueError(f"{name} of type {dtype} and shape {shape} is not what {size:,} bytes hold")
+                    flat = np.frombuffer(entry.read(), dtype)
+                out.append(flat.reshape(shape, order="F" if fortran else "C"))
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as e:
+        raise UserError(f"{path} holds no {' and '.join(names)} that can be read ({type(e).__name__}: {e})") from None
+    return out
 
 
 @contextmanager
@@ -186,9 +224,8 @@ def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
         if not isinstance(places, dict) or not places or not all(isinstance(p, str) for p in places.values()):
             raise UserError(f"{path / INDEX}: weight_map must say for every tensor which file has it")
         for place in places.values():
-            # By name alone: in the hub's cache the files themselves are links to elsewhere.
-            if Path(place).name != place or "\\" in place or not place.endswith(".safetensors"):
-                raise UserError(f"{path / INDEX}: {place!r} is no safetensors file in this folder: refused")
+            if not _is_name(place) or Path(place).name != place or not place.endswith(".safetensors"):
+                raise UserError(f"{path / INDEX}: {shown(place)} is no safetensors file in this folder: refused")
         return [path / place for place in sorted(set(places.values()))], places
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:
@@ -208,12 +245,31 @@ def _refuse_pickle(path: Path) -> None:
         )
 
 
+def _is_name(name: str) -> bool:
+    return bool(name) and "\0" not in name and "\\" not in name and not Path(name).is_absolute()
+
+
+def refuse_elsewhere(file: Path) -> None:
+    """A link may lead to a file of the same folder, or in the hub's cache to the repository's own blobs.
+
+    Raises:
+        UserError: it leads elsewhere, to what whoever sent the folder may not have meant to be read.
+    """
+    folder, place = file.parent.resolve(), file.resolve().parent
+    cached = place.name == "blobs" and folder.parent == place.parent / "snapshots"
+    if file.is_symlink() and place != folder and not cached:
+        raise UserError(
+            f"{file} is a link to {file.resolve()}, outside of its folder: refused; put the file itself there"
+        )
+
+
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
         raise UserError(f"{file} is missing")
+    refuse_elsewhere(file)
     try:
         with safe_open(file, "numpy") as f:
             yield f

@@ -8,6 +8,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.strict import shown
 
 PREFIX = "model."
 
@@ -85,13 +86,19 @@ def _window(o: Options, n_layer: int) -> int:
     window, used, begin = o.take("sliding_window"), o.flag("use_sliding_window", False), o.take("max_window_layers")
     kinds = o.take("layer_types")
     if not used or window is None:
-        window, kinds = 0, kinds or ["full_attention"] * n_layer
+        window, begin = 0, n_layer
     begin = 28 if begin is None else begin
-    if kinds is None:
-        kinds = ["sliding_attention" if layer >= begin else "full_attention" for layer in range(n_layer)]
-    if kinds == ["full_attention"] * n_layer:
+    if type(begin) is not int or type(window) is not int:
+        raise o.refuse("max_window_layers, sliding_window", [begin, window], "they must be whole numbers")
+    # Counted, not spelled out: a file may claim any number of layers.
+    full, sliding, layers = min(max(begin, 0), n_layer), n_layer - min(max(begin, 0), n_layer), n_layer
+    if isinstance(kinds, list) and kinds:
+        full, sliding, layers = kinds.count("full_attention"), kinds.count("sliding_attention"), len(kinds)
+    elif kinds:
+        raise o.refuse("layer_types", kinds, "it must be a list")
+    if full == layers == n_layer:
         return 0
-    if kinds != ["sliding_attention"] * n_layer or type(window) is not int or not window:
+    if not (sliding == layers == n_layer and window):
         raise o.refuse("layer_types", kinds, "all layers must have the same kind of attention")
     return window
 
@@ -99,9 +106,12 @@ def _window(o: Options, n_layer: int) -> int:
 def _rope(o: Options, block_size: int) -> dict[str, Any]:
     """transformers 5 says it in `rope_parameters`, 4 in `rope_theta` and `rope_scaling`; many files have both."""
     theta, scaling, new = o.take("rope_theta"), o.take("rope_scaling"), o.take("rope_parameters")
+    for name, value in (("rope_scaling", scaling), ("rope_parameters", new)):
+        if value is not None and not isinstance(value, dict):
+            raise o.refuse(name, value, "it must be an object")
     rope = dict(new or scaling or {})
     if new and scaling and any(new.get(k) != v for k, v in scaling.items() if k != "type"):
-        raise o.refuse("rope_scaling", scaling, f"rope_parameters says {new!r}")
+        raise o.refuse("rope_scaling", scaling, f"rope_parameters says {shown(new)}")
     theta = rope.pop("rope_theta", theta if theta is not None else 10_000.0)
     inner = Options(rope, f"{o.where}: rope_parameters")
     legacy = inner.take("type")

@@ -9,13 +9,14 @@ from typing import Any
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert import gpt2, llama
-from jaxgpt.convert.files import SINGLE, Weights, building, read_json
+from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
 from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.lm import load
+from jaxgpt.strict import read_json, shown
 from jaxgpt.train.checkpoint import save_params
 from jaxgpt.train.run import Run, describe
 
@@ -52,10 +53,10 @@ def import_model(source: Path, target: Path, tokenizer: str = "") -> Converted:
         UserError: something is missing, of another shape or type, or not computed here; it is named.
     """
     family, model, form, weights = describe_source(source)
+    check_weights(weights, model, form)
     words = _tokenizer(source, tokenizer, model)
     if words.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {words.vocab_size} ids, its model only {model.vocab_size}")
-    check_weights(weights, model, form)
     with building(target) as folder:
         params = load_weights(weights, model, form)
         config = Config(
@@ -129,11 +130,13 @@ def describe_source(source: Path) -> tuple[str, ModelConfig, Format, Weights]:
     if kind is None and "architectures" not in values and "n_layer" in values and "block_size" in values:
         weights = Weights(source)
         return "nanogpt", model_from_options(values, weights, str(where)), NANOGPT, weights
-    if kind not in ARCHITECTURES:
-        raise UserError(f"{where}: model_type {kind!r} is not computed here: one of {', '.join(ARCHITECTURES)}")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise UserError(f"{where}: model_type {shown(kind)} is not computed here: one of {', '.join(ARCHITECTURES)}")
     named = values.get("architectures") or [ARCHITECTURES[kind]]
     if named != [ARCHITECTURES[kind]]:
-        raise UserError(f"{where}: architectures {named!r} is not computed here: {ARCHITECTURES[kind]} is expected")
+        raise UserError(
+            f"{where}: architectures {shown(named)} is not computed here: {ARCHITECTURES[kind]} is expected"
+        )
     options = Options(values, str(where))
     if kind == "gpt2":
         model, form = gpt2.config_from_hf(options), GPT2
@@ -152,7 +155,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig) -> Tokenizer:
         # nanoGPT's character models keep their table in a pickle, but it is the text's sorted characters.
         text = read_json(source / "recipe.json").get("text")
         if isinstance(text, str):
-            return CharTokenizer(read_path(source / text).text)
+            return CharTokenizer(read_path(text_beside(source, text)).text)
     try:
         return load_tokenizer(source)
     except UserError as e:

@@ -12,10 +12,14 @@ from jaxgpt.convert.files import Weights
 from jaxgpt.convert.gpt2 import NANOGPT_TABLE, PREFIX
 from jaxgpt.convert.tensors import from_arrays
 from jaxgpt.convert.weights import BUFFERS, HEAD, Format
+from jaxgpt.strict import shown
 
 NANOGPT = Format(NANOGPT_TABLE, PREFIX, f"{PREFIX}wte.weight")
 
 # A recipe's settings and the least that each can be.
+WHOLE = frozenset(
+    "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps max_iters eval_iters".split()
+)
 RECIPE = {
     "n_layer": 1,
     "n_head": 1,
@@ -46,7 +50,9 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
     for name, least in RECIPE.items():
         value = recipe.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
-            raise UserError(f"recipe.json: {name} must be a number of at least {least}, not {value!r}")
+            raise UserError(f"recipe.json: {name} must be a number of at least {least}, not {shown(value)}")
+        if name in WHOLE and not isinstance(value, int):
+            raise UserError(f"recipe.json: {name} must be a whole number, not {value}")
     if recipe.get("dropout", 0.0) != 0.0:
         raise UserError("recipe.json: a run with dropout cannot be replayed, its masks were not recorded")
     accumulation = recipe["gradient_accumulation_steps"]
@@ -97,9 +103,9 @@ def model_from_options(options: Mapping[str, Any], weights: Weights, where: str)
     for name in ("n_layer", "n_head", "n_embd", "block_size"):
         values[name] = options.get(name)
         if type(values[name]) is not int or values[name] < 1:
-            raise UserError(f"{where}: {name} must be a whole number of at least 1, not {values[name]!r}")
+            raise UserError(f"{where}: {name} must be a whole number of at least 1, not {shown(values[name])}")
     shapes = {name.removeprefix("_orig_mod."): tensor.shape for name, tensor in weights.tensors.items()}
-    vocab_size = options.get("vocab_size") or shapes.get(NANOGPT.tied, (0,))[0]
+    vocab_size = options.get("vocab_size") or next(iter(shapes.get(NANOGPT.tied, ())), 0)
     bias = options.get("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes)
     dropout = options.get("dropout", 0.0)
     return ModelConfig(**values, vocab_size=vocab_size, bias=bias, dropout=dropout, activation="gelu")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from jaxgpt.config import UserError
+from jaxgpt.strict import shown
 
 T = TypeVar("T")
 
@@ -44,35 +45,35 @@ class Options:
         """A whole number; the default stands for null too."""
         value = self._take(name, default)
         if type(value) is not int:
-            raise UserError(f"{self.where}: {name} must be a whole number, not {value!r}")
+            raise UserError(f"{self.where}: {name} must be a whole number, not {shown(value)}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UserError(f"{self.where}: {name} must be a number, not {value!r}")
+            raise UserError(f"{self.where}: {name} must be a number, not {shown(value)}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self._take(name, default)
         if not isinstance(value, bool):
-            raise UserError(f"{self.where}: {name} must be true or false, not {value!r}")
+            raise UserError(f"{self.where}: {name} must be true or false, not {shown(value)}")
         return value
 
     def choice(self, name: str, known: Mapping[str, T], default: str) -> T:
         """A word, as what we call it."""
         value = self._take(name, default)
         if not isinstance(value, str) or value not in known:
-            raise UserError(f"{self.where}: {name} {value!r} is not computed here: one of {', '.join(known)}")
+            raise UserError(f"{self.where}: {name} {shown(value)} is not computed here: one of {', '.join(known)}")
         return known[value]
 
     def only(self, name: str, value: Any) -> None:
         """An option that has to be what we compute anyway, or absent."""
         found = self._left.pop(name, value)
         if found != value and not (found is None or (value is None and found is False)):
-            raise UserError(f"{self.where}: {name} {found!r} is not computed here, only {value!r}")
+            raise UserError(f"{self.where}: {name} {shown(found)} is not computed here, only {shown(value)}")
 
     def skip(self, *names: str) -> None:
         """Options that this model's logits do not depend on."""
@@ -92,12 +93,12 @@ class Options:
         if self._left:
             name = min(self._left)
             raise UserError(
-                f"{self.where}: option {name} ({self._left[name]!r}) is not known here: refused, not ignored"
+                f"{self.where}: option {name} ({shown(self._left[name])}) is not known here: refused, not ignored"
             )
 
     def refuse(self, name: str, value: Any, instead: str) -> UserError:
         """The error for a value that is not computed."""
-        return UserError(f"{self.where}: {name} {value!r} is not computed here: {instead}")
+        return UserError(f"{self.where}: {name} {shown(value)} is not computed here: {instead}")
 
     def _take(self, name: str, default: Any) -> Any:
         value = self._left.pop(name, None)
@@ -130,5 +131,5 @@ def require(config: Any, family: str, **needed: Any) -> None:
         found = getattr(config, name)
         if found != value:
             raise UserError(
-                f"model.{name} {found!r} cannot be said in a {family} config.json, which has {value!r} only"
+                f"model.{name} {shown(found)} cannot be said in a {family} config.json, which has {shown(value)} only"
             )

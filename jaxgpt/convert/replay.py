@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,12 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config, UserError
+from jaxgpt.convert.files import read_arrays, text_beside
 from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
 from jaxgpt.data import Tokens
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.strict import read_json, shown
 from jaxgpt.train.build import Program, build
 
 TRAIN, VAL = 0, 1
@@ -61,21 +62,23 @@ def open_recording(path: Path, steps: int) -> Recording:
             raise UserError(
                 f"{path} is no recording: it has no {name} (expected: recipe.json, init.safetensors, offsets.npz)"
             )
+    recipe = read_json(path / "recipe.json")
+    split_n, offsets_nB = read_arrays(path / "offsets.npz", "split", "ix")
     try:
-        recipe = json.loads((path / "recipe.json").read_text("utf-8"))
         tensors = load_file(path / "init.safetensors")
-        with np.load(path / "offsets.npz", allow_pickle=False) as arrays:
-            split_n, offsets_nB = arrays["split"], arrays["ix"]
     except Exception as e:
-        raise UserError(f"{path}: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("text"), str):
+        raise UserError(f"{path / 'init.safetensors'} cannot be read ({type(e).__name__}: {e})") from None
+    if not isinstance(recipe.get("text"), str):
         raise UserError(f"{path / 'recipe.json'}: 'text' must name the text, relative to the folder")
+    fraction = recipe.get("train_fraction", 0.9)
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
+        raise UserError(f"recipe.json: train_fraction must be a number above 0 and at most 1, not {shown(fraction)}")
 
-    text = read_path(path / recipe["text"]).text
+    text = read_path(text_beside(path, recipe["text"])).text
     tokenizer = CharTokenizer(text)
     config = config_from_recipe(recipe, tokenizer.vocab_size)
     ids = Tokens([tokenizer.encode(text)])
-    splits = ids.split(int(float(recipe.get("train_fraction", 0.9)) * len(ids)))
+    splits = ids.split(int(fraction * len(ids)))
     last = min(steps or recipe["max_iters"], recipe["max_iters"])
     micro = config.train.batch_size // config.train.accumulation
     if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:

@@ -46,6 +46,11 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     Raises:
         UserError: a tensor is missing, left over, or not of its shape or type; or a tied head that is none.
     """
+    if config.n_layer > len(weights.tensors):  # each would be traced, which takes its time
+        raise UserError(
+            f"{weights.path}: {config.n_layer} layers are asked for, the files hold {len(weights.tensors)} tensors: "
+            f"those of most layers are missing"
+        )
     shapes = leaf_shapes(config)
     bare = not any(_plain(name).startswith(form.prefix) for name in weights.tensors)
     stored = {_plain(name): name for name in weights.tensors}

@@ -53,7 +53,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
         tokenizer: one that exists already (a resumed run's); None: made as the config says.
 
     Raises:
-        UserError: there is no such data, or the model's vocabulary is too small for it.
+        UserError: there is no such data, or the model's vocabulary is too small for it or for the ids in it.
     """
     data, path = config.data, Path(config.data.path)
     characters = 0
@@ -77,6 +77,8 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
             f"leave it at 0, or raise it"
         )
+    vocab_size = config.model.vocab_size or tokenizer.vocab_size
+    train, val = train.below(vocab_size), val.below(vocab_size)
     held_out = len(val) > 0
     val = val if held_out else train
     if len(val) <= config.model.block_size:

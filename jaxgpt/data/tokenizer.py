@@ -1,156 +1,24 @@
-"""Text to ids and back. Every tokenizer is kept as `tokenizer.json` in the format of Hugging Face's `tokenizers`."""
+"""Tokenizers by name, by file and from the hub. All are kept as `tokenizer.json`, the format of the `tokenizers` library."""
 
 from __future__ import annotations
 
 import json
-import unicodedata
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.config import MAX_VOCAB, UserError, did_you_mean
+from jaxgpt.data.encode import CHARACTERS, EOS_NAMES, asked, cut, split_by
+from jaxgpt.data.encode import CharTokenizer as CharTokenizer
+from jaxgpt.data.encode import SubwordTokenizer as SubwordTokenizer
+from jaxgpt.data.encode import Tokenizer as Tokenizer
+from jaxgpt.data.encode import WordTokenizer as WordTokenizer
+from jaxgpt.strict import parse_json, read_bytes, shown
 
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
-EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
+LIMIT = 1 << 27  # bytes of a tokenizer's file; the largest published ones have a quarter
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
-
-
-class Tokenizer(Protocol):
-    """What the rest of the program knows of a tokenizer.
-
-    Attributes:
-        vocab_size: V; ids are below it.
-        eos_id: the id that ends a text, if there is one.
-        glue: what stands between two texts that are put together.
-    """
-
-    glue: str
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def eos_id(self) -> int | None: ...
-    def encode(self, text: str) -> np.ndarray:
-        """Ids as int32. Raises `UserError` for text that has no ids."""
-        ...
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of ids."""
-        ...
-
-    def to_json(self) -> str:
-        """The content of `tokenizer.json`."""
-        ...
-
-
-class CharTokenizer:
-    """One id for each character, in the order of their code points."""
-
-    eos_id: int | None = None
-    glue = ""
-
-    def __init__(self, characters: Iterable[str]) -> None:
-        self.characters = sorted(set(characters))
-        self._points = np.array([ord(c) for c in self.characters], np.uint32)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.characters)
-
-    def encode(self, text: str) -> np.ndarray:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        ids = np.searchsorted(self._points, points).clip(max=max(self.vocab_size - 1, 0))
-        unknown = self._points[ids] != points if self.vocab_size else np.ones(len(points), bool)
-        if unknown.any():
-            place = int(unknown.argmax())
-            char = text[place]
-            name = unicodedata.name(char, "unnamed")
-            raise UserError(
-                f"character {char!r} (U+{ord(char):04X}, {name}) at position {place} is not among "
-                f"the tokenizer's {self.vocab_size} characters: leave it out, or train on text that has it"
-            )
-        return ids.astype(np.int32)
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return "".join(self.characters[i] for i in np.asarray(ids, np.int64))
-
-    def to_json(self) -> str:
-        from tokenizers import Regex, decoders, pre_tokenizers
-
-        vocab = {c: i for i, c in enumerate(self.characters)}
-        return _word_level(vocab, pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"), decoders.Fuse())
-
-
-class WordTokenizer:
-    """One id for each word; words are what stands between white space."""
-
-    glue = " "
-
-    def __init__(self, words: Iterable[str]) -> None:
-        self.words = list(dict.fromkeys(words))
-        self._ids = {w: i for i, w in enumerate(self.words)}
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.words)
-
-    @property
-    def eos_id(self) -> int | None:
-        return next((self._ids[name] for name in EOS_NAMES if name in self._ids), None)
-
-    def encode(self, text: str) -> np.ndarray:
-        words = text.split()
-        for place, word in enumerate(words):
-            if word not in self._ids:
-                raise UserError(
-                    f"word {word!r} at position {place} is not among the tokenizer's {self.vocab_size} words"
-                    + did_you_mean(word, self.words)
-                )
-        return np.array([self._ids[w] for w in words], np.int32)
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return " ".join(self.words[i] for i in np.asarray(ids, np.int64))
-
-    def to_json(self) -> str:
-        from tokenizers import pre_tokenizers
-
-        return _word_level(self._ids, pre_tokenizers.WhitespaceSplit(), None)
-
-
-class SubwordTokenizer:
-    """Any tokenizer of the `tokenizers` library: bytes, GPT-2's BPE, one trained here, one of an imported model."""
-
-    glue = ""
-
-    def __init__(self, tokenizer: Any) -> None:
-        # The names of special tokens within a user's text are text like any other.
-        tokenizer.encode_special_tokens = True
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
-        self._cuttable = _may_cut(tokenizer.to_str())
-        self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size()
-
-    @property
-    def eos_id(self) -> int | None:
-        return self._eos
-
-    def encode(self, text: str) -> np.ndarray:
-        texts = _cut(text) if self._cuttable else [text]
-        pieces = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return np.concatenate([np.array(p.ids, np.int32) for p in pieces] or [np.zeros(0, np.int32)])
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    def to_json(self) -> str:
-        return self._tokenizer.to_str(pretty=True)
 
 
 def make_tokenizer(kind: str, text: str, vocab_size: int, model_vocab_size: int) -> Tokenizer:
@@ -190,34 +58,78 @@ def load_tokenizer(path: Path) -> Tokenizer:
         path = path / "tokenizer.json"
     if not path.is_file():
         raise UserError(f"no tokenizer at {path}{did_you_mean(str(path), KINDS)}: one of {', '.join(KINDS)}, or a path")
+    data = read_bytes(path, LIMIT)
+    value = parse_json(data, str(path))
     try:
-        text = path.read_text("utf-8")
-        data = json.loads(text)
-        kind, vocab = data["model"]["type"], data["model"]["vocab"]
-        splitter = (data.get("pre_tokenizer") or {}).get("type")
-        if kind == "WordLevel":
-            words = sorted(vocab, key=vocab.__getitem__)
-            if [vocab[w] for w in words] != list(range(len(words))):
-                raise ValueError("ids are not 0, 1, 2, ...")
-            tokenizer: Tokenizer = CharTokenizer(words) if splitter == "Split" else WordTokenizer(words)
-            return tokenizer
-        from tokenizers import Tokenizer as HFTokenizer
-
-        return SubwordTokenizer(HFTokenizer.from_str(text))
-    except Exception as e:  # the library raises bare Exceptions
-        reason = " ".join(str(e).split())[:200]
-        raise UserError(f"{path} is no tokenizer.json that can be read ({type(e).__name__}: {reason})") from None
+        return _checked(value, data.decode())
+    except ValueError as e:
+        raise UserError(f"{path} is no tokenizer.json that can be read ({e})") from None
+    except (TypeError, KeyError, AttributeError):
+        raise UserError(f"{path} is no tokenizer.json: it has no model with a vocabulary") from None
 
 
-def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:
+def _checked(value: Any, text: str) -> Tokenizer:
+    """A tokenizer.json, if nothing in it can hang, or give two words one id.
+
+    Raises:
+        ValueError: something can.
+    """
     from tokenizers import Tokenizer as HFTokenizer
-    from tokenizers import models
 
-    tokenizer = HFTokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizer
-    if decoder is not None:
-        tokenizer.decoder = decoder
-    return tokenizer.to_str(pretty=True)
+    for pattern in _patterns(value):
+        bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
+        # Nothing else can take a time that is exponential in the length of a text.
+        if re.search(r"\)[*+{]|\\g", bare):
+            raise ValueError(f"its pattern {shown(pattern)} repeats a group, which can take for ever")
+    vocab = value["model"]["vocab"]
+    ids = list(vocab.values()) if isinstance(vocab, dict) else []
+    if len(set(ids)) < len(ids):
+        raise ValueError("two of its words have the same id")
+    # Before the library sees them: it counts up to the largest when it writes a vocabulary.
+    for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
+        if i >= MAX_VOCAB:
+            raise ValueError(f"its id {i} is not below {MAX_VOCAB}")
+    library = asked(lambda: HFTokenizer.from_str(text), "this file")
+    tokenizer: Tokenizer = SubwordTokenizer(library)
+    if not tokenizer.vocab_size:
+        raise ValueError("it has no words")
+    return _own(json.loads(library.to_str())) or tokenizer
+
+
+def _own(value: Any) -> Tokenizer | None:
+    """The character or word tokenizer that a tokenizer.json is, if it is one of ours to the letter.
+
+    Raises:
+        ValueError: it looks like one of ours, and its ids are not those that ours would have.
+    """
+    model, splitter = value["model"], value["pre_tokenizer"]
+    if model["type"] != "WordLevel" or value["normalizer"] or value["added_tokens"]:
+        return None
+    words = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    if [model["vocab"][word] for word in words] != list(range(len(words))):
+        raise ValueError("its ids are not 0, 1, 2, ...")
+    if splitter == split_by(CHARACTERS):
+        if words != sorted(words) or any(len(word) != 1 for word in words):
+            raise ValueError("its characters are not in the order of their code points")
+        return CharTokenizer(words)
+    if splitter == {"type": "WhitespaceSplit"}:
+        if [word.split() for word in words] != [[word] for word in words]:
+            raise ValueError("one of its words is empty, or has white space in it")
+        return WordTokenizer(words)
+    return None
+
+
+def _patterns(value: Any) -> Iterable[str]:
+    """Every regular expression in a tokenizer.json."""
+    todo = [value.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    while todo:
+        match todo.pop():
+            case {"Regex": str() as pattern}:
+                yield pattern
+            case dict() as inner:
+                todo += inner.values()
+            case list() as inner:
+                todo += inner
 
 
 def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
@@ -238,12 +150,12 @@ def _byte_vocab() -> dict[str, int]:
 
 
 def _gpt2_from_files(vocab: Path, merges: Path) -> SubwordTokenizer:
+    table = parse_json(read_bytes(vocab, LIMIT), str(vocab))
     try:
-        table = json.loads(vocab.read_text("utf-8"))
-        lines = merges.read_text("utf-8").split("\n")
+        lines = read_bytes(merges, LIMIT).decode("utf-8").split("\n")
         pairs = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-        tokenizer = _byte_level(table, pairs)
-    except Exception as e:
+        tokenizer = asked(lambda: _byte_level(table, pairs), "these files")
+    except ValueError as e:
         raise UserError(f"{vocab} and {merges} are no BPE that can be read ({e})") from None
     return _with_eos(tokenizer)
 
@@ -274,7 +186,7 @@ def _train_bpe(text: str, vocab_size: int) -> SubwordTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_cut(text), trainer)
+    tokenizer.train_from_iterator(cut(text), trainer)
     return SubwordTokenizer(tokenizer)
 
 
@@ -284,29 +196,3 @@ def _with_eos(tokenizer: Any) -> SubwordTokenizer:
     if tokenizer.token_to_id(EOS_NAMES[0]) is not None:
         tokenizer.add_special_tokens([AddedToken(EOS_NAMES[0], special=True)])
     return SubwordTokenizer(tokenizer)
-
-
-def _cut(text: str, size: int = 1 << 16) -> list[str]:
-    """Pieces that a byte-level BPE encodes apart as it would together: each but the first begins with a space after a
-    character that is no white space, where the patterns of GPT-2, Llama 3 and Qwen always begin a word. (A line's end
-    would not do: theirs may belong to the punctuation before it.)"""
-    pieces, start = [], 0
-    while len(text) - start > size:
-        cut = text.find(" ", start + size)
-        while cut > 0 and text[cut - 1].isspace():
-            cut = text.find(" ", cut + 1)
-        if cut < 0:
-            break
-        pieces.append(text[start:cut])
-        start = cut
-    return [*pieces, text[start:]] if start < len(text) else pieces
-
-
-def _may_cut(tokenizer_json: str) -> bool:
-    """Whether pieces may be encoded apart: bytes of words found by a pattern, and nothing put before a text."""
-    data = json.loads(tokenizer_json)
-    splitter = data.get("pre_tokenizer") or {}
-    steps = splitter.get("pretokenizers", [splitter])
-    patterns = all(step.get("type") in ("Split", "ByteLevel") and not step.get("add_prefix_space") for step in steps)
-    splits = any(step.get("type") == "Split" or step.get("use_regex") for step in steps)
-    return patterns and splits and (data.get("normalizer") or {}).get("type") in (None, "NFC")

@@ -11,6 +11,11 @@ import numpy as np
 from jaxgpt.config import UserError
 
 HEADER = 256  # int32 numbers before the ids of an llm.c file
+FIRST = 1 << 20  # ids of each file that are checked at once; the others are as they are read
+ZIP, TORCH = (
+    b"PK\x03\x04",
+    bytes.fromhex("80028a0a6cfc9c46f920"),
+)  # how torch's files begin, those of today and old ones
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
@@ -22,22 +27,39 @@ class Tokens:
 
     Attributes:
         parts: arrays that stand one behind the other.
+        vocab_size: ids are below it.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
+    def __init__(self, parts: Sequence[np.ndarray], vocab_size: int = 2**31) -> None:
         self.parts = [p for p in parts if len(p)]
+        self.vocab_size = vocab_size
         self._ends = np.cumsum([len(p) for p in self.parts], dtype=np.int64)
+
+    def below(self, vocab_size: int) -> Tokens:
+        """The same row, of ids below `vocab_size`: the first million of each file now, the others when they are taken.
+
+        Raises:
+            UserError: an id is not below it.
+        """
+        for part in self.parts:
+            _check(part[:FIRST], vocab_size)
+        return Tokens(self.parts, vocab_size)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self.parts else 0
 
     def take(self, start: int, n: int) -> np.ndarray:
-        """Ids `start` to `start + n` as int32, copied."""
+        """Ids `start` to `start + n` as int32, copied.
+
+        Raises:
+            UserError: one of them is not in the vocabulary (jax would take another one instead, and say nothing).
+        """
         out, filled = np.empty(n, np.int32), 0
         part = int(np.searchsorted(self._ends, start, side="right"))
         while filled < n:
             begin = int(self._ends[part]) - len(self.parts[part])
             piece = self.parts[part][start + filled - begin :][: n - filled]
+            _check(piece, self.vocab_size)
             out[filled : filled + len(piece)] = piece
             filled, part = filled + len(piece), part + 1
         return out
@@ -50,7 +72,7 @@ class Tokens:
             before.append(part[:cut])
             after.append(part[cut:])
             begin += len(part)
-        return Tokens(before), Tokens(after)
+        return Tokens(before, self.vocab_size), Tokens(after, self.vocab_size)
 
 
 def is_token_path(path: Path) -> bool:
@@ -97,6 +119,8 @@ def open_tokens(path: Path) -> np.ndarray:
         raise UserError(f"cannot read {path}: {e.strerror}") from None
     if size == 0:
         raise UserError(f"{path} is empty")
+    if head.startswith((ZIP, TORCH)):
+        raise UserError(f"{path} is a file of torch's, or another archive, not of ids: refused, and not opened as one")
     if len(head) == 4 * HEADER:
         magic, version, count = (int(n) for n in np.frombuffer(head, "<i4", 3))
         if magic in LLMC:
@@ -109,3 +133,10 @@ def open_tokens(path: Path) -> np.ndarray:
     if size % 2:
         raise UserError(f"{path}: {size:,} bytes are no row of 16-bit ids, and no header of llm.c stands before them")
     return np.memmap(path, np.dtype("<u2"), "r")
+
+
+def _check(ids: np.ndarray, vocab_size: int) -> None:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+        where = f"{ids.filename}: " if isinstance(ids, np.memmap) else ""
+        raise UserError(f"{where}id {wrong} is beyond the vocabulary of {vocab_size}: another tokenizer made these")

@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from jaxgpt.config import Config, ModelConfig
+from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.strict import parse_json
 from jaxgpt.train.optimizer import make_optimizer
 
 
@@ -38,14 +39,15 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file; one that was cut off in the middle is passed over."""
-    for line in path.read_text().splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("step"), int):
-            yield value
+    """The lines of a metrics file; one that was cut off in the middle, or damaged, is passed over."""
+    with path.open("rb") as f:
+        for line in f:
+            try:
+                value = parse_json(line, str(path))
+            except UserError:
+                continue
+            if isinstance(value, dict) and type(value.get("step")) is int and value["step"] >= 0:
+                yield value
 
 
 def _before(line: dict[str, Any], step: int) -> bool:

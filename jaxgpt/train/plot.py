@@ -13,8 +13,9 @@ def plot_losses(metrics: Path, image: Path, title: str) -> None:
     from matplotlib.figure import Figure
 
     lines = list(read_metrics(metrics))
-    train = [(m["step"], m["loss"]) for m in lines if "loss" in m]
-    val = [(m["step"], m["val_loss"]) for m in lines if "val_loss" in m]
+    train, val = (
+        [(m["step"], m[name]) for m in lines if type(m.get(name)) in (int, float)] for name in ("loss", "val_loss")
+    )
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -24,7 +25,8 @@ def plot_losses(metrics: Path, image: Path, title: str) -> None:
         axes.plot(*zip(*val, strict=True), color="#d94801", marker="o", markersize=4, label="validation (whole split)")
         step, loss = min(val, key=lambda point: point[1])
         axes.annotate(f"{loss:.3f}", (step, loss), textcoords="offset points", xytext=(0, 8), ha="center")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.set_title(title, parse_math=False)  # a folder's name may hold a dollar sign
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if train or val:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxgpt.config import Config, UserError, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
+from jaxgpt.strict import read_bytes
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Run:
 
     def config(self) -> Config:
         """The run's settings."""
-        return from_json((self.path / "config.json").read_text("utf-8"), str(self.path / "config.json"))
+        return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
 
     def tokenizer(self) -> Tokenizer:
         """The run's tokenizer."""

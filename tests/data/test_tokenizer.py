@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokenizer import SubwordTokenizer, _byte_level, _byte_vocab, _cut, load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer import SubwordTokenizer, _byte_level, _byte_vocab, cut, load_tokenizer, make_tokenizer
 
 DATA = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 GPT2 = DATA / "gpt2-bpe"
@@ -103,7 +103,7 @@ def test_pieces_encode_as_the_whole(pattern):
     @settings(max_examples=400, deadline=None)
     @given(ODD)
     def check(text):
-        pieces = _cut(text, size=3)
+        pieces = cut(text, size=3)
         assert "".join(pieces) == text
         assert [w for piece in pieces for w in words(piece)] == words(text)
 
@@ -115,7 +115,7 @@ def test_long_texts_go_in_pieces_only_where_that_changes_nothing():
 
     text = WORDS * 200
     tokenizer = trained()
-    assert len(_cut(text)) > 1
+    assert len(cut(text)) > 1
     assert tokenizer.encode(text).tolist() == tokenizer._tokenizer.encode(text).ids
     # One that puts a mark before every text would put it before every piece.
     marked = _byte_level(_byte_vocab() | {"▁": 256}, [])

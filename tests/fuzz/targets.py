@@ -1,0 +1,195 @@
+"""What every input is held against: a `UserError` of one line that names the file or the setting, or a right result.
+
+Each target takes the bytes of an input and says whether it was accepted; anything but a `UserError` passes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from folders import LLAMA, SMALL, hf_folder
+
+from jaxgpt.cli import COMMANDS, FILES
+from jaxgpt.cli.parse import parse, split_target
+from jaxgpt.config import Config, UserError, from_json, to_json
+from jaxgpt.convert.files import INDEX, Weights
+from jaxgpt.convert.models import describe_source
+from jaxgpt.convert.weights import check_weights
+from jaxgpt.data.tokenizer import load_tokenizer
+from jaxgpt.data.tokens import open_tokens
+from jaxgpt.presets import preset
+from jaxgpt.train.metrics import read_metrics
+from jaxgpt.train.plot import plot_losses
+
+SECONDS = 5.0  # of the processor, in which an input must be dealt with
+PROBES = ("", "a", "the cat  sat\n on 12 mats", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!", "\u00e9\u4e2d\U0001f600")
+
+
+def outcome(target: Callable[[bytes], None], data: bytes) -> bool:
+    """Run a target; whether the input was accepted."""
+    began = time.process_time()
+    try:
+        target(data)
+        accepted = True
+    except UserError as e:
+        accepted = False
+        assert len(str(e).splitlines()) == 1, f"not one line: {str(e)!r}"
+        assert 10 < len(str(e)) <= 1100
+    assert time.process_time() - began < SECONDS
+    return accepted
+
+
+def config(data: bytes) -> None:
+    """config.json of a run: it comes back the same, and nothing in it is another type than it says."""
+    found = from_json(data)
+    assert from_json(to_json(found)) == found
+    assert isinstance(found, Config)
+    said = json.loads(data)
+    for section in dataclasses.fields(found):
+        for name, value in said.get(section.name, {}).items() if section.name != "preset" else ():
+            mine = getattr(getattr(found, section.name), name)
+            assert mine == value
+            assert isinstance(mine, float) or type(mine) is type(value)
+
+
+def tokenizer(data: bytes) -> None:
+    """tokenizer.json: ids are below vocab_size, the same every time, and survive being written and read."""
+    path = Path("tokenizer.json")
+    path.write_bytes(data)
+    one = load_tokenizer(path)
+    path.write_text(one.to_json(), "utf-8")
+    two = load_tokenizer(path)
+    assert (one.vocab_size, one.eos_id, type(one)) == (two.vocab_size, two.eos_id, type(two))
+    vocab = json.loads(data)["model"]["vocab"]
+    for text in PROBES:
+        try:
+            ids = one.encode(text)
+        except UserError:
+            continue
+        assert ids.dtype == np.int32
+        assert ((ids >= 0) & (ids < one.vocab_size)).all()
+        assert ids.tolist() == one.encode(text).tolist() == two.encode(text).tolist()
+        assert one.decode(ids) == two.decode(ids)
+        if type(one).__name__ == "CharTokenizer":
+            assert ids.tolist() == [vocab[c] for c in text]
+
+
+def hf_config(data: bytes) -> None:
+    """config.json of another system: the model it describes has just the tensors that are there, or it is refused."""
+    folder = Path("hf")
+    if not folder.is_dir():
+        hf_folder(folder, SMALL)
+    (folder / "config.json").write_bytes(data)
+    _, model, form, weights = describe_source(folder)
+    check_weights(weights, model, form)
+    assert model.parameters == sum(int(np.prod(t.shape)) for t in weights.tensors.values())
+
+
+def llama_config(data: bytes) -> None:
+    """The same, of a Llama."""
+    folder = Path("llama")
+    if not folder.is_dir():
+        hf_folder(folder, LLAMA)
+    (folder / "config.json").write_bytes(data)
+    _, model, form, weights = describe_source(folder)
+    check_weights(weights, model, form)
+    assert model.parameters == sum(int(np.prod(t.shape)) for t in weights.tensors.values())
+
+
+def safetensors(data: bytes) -> None:
+    """A safetensors file: what is read has the shape that the header says, and is finite."""
+    path = Path("model.safetensors")
+    path.write_bytes(data)
+    weights = Weights(path)
+    for name, stored in weights.tensors.items():
+        weights.check({name: stored.shape}, lambda _: True)
+        if not stored.shape or not all(stored.shape):
+            continue  # no model has a weight without an axis, or without a number
+        assert np.prod(stored.shape) * 2 <= len(data)
+        value = weights.read(name)
+        assert value.shape == stored.shape
+        assert np.isfinite(value).all()
+
+
+def index(data: bytes) -> None:
+    """model.safetensors.index.json: every tensor is in the file of this folder that it names."""
+    folder = Path("shards")
+    (folder / INDEX).write_bytes(data)
+    weights = Weights(folder)
+    places = json.loads(data)["weight_map"]
+    assert {name: weights.tensors[name].file for name in places} == {n: folder / p for n, p in places.items()}
+
+
+def token_file(data: bytes) -> None:
+    """A `.bin`: as many ids as its size says, and those that stand there."""
+    path = Path("train.bin")
+    path.write_bytes(data)
+    ids = open_tokens(path)
+    plain = np.frombuffer(data[: len(data) // 2 * 2], "<u2")
+    start = 1024 if ids.offset else 0
+    np.testing.assert_array_equal(ids, plain if not start else np.frombuffer(data[1024:], ids.dtype))
+    assert len(ids) * ids.itemsize + start == len(data)
+
+
+def metrics(data: bytes) -> None:
+    """metrics.jsonl: lines that are read are lines that are there; whatever they hold can be drawn."""
+    path = Path("metrics.jsonl")
+    path.write_bytes(data)
+    lines = list(read_metrics(path))
+    there = [line.strip() for line in data.split(b"\n")]
+    for line in lines:
+        assert type(line["step"]) is int
+        assert any(line == _loads(text) for text in there)
+    if len(data) % 100 == 0:  # drawing takes a thousand times as long as reading
+        plot_losses(path, Path("loss.png"), "a $title^")
+
+
+def arguments(data: bytes) -> None:
+    """The command line up to where a command begins to work: settings that hold what was typed."""
+    words = data.decode("utf-8", "surrogateescape").split("\x1f")
+    name = words[0] if words[0] in COMMANDS else "train"
+    module = importlib.import_module(f"jaxgpt.cli.{FILES.get(name, name)}")
+    rest = list(words[1:])
+    if name == "train":
+        base = preset("python-char")
+        default = module.Args(base.model, base.data, base.optim, base.train, base.mesh)
+        parsed = _parse(module.Args, rest, default)
+        again = dataclasses.replace(
+            base, model=parsed.model, data=parsed.data, optim=parsed.optim, train=parsed.train, mesh=parsed.mesh
+        )
+        assert from_json(to_json(again)) == again
+    else:
+        for _ in range({"presets": 0, "import": 2, "export": 2}.get(name, 1)):
+            _, rest = split_target(rest, name)
+        parsed = _parse(module.Args, rest, None)
+    for flag, value in itertools.pairwise(rest):
+        plain = re.fullmatch(r"--([a-z_]+)\.([a-z_]+)", flag.replace("-", "_").replace("__", "--", 1))
+        if plain and re.fullmatch(r"[0-9]{1,6}", value) and rest.count(flag) == 1:
+            mine = getattr(getattr(parsed, plain[1]), plain[2])
+            assert mine == (int(value) if not isinstance(mine, str) else value)
+
+
+def _parse(cls: type, words: list[str], default: object) -> object:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            return parse(cls, words, "jaxgpt", "", default)
+        except SystemExit as e:
+            assert not e.code, "only --help ends a parse"
+            raise UserError("the help was asked for and given") from None
+
+
+def _loads(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
