@@ -109,11 +109,14 @@ def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: s
     from rich.table import Table
 
     device, versions = about["device"], about["versions"]
-    console.print(f"model     {about['model']}", markup=False)
-    console.print(f"computed  in float32{'' if dtype == 'float32' else f' (the run computes in {dtype})'}")
-    console.print(f"devices   {device['count']} x {device['kind']} ({device['platform']})", markup=False)
-    console.print(f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}")
-    console.print(f"XLA_FLAGS {about['flags']['XLA_FLAGS']}", markup=False, soft_wrap=True)
+    lines = (
+        f"model     {about['model']}",
+        f"computed  in float32{'' if dtype == 'float32' else f' (the run computes in {dtype})'}",
+        f"devices   {device['count']} x {device['kind']} ({device['platform']})",
+        f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",
+        f"XLA_FLAGS {about['flags']['XLA_FLAGS']}",
+    )
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("law")
     for name in ("figure", "tolerance", "seconds", ""):
