@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import sys
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,10 +25,50 @@ __version__ = "0.1.0"
 __all__ = ["GPT", "LM", "generate", "load", "stream", "study"]
 
 # XLA's CPU backend in jaxlib 0.10 to 0.12 fuses some reductions into wrong numbers: sum((E @ full_like(E, c)) * E, -1)
-# under jit gives NaN or 1e31. It reads this when a backend starts, so it has to stand here. A user's value stays.
-_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=-reduce".strip()
+# under jit gives NaN or 1e31. It reads its flags once, when a backend starts, so this has to stand here.
+SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+
+
+class MiscompiledReductions(RuntimeWarning):
+    """XLA's CPU backend runs with fused reductions, which it is known to compile into wrong numbers."""
+
+
+def _said_of_reductions(flags: str) -> bool | None:
+    """Whether flags fuse reductions (true) or do not; None: they leave it to XLA, which does.
+
+    Several such flags work one after the other; `+kind` and `-kind` change what is fused, a plain list replaces it.
+    """
+    said = None
+    for value in re.findall(SAFE_FLAG.split("=")[0] + r"=(\S*)", flags):
+        kinds = value.strip("'\"").lower().split(",")
+        if "reduce" in kinds or "+reduce" in kinds:
+            said = True
+        elif "-reduce" in kinds or not value.startswith(("+", "-")):
+            said = False
+    return said
+
+
+def _turn_off_fused_reductions() -> None:
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    file = Path(flags) if flags and not flags.startswith("-") else None  # XLA takes what is no flag for a file of them
+    said = _said_of_reductions(file.read_text() if file and file.is_file() else flags)
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    late = bridge is not None and bridge.backends_are_initialized()
+    if said is False or (late and sys.modules["jax"].default_backend() != "cpu"):
+        return
+    if said is None and not late and not file:
+        os.environ["XLA_FLAGS"] = f"{flags} {SAFE_FLAG}".strip()
+        return
+    why = "XLA's CPU backend started before jaxgpt was imported" if late else f"XLA_FLAGS is {flags}"
+    fix = f"add {SAFE_FLAG} to {file}" if file else f'start Python with XLA_FLAGS="{f"{flags} {SAFE_FLAG}".strip()}"'
+    warnings.warn(
+        f"{why}: fused reductions are on, which jaxlib 0.10 to 0.12 can compile into wrong numbers; {fix}",
+        MiscompiledReductions,
+        stacklevel=3,
+    )
+
+
+_turn_off_fused_reductions()
 
 _HOME = {"GPT": "jaxgpt.model", "LM": "jaxgpt.lm", "generate": "jaxgpt.lm", "load": "jaxgpt.lm", "stream": "jaxgpt.lm"}
 

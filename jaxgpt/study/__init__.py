@@ -1,5 +1,6 @@
 """Look inside a model, and let the program prove itself."""
 
 from jaxgpt.study.capture import Captured, Watched, capture, capture_generation
+from jaxgpt.study.verify import Row, fresh, verify
 
-__all__ = ["Captured", "Watched", "capture", "capture_generation"]
+__all__ = ["Captured", "Row", "Watched", "capture", "capture_generation", "fresh", "verify"]

@@ -1,0 +1,134 @@
+"""jaxgpt verify [RUN|PRESET]"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxgpt.cli.parse import parse, print_json
+from jaxgpt.config import Config, DataConfig, MeshConfig
+from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jaxgpt.lm import LM
+    from jaxgpt.study.verify import Row
+
+PROG = "jaxgpt verify [RUN|PRESET]"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+@dataclass(frozen=True)
+class Args:
+    checkpoint: str = "best"  # of a run: best (lowest validation loss), last, or a step
+    json: bool = False  # one JSON object instead of a table
+
+
+def run(args: Sequence[str]) -> int:
+    target, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else ("", args)
+    parsed = parse(
+        Args,
+        flags,
+        PROG,
+        "The equivalence certificate: laws that must hold (cached = uncached, 8 devices = 1, ...), computed on this machine, "
+        "with this device and these weights; without a RUN: random ones. Exit code 1 if one does not hold.",
+    )
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks on how it splits eight ways are not the user's
+    from jaxgpt.parallel import use_cores
+
+    use_cores(MeshConfig(data=8))
+    from rich.console import Console
+
+    from jaxgpt.study.verify import LAWS, verify
+
+    lm, what = _model(target, parsed.checkpoint)
+    about = {"model": what, "compute_dtype": "float32"} | _machine()
+    console, rows = Console(highlight=False, stderr=parsed.json), []
+    table = verify(lm, LAWS)
+    with console.status("") as status:
+        for law in LAWS:
+            status.update(f"{law.name} ...")
+            rows.append(next(table))
+    failed = any(row.ok is False for row in rows)
+    if parsed.json:
+        print_json(about | {"ok": not failed, "rows": [_plain(row) for row in rows]})
+    else:
+        _show(console, about, rows, lm.config.train.compute_dtype)
+    return int(failed)
+
+
+def _model(target: str, checkpoint: str) -> tuple[LM, str]:
+    """What is verified, and its name."""
+    from jaxgpt.lm import load
+    from jaxgpt.study.verify import fresh
+    from jaxgpt.train.metrics import parameter_count
+
+    if target and (target not in PRESETS or Path(target).exists()):
+        lm, name = load(target, checkpoint), target
+    elif target:
+        lm, name = fresh(_bare(preset(target))), f"{target}, random weights"
+    else:
+        small = _bare(preset(DEFAULT)).with_model(n_layer=2, n_embd=64)
+        lm, name = fresh(small), "a small model with random weights (name a RUN or a PRESET for another)"
+    return lm, f"{name}; {parameter_count(lm.params):,} parameters"
+
+
+def _bare(config: Config) -> Config:
+    """A preset whose vocabulary is known and that needs no text."""
+    from jaxgpt.cli.info import with_vocab
+
+    return replace(with_vocab(config), data=DataConfig(dataset="none"))
+
+
+def _machine() -> dict[str, Any]:
+    import jax
+
+    import jaxgpt
+
+    versions = {"jaxgpt": jaxgpt.__version__, "python": platform.python_version()}
+    device = {"platform": jax.default_backend(), "kind": jax.devices()[0].device_kind, "count": jax.device_count()}
+    versions |= {name: version(name) for name in PACKAGES}
+    return {"versions": versions, "device": device, "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}}
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    figure = row.figure if row.figure is not None and math.isfinite(row.figure) else None
+    return row._asdict() | {"figure": figure, "seconds": round(row.seconds, 3)}
+
+
+def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    device, versions = about["device"], about["versions"]
+    lines = (
+        f"model     {about['model']}",
+        f"computed  in float32{'' if dtype == 'float32' else f' (the run computes in {dtype})'}",
+        f"devices   {device['count']} x {device['kind']} ({device['platform']})",
+        f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",
+        f"XLA_FLAGS {about['flags']['XLA_FLAGS']}",
+    )
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("law")
+    for name in ("figure", "tolerance", "seconds", ""):
+        table.add_column(name, justify="right")
+    for row in rows:
+        figure = "" if row.figure is None else f"{row.figure:.1e}" if row.figure else "0"
+        word = {True: "[green]ok", False: "[red]FAILED", None: "skipped"}[row.ok]
+        table.add_row(row.name, figure, f"{row.tolerance:.0e}" if row.tolerance else "0", f"{row.seconds:.1f}", word)
+    console.print(table)
+    for row in rows:
+        if row.note:
+            verdict = "skipped" if row.ok is None else "FAILED"
+            console.print(f"{verdict}: {row.name}: {row.note}", markup=False, soft_wrap=True)
+    held, skipped = sum(row.ok is True for row in rows), sum(row.ok is None for row in rows)
+    console.print(f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else ""))

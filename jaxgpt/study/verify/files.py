@@ -1,0 +1,43 @@
+"""Laws of files: what is written is what is read, by us and by transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from jaxgpt.convert.models import read_model
+from jaxgpt.convert.tensors import flatten
+from jaxgpt.study.verify.subject import Skipped, Subject, distance, same_bits
+
+
+def saved(s: Subject) -> float:
+    """A checkpoint, read again, has the weights' very bits."""
+    return same_bits(s.read_back(), s.params)
+
+
+def exported(s: Subject) -> float:
+    """A folder for transformers, read again, has the weights' very bits (and, for what ours lacks, ones and zeros)."""
+    back = flatten(read_model(s.exported)[1])
+    ours = flatten(s.params)
+    return same_bits({path: back[path] for path in ours}, ours)
+
+
+def transformers(s: Subject) -> float:
+    """transformers, given the exported folder, has the same logits."""
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Skipped(f"{' and '.join(missing)}: not installed")
+    folder = s.exported
+    import torch
+    import transformers as theirs
+
+    theirs.utils.logging.set_verbosity_error()
+    theirs.utils.logging.disable_progress_bar()
+    model: Any = theirs.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor(np.asarray(s.tokens, np.int64))).logits.numpy()
+    return distance(s.forward(s.params, s.tokens), logits)

@@ -1,0 +1,164 @@
+"""What is verified, and how far apart two results are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import Config, ModelConfig
+from jaxgpt.lm import LM, load
+from jaxgpt.model import GPT
+from jaxgpt.train import step
+from jaxgpt.train.checkpoint import save_params
+from jaxgpt.train.run import Run, describe
+
+LENGTH = 48  # tokens of a row, where the context holds them
+ROWS = 8  # of a batch for gradients: what eight devices can share
+STEPS = 24  # its tokens
+FLOOR = 1e-3  # of the largest number of all: what a leaf's differences are measured against at least
+
+
+class Skipped(Exception):
+    """A law that does not apply here, and why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the tokens and results that several laws share.
+
+    Attributes:
+        lm: the model; its weights are float32, on one device.
+        room: an empty folder.
+    """
+
+    lm: LM
+    room: Path
+
+    @cached_property
+    def config(self) -> Config:
+        """The run as it is verified: in float32, without dropout, nothing recomputed."""
+        config = self.lm.config.with_model(dropout=0.0)
+        return replace(config, train=replace(config.train, compute_dtype="float32", remat="none", accumulation=1))
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model
+
+    @property
+    def params(self) -> Any:
+        return self.lm.params
+
+    @cached_property
+    def model(self) -> GPT:
+        return GPT(self.model_config)
+
+    @cached_property
+    def forward(self) -> Callable[[Any, jax.Array], jax.Array]:
+        """Logits, compiled."""
+        model = self.model
+        return jax.jit(lambda params, tokens_BT: model.apply({"params": params}, tokens_BT))
+
+    @property
+    def length(self) -> int:
+        """T, tokens of a row."""
+        return min(LENGTH, self.model_config.block_size)
+
+    @cached_property
+    def tokens(self) -> jax.Array:
+        """Ids `[2, T]`, always the same."""
+        return self.random_ids((2, self.length))
+
+    @cached_property
+    def windows(self) -> jax.Array:
+        """Windows `[8, T + 1]` for gradients. Two rows end early, so that pieces of the batch differ in their tokens."""
+        T = min(STEPS, self.model_config.block_size)
+        return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
+
+    def random_ids(self, shape: tuple[int, ...], below: int = 0) -> jax.Array:
+        """Ids of the vocabulary's first `below` (0: all), by a generator that is not JAX's own."""
+        top = below or self.model_config.vocab_size
+        return jnp.asarray(np.random.Generator(np.random.Philox(0)).integers(0, top, shape, np.int32))
+
+    def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
+        """Mean loss and its gradient, as the train step has them."""
+
+        def apply_fn(params: Any, tokens_BT: jax.Array, key: jax.Array | None) -> Any:
+            return model.apply({"params": params}, jnp.maximum(tokens_BT, 0))
+
+        return step.gradients(params, windows_BT1, None, apply_fn, accumulation)
+
+    @cached_property
+    def plain_gradient(self) -> Any:
+        """Mean loss and gradient, compiled, of the whole batch at once, nothing recomputed."""
+        return jax.device_get(jax.jit(lambda p, w: self.gradient(p, w, self.model))(self.params, self.windows))
+
+    @cached_property
+    def saved(self) -> Path:
+        """The model as a run directory."""
+        run = Run(self.room / "run")
+        run.path.mkdir()
+        describe(run, self.config, self.lm.tokenizer)
+        save_params(run.checkpoints, self.params, {})
+        return run.path
+
+    @cached_property
+    def exported(self) -> Path:
+        """The model as a folder of transformers.
+
+        Raises:
+            Skipped: transformers has no such model.
+        """
+        from jaxgpt.config import UserError
+        from jaxgpt.convert.models import export_model
+
+        try:
+            export_model(self.saved, self.room / "exported")
+        except UserError as e:
+            raise Skipped(str(e)) from None
+        return self.room / "exported"
+
+    def read_back(self) -> Any:
+        """The weights of the run directory."""
+        return load(self.saved).params
+
+
+def distance(found: Any, expected: Any) -> float:
+    """The largest difference of two trees of arrays, relative to the size of the numbers.
+
+    `max_leaf ( max |a - b| / max(max_leaf |b|, FLOOR max_tree |b|) )`: every leaf has a scale of its own, but rounding in one
+    whose numbers cancel to nothing (the gradient of a bias of keys) is measured against the others. 0: all bits are equal.
+    Infinite where a number is not finite.
+    """
+    pairs = [
+        (np.asarray(a), np.asarray(b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    ]
+    sizes = [float(np.abs(b).max(initial=0)) for _, b in pairs]
+    worst = 0.0
+    for (a, b), size in zip(pairs, sizes, strict=True):
+        if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return float("inf")
+        difference = float(np.abs(a - b).max(initial=0))
+        scale = max(size, FLOOR * max(sizes))
+        worst = max(worst, difference / scale if scale else float("inf") if difference else 0.0)
+    return worst
+
+
+def same_bits(found: Any, expected: Any) -> float:
+    """The share of numbers whose bits differ; 0: the trees are equal."""
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
+    arrays = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
+    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in arrays):
+        return 1.0
+    differ = sum(int((_bits(a) != _bits(b)).sum()) for a, b in arrays)
+    return differ / sum(a.size for a, _ in arrays)
+
+
+def _bits(a: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(a, np.float32).view(np.uint32)

@@ -1,0 +1,303 @@
+"""The certificate holds for right builds, and in a broken one the row that should fail does, and no other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from folders import run_folder
+from helpers import MODELS, jaxgpt, make, small
+
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.convert import models
+from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.decoding import engine, sampler
+from jaxgpt.lm import LM
+from jaxgpt.model import attention, gpt, linear, norms
+from jaxgpt.study.verify import LAWS, Law, fresh, verify
+from jaxgpt.study.verify.subject import Skipped, distance, same_bits
+from jaxgpt.train import step
+
+OURS = LAWS[:-1]  # without transformers, which takes long to import
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Most of the time goes into compiling; only with --long is it done as users have it."""
+    jax.config.update("jax_disable_most_optimizations", "long" not in request.keywords)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def tiny(name: str = "gpt2", **changes: object) -> LM:
+    config = small(name, n_layer=1, **changes)
+    return LM(Config(model=config, data=DataConfig(dataset="none")), make(config)[1], make_tokenizer("ids", "", 0, 17))
+
+
+def rows(lm: LM, laws: tuple[Law, ...] = OURS) -> dict[str, object]:
+    with jax.numpy_dtype_promotion("standard"):  # optax
+        return {row.name: row for row in verify(lm, laws)}
+
+
+def test_every_law_holds() -> None:
+    found = rows(tiny(), tuple(law for law in OURS if law.name != "compiled = op by op"))  # compiles every operation
+    assert all(row.ok is True for row in found.values()), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_every_law_holds_or_does_not_apply(name: str) -> None:
+    found = rows(tiny(name), LAWS)
+    assert all(row.ok is not False for row in found.values()), found
+    tied = found["tied head = token table"].ok
+    assert tied is (True if MODELS[name].tie_embeddings else None)
+
+
+@pytest.mark.long
+def test_transformers_agrees() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    [row] = rows(tiny(), LAWS[-1:]).values()
+    assert row.ok is True, row
+
+
+def mask_sees_the_next_token(patch: Patch) -> None:
+    right = gpt.causal_mask
+    patch.setattr(gpt, "causal_mask", lambda slot_T, *rest: right(slot_T + 1, *rest))
+
+
+def cache_written_one_slot_late(patch: Patch) -> None:
+    right = attention.write
+    patch.setattr(attention, "write", lambda cache, new, slot: right(cache, new, slot + 1))
+
+
+def head_apart_from_the_table(patch: Patch) -> None:
+    def attend(self: linear.Embedding, x_BTD: jax.Array) -> jax.Array:
+        return linear.matmul(x_BTD, jax.lax.stop_gradient(self.embedding).T, 1)
+
+    patch.setattr(linear.Embedding, "attend", attend)
+
+
+def rows_begin_one_slot_early(patch: Patch) -> None:
+    right = engine.align
+
+    def align(*args: object) -> tuple[np.ndarray, np.ndarray]:
+        ids_BP, start_B = right(*args)
+        return ids_BP, np.maximum(start_B - 1, 0)
+
+    patch.setattr(engine, "align", align)
+
+
+def pieces_not_divided(patch: Patch) -> None:
+    right = step.gradients
+
+    def gradients(params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int) -> object:
+        loss, grads = right(params, windows, key, apply_fn, accumulation)
+        return loss, jax.tree.map(lambda g: g * accumulation, grads)
+
+    patch.setattr(step, "gradients", gradients)
+
+
+def mean_of_the_pieces_means(patch: Patch) -> None:
+    right = step.gradients
+
+    def gradients(params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int) -> object:
+        pieces = [right(params, piece, key, apply_fn, 1) for piece in jnp.split(windows, accumulation)]
+        return jax.tree.map(lambda *parts: sum(parts) / accumulation, *pieces)
+
+    patch.setattr(step, "gradients", gradients)
+
+
+def gradient_summed_over_devices(patch: Patch) -> None:
+    right = step.gradients
+
+    def gradients(*args: object) -> object:
+        loss, grads = right(*args)
+        mesh = jax.sharding.get_abstract_mesh()
+        return loss, jax.tree.map(lambda g: g * (1 if mesh.empty else mesh.size), grads)
+
+    patch.setattr(step, "gradients", gradients)
+
+
+def recomputed_with_another_epsilon(patch: Patch) -> None:
+    def remat(block: type, **_: object) -> Callable[..., object]:
+        return lambda config, *rest: block(replace(config, norm_eps=0.1), *rest)
+
+    patch.setattr(gpt.nn, "remat", remat)
+
+
+def compiled_to_something_else(patch: Patch) -> None:
+    right = norms.layer_norm
+    patch.setitem(
+        norms.NORMS, "layernorm", lambda x, eps: right(x, eps) * (1.001 if jax.config.jax_disable_jit else 1.0)
+    )
+
+
+def loop_draws_with_another_number(patch: Patch) -> None:
+    right = sampler.choose
+    patch.setattr(
+        sampler, "choose", lambda logits, past, keys, made, policy: right(logits, past, keys, made + 1, policy)
+    )
+
+
+def checkpoint_rounds(patch: Patch) -> None:
+    module = sys.modules["jaxgpt.study.verify.subject"]
+    right = module.save_params
+    patch.setattr(module, "save_params", lambda path, params, *rest: right(path, jax.tree.map(rounds, params), *rest))
+
+
+def export_rounds(patch: Patch) -> None:
+    right = models.save_weights
+
+    def save_weights(path: object, params: dict, *rest: object) -> None:
+        right(path, params | {"wpe": jax.tree.map(rounds, params["wpe"])}, *rest)
+
+    patch.setattr(models, "save_weights", save_weights)
+
+
+def export_swaps_queries_and_values(patch: Patch) -> None:
+    right = models.save_weights
+
+    def save_weights(path: object, params: dict, *rest: object) -> None:
+        attn = params["h_0"]["attn"]
+        attn = attn | {"q_proj": attn["v_proj"], "v_proj": attn["q_proj"]}
+        right(path, params | {"h_0": params["h_0"] | {"attn": attn}}, *rest)
+
+    patch.setattr(models, "save_weights", save_weights)
+
+
+def rounds(leaf: jax.Array) -> jax.Array:
+    """The last bit of every number is lost."""
+    return jnp.nextafter(leaf, jnp.float32(0))
+
+
+FORWARD, PIECES, FILES = LAWS[:5], (LAWS[7], LAWS[9]), LAWS[11:13]
+
+# A broken build, the rows that must fail, and those computed without --long (none: only with it).
+BROKEN = [
+    (mask_sees_the_next_token, {"no token sees a later one", "cached = uncached"}, FORWARD),
+    (cache_written_one_slot_late, {"cached = uncached"}, FORWARD),
+    (head_apart_from_the_table, {"tied head = token table"}, FORWARD),
+    (rows_begin_one_slot_early, {"ragged batch = each alone"}, FORWARD),
+    (pieces_not_divided, {"4 micro-batches = one batch"}, PIECES),
+    (mean_of_the_pieces_means, {"4 micro-batches = one batch"}, ()),
+    (gradient_summed_over_devices, {"8 devices = 1"}, PIECES),
+    (recomputed_with_another_epsilon, {"remat dots = none", "remat full = none"}, ()),
+    (compiled_to_something_else, {"compiled = op by op"}, ()),
+    (loop_draws_with_another_number, {"sampler's loop = unrolled"}, ()),
+    (checkpoint_rounds, {"checkpoint read = written", "export read = written"}, FILES),
+    (export_rounds, {"export read = written"}, FILES),
+    (export_swaps_queries_and_values, {"export read = written"}, FILES),
+]
+
+
+@pytest.mark.parametrize(
+    ("break_", "failing", "laws"),
+    [
+        *((b, failing, laws) for b, failing, laws in BROKEN if laws),
+        *(pytest.param(b, failing, OURS, marks=pytest.mark.long) for b, failing, _ in BROKEN),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_broken_build_fails_the_right_rows_and_no_others(
+    break_: Callable[[Patch], None], failing: set[str], laws: tuple[Law, ...], monkeypatch: Patch
+) -> None:
+    lm = tiny()
+    break_(monkeypatch)
+    assert {name for name, row in rows(lm, laws).items() if row.ok is False} == failing
+
+
+def test_every_row_but_those_of_others_has_a_broken_build() -> None:
+    """XLA's row has its own test, in a process without the flag; transformers' has its parity tests."""
+    covered = set().union(*(failing for _, failing, _ in BROKEN))
+    assert {law.name for law in OURS} - covered == {"XLA's fused reductions = NumPy"}
+
+
+def test_distance_is_relative_and_never_hides_a_number_that_is_none() -> None:
+    a, b = {"x": jnp.array([1.0, 2.0]), "y": jnp.array([1e-9])}, {"x": jnp.array([1.0, 2.0]), "y": jnp.array([0.0])}
+    assert distance(a, a) == 0
+    assert distance(a, b) == pytest.approx(1e-9 / 2e-3), "a leaf of nothing is measured against the others"
+    assert distance({"x": a["x"] * 1.01}, {"x": b["x"]}) == pytest.approx(0.01, rel=1e-4)
+    for bad in (jnp.nan, jnp.inf):
+        assert distance(jnp.array([bad]), jnp.array([bad])) == float("inf")
+    assert distance(jnp.zeros(2), jnp.zeros(3)) == float("inf")
+    assert same_bits(a, a) == 0 < same_bits(a, b) == pytest.approx(1 / 3)
+
+
+def test_lower_precision_is_refused() -> None:
+    lm = tiny()
+    with pytest.raises(UserError, match="float32"):
+        verify(lm._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), lm.params)))
+
+
+@pytest.mark.long
+def test_a_context_of_one_token() -> None:
+    """Laws that need more say so; the others hold."""
+    found = rows(tiny(block_size=1), LAWS[:5])
+    assert [row.ok for row in found.values()] == [True, None, None, None, True]
+
+
+def test_random_weights_hide_nothing() -> None:
+    """Weights that a recipe starts at zero or at one are moved: a law is only tested by what has an effect."""
+    lm = fresh(Config(model=small("scaled", init="zero-proj")))
+    assert all(jnp.unique(leaf).size > 1 for leaf in jax.tree.leaves(lm.params))
+
+
+@pytest.fixture
+def few_laws(monkeypatch: Patch) -> None:
+    def skip(_: object) -> float:
+        raise Skipped("nothing to see")
+
+    laws = (LAWS[3], Law("never", skip, 0.0))
+    monkeypatch.setattr(sys.modules["jaxgpt.study.verify"], "LAWS", laws)
+
+
+def test_command(tmp_path: Path, few_laws: None) -> None:
+    run = run_folder(tmp_path / "run", small("gpt2"))
+    text = jaxgpt("verify", str(run))
+    assert text.code == 0, text.err
+    assert "no token sees a later one" in text.out
+    assert "skipped: never: nothing to see" in text.out
+    assert "1 of 1 laws hold, 1 skipped" in text.out
+    found = jaxgpt("verify", str(run), "--json").json
+    assert found["ok"] is True
+    assert [(row["name"], row["figure"], row["ok"]) for row in found["rows"]] == [
+        ("no token sees a later one", 0.0, True),
+        ("never", None, None),
+    ]
+    assert {"model", "compute_dtype", "versions", "device", "flags"} < set(found)
+    assert "-reduce" in found["flags"]["XLA_FLAGS"]
+
+
+def test_command_fails_where_a_law_does(tmp_path: Path, monkeypatch: Patch) -> None:
+    def raises(_: object) -> float:
+        raise ValueError("two\nlines")
+
+    laws = (
+        Law("raises", raises, 0.0),
+        Law("too far", lambda _: 0.5, 0.1, "mend it"),
+        Law("nan", lambda _: jnp.nan, 1.0),
+    )
+    monkeypatch.setattr(sys.modules["jaxgpt.study.verify"], "LAWS", laws)
+    text = jaxgpt("verify")
+    assert text.code == 1
+    assert "FAILED: raises: ValueError: two lines" in text.out
+    assert "FAILED: too far: mend it" in text.out
+    assert "0 of 3 laws hold" in text.out
+    found = jaxgpt("verify", str(run_folder(tmp_path / "run", small("gpt2"))), "--json")
+    assert found.code == 1
+    assert [(row["figure"], row["ok"]) for row in found.json["rows"]] == [(None, False), (0.5, False), (None, False)]
+
+
+def test_command_with_a_wrong_name() -> None:
+    wrong = jaxgpt("verify", "no/such/run")
+    assert wrong.code == 2
+    assert wrong.err.startswith("jaxgpt: no run at no/such/run")
+    assert jaxgpt("verify", "--jsn").code == 2

@@ -1,0 +1,105 @@
+"""XLA's miscompiled reductions are off however the program is started, or the user is told what to set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from helpers import repository
+
+import jaxgpt
+from jaxgpt import SAFE_FLAG, MiscompiledReductions
+
+FLAG = SAFE_FLAG.split("=")[0]
+MEASURE = """
+from jaxgpt.study.verify import LAWS, fresh, verify
+from jaxgpt.config import Config, ModelConfig
+law = next(law for law in LAWS if "XLA" in law.name)
+[row] = verify(fresh(Config(model=ModelConfig(vocab_size=3, n_layer=1, n_embd=4, n_head=1))), [law])
+print("held" if row.ok else "failed", row.note)
+"""
+
+
+def python(code: str, flags: str = "") -> subprocess.CompletedProcess[str]:
+    """A process that sets nothing of its own."""
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | ({"XLA_FLAGS": flags} if flags else {})
+    env["PYTHONPATH"] = str(repository())
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """What `import jaxgpt` does to XLA_FLAGS in a process without a backend, and what it says."""
+
+    def run(flags: str) -> tuple[str, list[str]]:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as without:
+            warnings.simplefilter("always")
+            without.delitem(sys.modules, "jax._src.xla_bridge")
+            jaxgpt._turn_off_fused_reductions()
+        return os.environ["XLA_FLAGS"], [str(w.message) for w in caught if w.category is MiscompiledReductions]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "after"),
+    [
+        ("", SAFE_FLAG),
+        ("--xla_cpu_prefer_vector_width=256", f"--xla_cpu_prefer_vector_width=256 {SAFE_FLAG}"),
+        (f"{FLAG}=-individual_dot", f"{FLAG}=-individual_dot {SAFE_FLAG}"),  # flags work one after the other
+        (SAFE_FLAG, SAFE_FLAG),
+        (f"{FLAG}=", f"{FLAG}="),  # nothing at all is fused
+        (f"{FLAG}=individual_dot", f"{FLAG}=individual_dot"),  # a list without reductions
+        (f"{FLAG}=+reduce {SAFE_FLAG}", f"{FLAG}=+reduce {SAFE_FLAG}"),
+    ],
+)
+def test_fused_reductions_are_turned_off(start, flags: str, after: str) -> None:  # type: ignore[no-untyped-def]
+    assert start(flags) == (after, [])
+
+
+@pytest.mark.parametrize("value", ["+reduce", "reduce", "individual_dot,reduce", "REDUCE"])
+def test_who_asks_for_them_is_told(start, value: str) -> None:  # type: ignore[no-untyped-def]
+    flags, [said] = start(f"{FLAG}={value}")
+    assert flags == f"{FLAG}={value}"
+    assert f'XLA_FLAGS="{flags} {SAFE_FLAG}"' in said
+    assert "\n" not in said
+
+
+def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """XLA takes what does not begin with a dash for the name of a file; nothing can be added to that."""
+    file = tmp_path / "flags"
+    file.write_text("--xla_cpu_prefer_vector_width=256\n")
+    flags, [said] = start(str(file))
+    assert flags == str(file)
+    assert f"add {SAFE_FLAG} to {file}" in said
+    file.write_text(f"--xla_cpu_prefer_vector_width=256\n{SAFE_FLAG}\n")
+    assert start(str(file)) == (str(file), [])
+
+
+def test_a_backend_that_was_started_before() -> None:
+    """Nothing can be turned off any more: one warning with the fix, and the row that measures it fails."""
+    late = python("import jax; jax.devices(); import jaxgpt" + MEASURE)
+    assert late.stderr.count("MiscompiledReductions") == 1, late.stderr
+    assert f'start Python with XLA_FLAGS="{SAFE_FLAG}"' in late.stderr
+    assert late.stdout.startswith("failed"), late.stdout
+    assert SAFE_FLAG in late.stdout
+
+
+def test_jax_imported_before_but_not_used() -> None:
+    """With flags of the user's own, and jax imported first: the numbers are right, and nothing is said."""
+    early = python("import jax, jaxgpt" + MEASURE, f"{FLAG}=-individual_dot")
+    assert (early.stdout, early.stderr) == ("held \n", "")
+
+
+@pytest.mark.parametrize("program", [["train.py", "--help"], ["-m", "jaxgpt", "--help"]])
+def test_every_way_of_starting_says_so_once(program: list[str]) -> None:
+    env = os.environ | {"XLA_FLAGS": f"{FLAG}=+reduce"}
+    done = subprocess.run(
+        [sys.executable, *program], capture_output=True, text=True, check=True, env=env, cwd=repository()
+    )
+    assert done.stderr.count("MiscompiledReductions") == 1
