@@ -64,7 +64,9 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
             if name in ("np.load", "numpy.load"):
                 assert {k.arg: ast.literal_eval(k.value) for k in node.keywords} == {"allow_pickle": False}
             if name == "importlib.import_module":
-                assert ast.unparse(node.args[0]).startswith(("f'jaxgpt.cli.", "'jaxgpt.", "_HOME[")), "names of our own alone"
+                assert ast.unparse(node.args[0]).startswith(("f'jaxgpt.cli.", "'jaxgpt.", "_HOME[")), (
+                    "names of our own alone"
+                )
 
 
 class Bomb:
