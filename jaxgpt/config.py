@@ -171,6 +171,9 @@ class OptimConfig:
     muon_momentum: float = 0.95  # Muon: decay of the momentum
     muon_steps: int = 5  # Muon: Newton-Schulz iterations
     ema_decay: float = 0.0  # average of the weights, used to evaluate and sample; 0: off
+    not_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite: stop, or skip the update
+    spike_factor: float = 0.0  # skip an update whose loss or gradient norm is over so many running means; 0: off
+    skip_limit: int = 10  # updates skipped in a row at which training stops
 
     def __post_init__(self) -> None:
         _types(self, "optim")
@@ -183,8 +186,16 @@ class OptimConfig:
         for name in ("warmup_steps", "decay_steps", "cooldown_steps"):
             _bounds("optim", self, name, 0, 2**31 - 1)
         _bounds("optim", self, "muon_steps", 1, 100)
+        _bounds("optim", self, "skip_limit", 1, 2**31 - 1)
+        if self.spike_factor:
+            _bounds("optim", self, "spike_factor", 1.0, 1e6, open_start=True)
         if self.schedule != "constant" and self.min_lr > self.learning_rate:
             raise UserError(f"optim.min_lr {self.min_lr:g} is above optim.learning_rate {self.learning_rate:g}")
+
+    @property
+    def guarded(self) -> bool:
+        """Whether updates can be left out."""
+        return self.not_finite == "skip" or self.spike_factor > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +209,10 @@ class TrainConfig:
     eval_batch_size: int = 0  # windows at once in evaluation; 0: as in training
     log_every: int = 10  # steps between lines of metrics.jsonl
     checkpoint_every: int = 0  # steps between checkpoints; 0: with every evaluation
+    checkpoint_seconds: float = 0.0  # a temporary checkpoint when the last one is so old, until the next one; 0: none
+    keep_last: int = 2  # checkpoints that stay: the last
+    keep_best: int = 1  # checkpoints that stay: those of the lowest validation loss
+    keep_every: int = 0  # checkpoints that stay: those of every so many steps; 0: none for that
     seed: int = 1337  # of the weights, the batches and the dropout masks, each from a stream of its own name
     compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of matrix products; weights are float32 always
     remat: Literal["none", "dots", "full"] = "none"  # recompute in the backward pass: nothing, all but products, all
@@ -206,10 +221,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _types(self, "train")
-        for name in ("steps", "batch_size", "accumulation", "eval_every", "log_every"):
+        for name in ("steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_last"):
             _bounds("train", self, name, 1, 2**31 - 1)
-        for name in ("seed", "checkpoint_every", "sample_tokens", "eval_batch_size"):
+        for name in ("seed", "checkpoint_every", "sample_tokens", "eval_batch_size", "keep_best", "keep_every"):
             _bounds("train", self, name, 0, 2**31 - 1)
+        _bounds("train", self, "checkpoint_seconds", 0.0, 1e9)
         if self.batch_size % self.accumulation:
             raise UserError(
                 f"train.accumulation {self.accumulation} does not divide train.batch_size {self.batch_size}"

@@ -21,7 +21,7 @@ from jaxgpt.model.weights import Precision, lower
 from jaxgpt.parallel import on_mesh
 from jaxgpt.prompts import check_room, check_stops, encode_prompt, limits
 from jaxgpt.train.build import abstract_params
-from jaxgpt.train.checkpoint import choose, restore_params
+from jaxgpt.train.checkpoint import read_params
 from jaxgpt.train.run import open_run
 
 STREAM_BLOCK = 4  # tokens between looks at what was made, where someone reads along
@@ -86,12 +86,11 @@ def load(path: str | Path, checkpoint: str = "best", weights: Precision = "float
     """
     run = open_run(Path(path))
     config = run.config()
-    step = choose(run.checkpoints, checkpoint)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract_params(config.model)
     )
-    params = restore_params(run.checkpoints, step, abstract, ema=config.optim.ema_decay > 0)
+    params = read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
     return LM(config, lower(params, weights), run.tokenizer())
 
 

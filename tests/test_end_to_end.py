@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
 import jaxgpt as package
 from jaxgpt.presets import PRESETS
+from jaxgpt.train.catalog import choose, steps
 
 TINY = flags(
     model__n_layer=1,
@@ -154,7 +156,7 @@ def test_every_run_has_a_folder_of_its_own() -> None:
 def test_interrupted_and_resumed() -> None:
     """Ctrl-C in the middle: saved, said where, and the rest later."""
     Path("text.txt").write_text(TEXT)
-    more = flags(train__steps=100_000, train__eval_every=100_000)
+    more = flags(train__steps=100_000, train__eval_every=20)
     command = [
         sys.executable,
         "-m",
@@ -176,6 +178,17 @@ def test_interrupted_and_resumed() -> None:
     deadline = time.monotonic() + 120
     while "tok/s" not in process.stdout.readline():
         assert time.monotonic() < deadline
+    # Meanwhile others read the run, whose checkpoints come and go, and nobody else writes it.
+    while not steps(Path("run/checkpoints")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for which in ("last", "best"):
+        sampled = jaxgpt("sample", "run", "--prompt", "12", "--max-new-tokens", "5", "--checkpoint", which)
+        assert (sampled.code, sampled.err) == (0, "")
+    second = jaxgpt("train", "--resume", "--out", "run")
+    assert second.code == 2
+    assert f"run is being written by process {process.pid} on" in second.err
+    assert second.err.count("\n") == 1
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -258,6 +271,30 @@ def test_bad_prompts(run: Path) -> None:
         assert message in result.err, result.err
 
 
+def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(run: Path) -> None:
+    shutil.copytree(run, "damaged")
+    checkpoints = Path("damaged/checkpoints")
+    best = choose(checkpoints, "best")
+    file = max((checkpoints / str(best) / "params").rglob("d/*"), key=lambda p: p.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1])
+    for command in (["sample", "damaged", "--prompt", "1"], ["eval", "damaged"]):
+        result = jaxgpt(*command)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert f"checkpoint damaged/checkpoints/{best} is damaged: params/" in result.err
+        assert "try --checkpoint 10" in result.err
+
+
+def test_a_resumed_run_keeps_its_optimizer(run: Path) -> None:
+    before = (run / "config.json").read_text()
+    assert json.loads(before)["optim"]["name"] == "muon"
+    average = "0" if json.loads(before)["optim"]["ema_decay"] else "0.9"
+    for change in (["--optim.name", "adamw"], ["--optim.ema-decay", average]):
+        result = jaxgpt("train", "--resume", "--out", str(run), *change)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "a resumed run keeps its optimizer" in result.err
+    assert (run / "config.json").read_text() == before
+
+
 def test_overwrite_replaces_only_a_run(run: Path) -> None:
     Path("mine").mkdir()
     Path("mine/config.txt").write_text("precious")
@@ -281,7 +318,7 @@ def test_no_command_is_help() -> None:
     assert jaxgpt_process("--version").returncode == 0
 
 
-@pytest.mark.parametrize("command", ["train", "sample", "eval", "info", "presets", "replay"])
+@pytest.mark.parametrize("command", ["train", "sample", "eval", "info", "presets", "prove-resume", "replay"])
 def test_every_command_has_help(command: str) -> None:
     result = jaxgpt(command, "--help")
     assert result.code == 0

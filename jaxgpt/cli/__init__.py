@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
 
 from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.train import TrainingFailed
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nobody's mistake, and no bug
 
 COMMANDS = {
     "train": "train a preset, or go on with a run",
@@ -18,10 +22,11 @@ COMMANDS = {
     "import": "a run from a model of transformers or nanoGPT: a folder, or a name on the hub",
     "export": "a run as a folder that transformers reads",
     "verify": "does every law hold here: a table of equivalences, measured",
+    "prove-resume": "whether a run that is cut and resumed is the same, bit for bit",
     "replay": "another trainer's recorded run, row by row",
 }
-FILES = {"import": "import_"}  # where a command's name is a word of Python's own
-USAGE = "usage: jaxgpt COMMAND ...\n\n" + "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
+FILES = {"import": "import_", "prove-resume": "prove_resume"}  # where a command's name can be no module's
+USAGE = "usage: jaxgpt COMMAND ...\n\n" + "\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items())
 USAGE += "\n\njaxgpt COMMAND --help tells more of each.\n"
 
 
@@ -51,11 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxgpt: interrupted", file=sys.stderr)
         return 130
-    except Exception as e:
-        if type(e).__name__ == "TrainingFailed":
-            print(f"jaxgpt: {e}", file=sys.stderr)
-            return 1
-        raise
+    except TrainingFailed as e:
+        print(f"jaxgpt: {e}", file=sys.stderr)
+        return 1
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        print(f"jaxgpt: cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", file=sys.stderr)
+        return 1
 
 
 def entry() -> None:

@@ -10,6 +10,7 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jaxgpt.cli.parse import note
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
 from jaxgpt.lm import LM, generate
@@ -65,6 +66,9 @@ class Report:
     def evaluated(self, step: int, result: Evaluation) -> None:
         kind = "validation" if self.data.held_out else "training text"
         self._print(f"step {step:>5}: {kind} loss {result.loss:.4f} +- {result.stderr:.4f} ({result.tokens:,} tokens)")
+
+    def note(self, text: str) -> None:
+        note(text)
 
     def finished(self, outcome: Outcome) -> None:
         """The sample, and where to go from here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -40,6 +39,8 @@ def run(args: Sequence[str]) -> int:
     config = replace(base, **{f: getattr(parsed, f) for f in options})
     if parsed.resume and (config.model, config.data) != (base.model, base.data):
         raise UserError("a resumed run keeps its model and its data: leave out those flags, or start a run of its own")
+    if parsed.resume and _moments(config.optim) != _moments(base.optim):
+        raise UserError("a resumed run keeps its optimizer: optim.name, and whether there is an optim.ema_decay")
     if parsed.resume and parsed.overwrite:
         raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
     if base.preset == "finetune" and not (parsed.init_from or parsed.resume):
@@ -60,9 +61,10 @@ def _train(config: Config, args: Args) -> int:
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
     from jaxgpt.train.build import build
+    from jaxgpt.train.lock import sole_writer
     from jaxgpt.train.loop import fit
     from jaxgpt.train.plot import plot_losses
-    from jaxgpt.train.run import describe, new_run, open_run
+    from jaxgpt.train.run import check_free, describe, new_run, open_run, remove_run
     from jaxgpt.train.start import cropped
 
     old = open_run(Path(args.out)) if args.resume else None
@@ -77,18 +79,17 @@ def _train(config: Config, args: Args) -> int:
     if not config.model.vocab_size:
         config = config.with_model(vocab_size=data.tokenizer.vocab_size)
     program = build(config)
-    if old is None:
-        if args.overwrite and args.out:
-            _remove(Path(args.out))
-        directory = new_run(args.out, config.preset)
-    else:
-        directory = old
-    describe(directory, config, data.tokenizer)
-    start = None if params is None else program.start_from(cropped(params, config.model))
-
-    with Report(program, data, directory) as reporter:
-        outcome = fit(program, data, directory, reporter, args.resume, start)
-    plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
+    directory = old or new_run(args.out, config.preset, args.overwrite)
+    with sole_writer(directory.path):
+        if args.overwrite:
+            remove_run(directory.path)
+        elif old is None:
+            check_free(directory.path)  # nobody has begun in between
+        describe(directory, config, data.tokenizer)
+        start = None if params is None else program.start_from(cropped(params, config.model))
+        with Report(program, data, directory) as reporter:
+            outcome = fit(program, data, directory, reporter, args.resume, start)
+        plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
     if outcome.interrupted:
         step = int(outcome.state.step)
         note(f"stopped and saved at step {step}; go on with: jaxgpt train --resume --out {directory.path}")
@@ -108,6 +109,11 @@ def _resumed(out: str, name: str) -> Config:
     return config
 
 
+def _moments(optim: OptimConfig) -> tuple[str, bool]:
+    """What of the optimizer's settings decides what is kept in a checkpoint."""
+    return optim.name, optim.ema_decay > 0
+
+
 def _begun(base: Config, init_from: str) -> Config:
     """A preset with the model of a run that exists; its tokenizer is that run's too."""
     from jaxgpt.train.run import open_run
@@ -115,16 +121,6 @@ def _begun(base: Config, init_from: str) -> Config:
     path = Path(init_from)
     model = open_run(path).config().model
     return replace(base, model=model, data=replace(base.data, tokenizer=str(path / "tokenizer.json")))
-
-
-def _remove(path: Path) -> None:
-    if not path.exists():
-        return
-    if not (path / "config.json").is_file():
-        raise UserError(f"--overwrite replaces a run, and {path} is none")
-    for name in ("config.json", "tokenizer.json", "metrics.jsonl", "loss.png"):
-        (path / name).unlink(missing_ok=True)
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 
 def _value(flags: Sequence[str], flag: str) -> str:

@@ -62,7 +62,8 @@ class Program:
         )
 
     def _init(self, seed: jax.typing.ArrayLike) -> TrainState:
-        return init_state(init_params(self.model, seed), self.optimizer, self.config.optim.ema_decay > 0)
+        optim = self.config.optim
+        return init_state(init_params(self.model, seed), self.optimizer, optim.ema_decay > 0, optim.guarded)
 
     def init(self) -> TrainState:
         """The state before the first update, made where it belongs."""
@@ -71,9 +72,9 @@ class Program:
 
     def start_from(self, params: Any) -> TrainState:
         """The state before the first update, with weights that exist already."""
-        ema = self.config.optim.ema_decay > 0
-        init = jax.jit(partial(init_state, optimizer=self.optimizer, ema=ema), out_shardings=self.state_shardings)
-        return init(params)
+        optim = self.config.optim
+        init = partial(init_state, optimizer=self.optimizer, ema=optim.ema_decay > 0, guard=optim.guarded)
+        return jax.jit(init, out_shardings=self.state_shardings)(params)
 
     @cached_property
     def _step(self) -> Any:
@@ -87,6 +88,7 @@ class Program:
             accumulation=train.accumulation,
             dropout=model.dropout > 0,
             ema_decay=self.config.optim.ema_decay,
+            spike_factor=self.config.optim.spike_factor,
         )
         return jax.jit(
             step,

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import math
 import platform
-import signal
-import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 import flax
 import jax
+import numpy as np
 
 import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.data import Dataset, Windows
+from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import Program
-from jaxgpt.train.checkpoint import Checkpoints, choose, restore_state, steps
+from jaxgpt.train.catalog import latest_valid, steps, val_losses
+from jaxgpt.train.checkpoint import Checkpoints, Keep, restore_state
+from jaxgpt.train.clock import Clock
 from jaxgpt.train.evaluate import Evaluation, eval_params, evaluate
+from jaxgpt.train.guard import first_bad
 from jaxgpt.train.metrics import MetricsFile
 from jaxgpt.train.run import Run
 from jaxgpt.train.step import TrainState
+from jaxgpt.train.stop import Stop, stop_on_signal
 
 LAG = 2  # steps that may be under way before the oldest one's figures are read
-
-
-class TrainingFailed(RuntimeError):
-    """The work failed, through no fault of the command: one line."""
 
 
 class Reporter(Protocol):
@@ -37,6 +35,7 @@ class Reporter(Protocol):
 
     def progress(self, figures: dict[str, float]) -> None: ...
     def evaluated(self, step: int, result: Evaluation) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Outcome(NamedTuple):
@@ -53,59 +52,59 @@ class Outcome(NamedTuple):
     interrupted: bool
 
 
-@dataclass
-class Stop:
-    """Whether somebody asked to stop."""
-
-    requested: bool = False
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[Stop]:
-    """Within this, a first SIGINT or SIGTERM asks to stop at the end of the step; a second one ends at once."""
-    stop = Stop()
-
-    def handle(number: int, _: Any) -> None:
-        if stop.requested:
-            raise KeyboardInterrupt
-        stop.requested = True
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def fit(
-    program: Program, data: Dataset, run: Run, reporter: Reporter, resume: bool, start: TrainState | None
+    program: Program,
+    data: Dataset,
+    run: Run,
+    reporter: Reporter,
+    resume: bool,
+    start: TrainState | None,
+    until: int | None = None,
 ) -> Outcome:
-    """Train to the last step of the config, from the run's last checkpoint if `resume`.
+    """Train to the last step of the config, from the run's last valid checkpoint if `resume`.
 
     Args:
         program: what to run.
         data: what to run it on.
         run: where it is kept; config.json and tokenizer.json are there already.
         reporter: who is told.
-        resume: go on from the last whole checkpoint.
+        resume: go on from the last valid checkpoint.
         start: the state to begin with, instead of fresh weights.
+        until: stop and save at this step, as if somebody had asked for it; None: go to the end.
 
     Raises:
         UserError: there is nothing to go on from: never a silent start from the beginning.
-        TrainingFailed: the loss or the gradient is no longer finite. The last good checkpoint stays.
+        TrainingFailed: the loss or the gradient is no longer finite, or nothing can be written. The last good
+            checkpoint stays.
     """
-    last = choose(run.checkpoints, "last") if resume else None
+    last = latest_valid(run.checkpoints, program.config, reporter.note) if resume else None
     if last is not None:
         state = restore_state(run.checkpoints, last, program.abstract_state)
     else:
         state = program.init() if start is None else start
-    metrics = MetricsFile(run.metrics, resume_step=last)
+    train = program.config.train
     try:
-        with Checkpoints(run.checkpoints) as checkpoints, stop_on_signal() as stop:
-            return _Loop(program, data, run, reporter, checkpoints, metrics, stop).run(state)
-    finally:
-        metrics.close()
+        metrics = MetricsFile(run.metrics, resume_step=last)
+        try:
+            keep = Keep(train.keep_last, train.keep_best, train.keep_every)
+            with Checkpoints(run.checkpoints, keep) as checkpoints, stop_on_signal() as stop:
+                return _Loop(program, data, reporter, checkpoints, metrics, stop).run(state, until or train.steps)
+        finally:
+            metrics.close()
+    except OSError as e:
+        raise TrainingFailed(f"{e.filename or run.path}: {e.strerror}: stopped, {_kept(run)}") from None
+    except TrainingFailed as e:
+        advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
+        raise TrainingFailed(f"{e}: stopped, {_kept(run)}{advice}") from None
+
+
+class _Diverged(TrainingFailed):
+    """The figures are no longer those of training."""
+
+
+def _kept(run: Run) -> str:
+    there = steps(run.checkpoints)
+    return f"the checkpoint of step {there[-1]} is kept" if there else "there is no checkpoint yet"
 
 
 class _Loop:
@@ -113,13 +112,12 @@ class _Loop:
         self,
         program: Program,
         data: Dataset,
-        run: Run,
         reporter: Reporter,
         checkpoints: Checkpoints,
         metrics: MetricsFile,
         stop: Stop,
     ) -> None:
-        self.program, self.data, self.directory, self.reporter = program, data, run, reporter
+        self.program, self.data, self.reporter = program, data, reporter
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.config: Config = program.config
         self.metadata = {"config": asdict(self.config), "versions": versions()}
@@ -127,9 +125,9 @@ class _Loop:
         self.pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
         self.evaluation: Evaluation | None = None
         self.saved: int | None = None
-        self.clock = _Clock()
+        self.clock = Clock(metrics.elapsed_seconds)
 
-    def run(self, state: TrainState) -> Outcome:
+    def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
         first = int(state.step)
         windows = Windows(
@@ -139,8 +137,11 @@ class _Loop:
             self.config.data.sampling,
             self.config.data.stride,
         )
-        self.saved = first if first else None
-        for step in range(first, train.steps):
+        if first:
+            self.saved = first
+            if self._is_evaluated(first) and first not in val_losses(self.checkpoints.directory):
+                self._evaluate(state, first)  # the run was stopped while it was at it
+        for step in range(first, min(until, train.steps)):
             if self.stop.requested:
                 break
             batch = windows.batch_at(step, train.batch_size)
@@ -150,32 +151,56 @@ class _Loop:
             # The first step's figures are waited for: its compilation is no part of the speed.
             self._read(LAG if step > first else 0)
             done = step + 1
-            if done % train.eval_every == 0 or done == train.steps:
+            if self._is_evaluated(done):
                 self._evaluate(state, done)
             elif train.checkpoint_every and done % train.checkpoint_every == 0:
-                self._read(0)
                 self._save(state, done, None)
+            elif train.checkpoint_seconds and self.clock.since_save() > train.checkpoint_seconds:
+                self._save(state, done, None, temporary=True)
         done = int(state.step)
         self._read(0)
         if self.saved != done:
-            self._save(state, done, None)
+            self._save(state, done, None, temporary=True)
         self.checkpoints.wait()
         return Outcome(state, self.evaluation, interrupted=done < train.steps)
+
+    def _is_evaluated(self, done: int) -> bool:
+        return done % self.config.train.eval_every == 0 or done == self.config.train.steps
 
     def _read(self, leave: int) -> None:
         """Take in the figures of all steps but the last `leave`."""
         train = self.config.train
         while len(self.pending) > leave:
             step, device_figures = self.pending.popleft()
-            figures = {name: float(value) for name, value in jax.device_get(device_figures).items()}
-            for name in ("loss", "grad_norm"):
-                if not math.isfinite(figures[name]):
-                    raise TrainingFailed(self._failure(name, figures[name], step))
+            host_figures = jax.device_get(device_figures)
+            squares = host_figures.pop("grad_squares")
+            figures = {name: float(value) for name, value in host_figures.items()}
+            self._check(step, figures, squares)
             self.clock.count(self._tokens_per_step)
             if step % train.log_every == 0 or step == train.steps - 1:
                 line = {"step": step} | figures | self.clock.figures(step + 1, self._tokens_per_step)
                 self.metrics.write(**line)
                 self.reporter.progress(line)
+
+    def _check(self, step: int, figures: dict[str, float], squares: np.ndarray) -> None:
+        """Whether training can go on after a step.
+
+        Raises:
+            TrainingFailed: it cannot.
+        """
+        optim = self.config.optim
+        wrong = next((f"{n} is {figures[n]}" for n in ("loss", "grad_norm") if not math.isfinite(figures[n])), "")
+        skipped = int(figures.pop("skipped_in_a_row", 0))
+        if skipped:
+            what = wrong or f"loss {figures['loss']:.4g} or grad_norm {figures['grad_norm']:.4g} is a spike"
+            self.reporter.note(f"step {step}: {what}; its update is left out ({skipped} in a row)")
+        limit = skipped >= optim.skip_limit
+        if (wrong and optim.not_finite == "stop") or limit:
+            told = f"{wrong or 'a spike'} at step {step}" + (
+                f" after {skipped} updates left out in a row" if limit else ""
+            )
+            where = first_bad(self.program.abstract_state.params, squares)
+            raise _Diverged(f"{told}, {where}" if where else told)
 
     @property
     def _tokens_per_step(self) -> int:
@@ -189,50 +214,20 @@ class _Loop:
             if result is None:
                 return
             if not math.isfinite(result.loss):
-                raise TrainingFailed(self._failure("validation loss", result.loss, done))
+                raise _Diverged(f"validation loss is {result.loss} at step {done}")
             self.evaluation = result
             self.metrics.write(step=done, val_loss=result.loss, val_stderr=result.stderr)
             self.reporter.evaluated(done, result)
-            self._save(state, done, result.loss)
+            if self.saved == done:
+                self.checkpoints.note_val_loss(done, result.loss)
+            else:
+                self._save(state, done, result.loss)
 
-    def _save(self, state: TrainState, done: int, val_loss: float | None) -> None:
-        self.checkpoints.save(state, val_loss, self.metadata)
+    def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
+        self._read(0)  # nothing is kept that is not known to be good
+        self.checkpoints.save(state, val_loss, self.metadata, temporary=temporary)
         self.saved = done
-
-    def _failure(self, name: str, value: float, step: int) -> str:
-        self.checkpoints.wait()
-        kept = steps(self.directory.checkpoints)
-        good = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
-        return f"{name} is {value} at step {step}: stopped, {good} (a lower optim.learning_rate may help)"
-
-
-class _Clock:
-    """Mean speed of training so far, without what evaluation and the first step (its compilation) took."""
-
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.since: float | None = None
-        self.tokens = 0
-
-    def count(self, tokens: int) -> None:
-        if self.since is None:
-            self.since = time.perf_counter()
-        else:
-            self.tokens += tokens
-
-    def figures(self, steps_done: int, tokens_per_step: int) -> dict[str, float]:
-        now = time.perf_counter()
-        figures: dict[str, float] = {"tokens": steps_done * tokens_per_step, "elapsed_seconds": now - self.started}
-        if self.tokens and self.since is not None:
-            figures["tokens_per_second"] = self.tokens / (now - self.since)
-        return figures
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        before = time.perf_counter()
-        yield
-        if self.since is not None:
-            self.since += time.perf_counter() - before
+        self.clock.saved()
 
 
 def check_ids(batch: Any, vocab_size: int, step: int) -> None:

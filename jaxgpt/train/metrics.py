@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,23 @@ import jax
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.strict import parse_json
 from jaxgpt.train.optimizer import make_optimizer
+from jaxgpt.train.run import write_atomically
 
 
 class MetricsFile:
-    """Appends lines; each is on its way to the disk when `write` returns."""
+    """Appends lines; each is on its way to the disk when `write` returns.
+
+    Attributes:
+        elapsed_seconds: what the last line of the run so far had taken; 0 in a new file.
+    """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
         """A new file, or one that goes on from a checkpoint: what was written after it is dropped."""
+        self.elapsed_seconds = 0.0
         if resume_step is not None and path.is_file():
             kept = [line for line in read_metrics(path) if _before(line, resume_step)]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            os.replace(temporary, path)
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+            self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
         self._file = path.open("a" if resume_step is not None else "w")
 
     def write(self, **values: float | int) -> None:

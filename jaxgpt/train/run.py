@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,16 +53,19 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def new_run(out: str, preset: str) -> Run:
+def new_run(out: str, preset: str, overwrite: bool = False) -> Run:
     """A folder for a new run: `out`, or without one `runs/PRESET`, `runs/PRESET-2`, ... whichever is free.
 
     Raises:
-        UserError: there is a run already, or the folder cannot be written.
+        UserError: there is a run already and it is not to be replaced, or no run where one is, or the folder cannot be
+            written.
     """
     if out:
         path = Path(out)
-        if (path / "config.json").exists() or (path / "checkpoints").exists():
-            raise UserError(f"{path} already holds a run: go on with --resume, or replace it with --overwrite")
+        if not overwrite:
+            check_free(path)
+        elif path.is_dir() and not (path / "config.json").is_file():
+            raise UserError(f"--overwrite replaces a run, and {path} is none")
         _make(path, exist_ok=True)
         return Run(path)
     number = 1
@@ -74,6 +78,23 @@ def new_run(out: str, preset: str) -> Run:
             except FileExistsError:
                 pass  # another process took it in between
         number += 1
+
+
+def check_free(path: Path) -> None:
+    """Whether a new run can begin in a folder.
+
+    Raises:
+        UserError: there is one already.
+    """
+    if (path / "config.json").exists() or (path / "checkpoints").exists():
+        raise UserError(f"{path} already holds a run: go on with --resume, or replace it with --overwrite")
+
+
+def remove_run(path: Path) -> None:
+    """Delete what a run wrote, and nothing else. The caller has made sure that there is one."""
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+    for name in ("metrics.jsonl", "loss.png", "tokenizer.json", "config.json"):
+        (path / name).unlink(missing_ok=True)
 
 
 def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:

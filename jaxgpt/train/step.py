@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxgpt.train.guard import Guard, init_guard, judge, squares
 from jaxgpt.train.loss import cross_entropy, token_count
 
 # (params, tokens_BT, dropout key or None) -> logits_BTV
@@ -26,18 +27,24 @@ class TrainState(NamedTuple):
         params: the weights, float32.
         opt_state: optax's.
         ema: the average of the weights, or None where none is kept.
+        guard: what is remembered of updates that were left out, or None where none ever is.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
     ema: Any
+    guard: Guard | None = None
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool) -> TrainState:
+def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool, guard: bool = False) -> TrainState:
     """The state before the first update."""
     return TrainState(
-        jnp.zeros((), jnp.int32), params, optimizer.init(params), jax.tree.map(jnp.copy, params) if ema else None
+        jnp.zeros((), jnp.int32),
+        params,
+        optimizer.init(params),
+        jax.tree.map(jnp.copy, params) if ema else None,
+        init_guard() if guard else None,
     )
 
 
@@ -93,6 +100,7 @@ def train_step(
     accumulation: int = 1,
     dropout: bool = False,
     ema_decay: float = 0.0,
+    spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One update. The state that comes out has the structure, shapes and types of the one that went in.
 
@@ -106,9 +114,12 @@ def train_step(
         accumulation: pieces in which the batch is worked through.
         dropout: whether apply_fn is given a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, where the state keeps one.
+        spike_factor: as `judge` takes it, where the state has a guard. An update that is left out changes nothing but
+            the step: not the weights, the optimizer, its schedule or the average.
 
     Returns:
-        The state after, and `loss` (mean nats a token, before the update), `grad_norm` (before clipping) and `lr`.
+        The state after, and `loss` (mean nats a token, before the update), `grad_norm` (before clipping), `lr`,
+        `grad_squares` (of every gradient, `[leaves]`) and, with a guard, `skipped` and `skipped_in_a_row`.
     """
     key = stream(seed, "dropout", state.step) if dropout else None
     loss, grads = gradients(state.params, windows_BT1, key, apply_fn, accumulation)
@@ -117,8 +128,18 @@ def train_step(
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "lr": learning_rate(state.step)}
-    return TrainState(state.step + 1, params, opt_state, ema), metrics
+    grad_norm = optax.tree.norm(grads)
+    metrics = {"loss": loss, "grad_norm": grad_norm, "grad_squares": squares(grads)}
+    if state.guard is None:
+        metrics["lr"] = learning_rate(state.step)
+        return TrainState(state.step + 1, params, opt_state, ema), metrics
+    made, guard = judge(state.guard, loss, grad_norm, spike_factor)
+    metrics["lr"] = learning_rate(state.step - state.guard.total)
+    metrics |= {"skipped": guard.total, "skipped_in_a_row": guard.in_a_row}
+    params, opt_state, ema = jax.tree.map(
+        partial(jnp.where, made), (params, opt_state, ema), (state.params, state.opt_state, state.ema)
+    )
+    return TrainState(state.step + 1, params, opt_state, ema, guard), metrics
 
 
 def eval_step(params: Any, windows_BT1: jax.Array, *, apply_fn: ApplyFn) -> tuple[jax.Array, jax.Array]:

@@ -15,7 +15,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
-from jaxgpt.train.build import Program, build
+from jaxgpt.train.build import Program, build, make_apply_fn
 from jaxgpt.train.checkpoint import choose, restore_params, steps, val_losses
 from jaxgpt.train.evaluate import Evaluation, evaluate, summarize
 from jaxgpt.train.loop import TrainingFailed, check_ids, fit
@@ -25,13 +25,16 @@ from jaxgpt.train.run import Run
 
 class Silent:
     def __init__(self, at: dict[int, object] | None = None) -> None:
-        self.at = at or {}
+        self.at, self.notes = at or {}, list[str]()
 
     def progress(self, figures: dict[str, float]) -> None:
         if action := self.at.get(int(figures["step"])):
             action()  # type: ignore[operator]
 
     def evaluated(self, step: int, result: Evaluation) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def prepare(config: Config, folder: str) -> tuple[Program, Dataset, Run]:
@@ -62,9 +65,8 @@ def without_times(path: Path) -> list[dict[str, float]]:
 def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
     """With dropout, accumulation, Muon, an average of the weights, and a cut in the middle of an epoch."""
     config = small_run(steps=10, eval_every=5, accumulation=2)
-    config = replace(config, mesh=mesh, optim=OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9)).with_model(
-        dropout=0.2
-    )
+    optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, not_finite="skip")
+    config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
     straight = run(config, "straight")
     # The cut run believes that it is as long as the other one, and is interrupted.
     cut = run(config, "cut", reporter=Silent({6: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
@@ -74,6 +76,47 @@ def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
     assert same_bits(resumed.state, straight.state)
     assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
     assert resumed.evaluation == straight.evaluation
+
+
+def test_a_stop_in_the_middle_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is saved at once, and the evaluation is made up for on resuming: the best checkpoint is the same one."""
+    config = small_run()
+    straight = run(config, "straight")
+
+    def stopped(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxgpt.train.loop.evaluate", stopped)
+        cut = run(config, "cut")
+    assert (int(cut.state.step), cut.interrupted, val_losses(Path("cut/checkpoints"))) == (4, True, {})
+    resumed = run(config, "cut", resume=True)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert val_losses(Path("cut/checkpoints")) == val_losses(Path("straight/checkpoints"))
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_the_same() -> None:
+    straight = run(small_run(), "out")
+    lines = without_times(Path("out/metrics.jsonl"))
+    file = max(Path("out/checkpoints/8/opt_state").rglob("d/*"), key=lambda p: p.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    reporter = Silent()
+    resumed = run(small_run(), "out", resume=True, reporter=reporter)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("out/metrics.jsonl")) == lines
+    [told] = reporter.notes
+    assert told.startswith("checkpoint 8 is not used: opt_state/")
+    assert Path("out/checkpoints/8.damaged").is_dir()
+
+
+def test_temporary_checkpoints_by_time() -> None:
+    """After every step here; a later one replaces them."""
+    seen = []
+    watch = Silent({step: lambda: seen.append(steps(Path("out/checkpoints"))) for step in range(8)})
+    run(small_run(steps=7, eval_every=100, checkpoint_seconds=1e-9), "out", reporter=watch)
+    assert any(seen[1:6])
+    assert steps(Path("out/checkpoints")) == [7]
 
 
 def test_a_run_writes_its_checkpoints_and_figures() -> None:
@@ -91,7 +134,7 @@ def test_a_run_writes_its_checkpoints_and_figures() -> None:
 def test_speed_counts_every_step_but_the_first_and_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step takes a second, every evaluation an hour: a token a second for each of a batch."""
     now = [0.0]
-    monkeypatch.setattr("jaxgpt.train.loop.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("jaxgpt.train.clock.time.perf_counter", lambda: now[0])
     step = Program.step
 
     def slow(self: Program, state, windows):  # type: ignore[no-untyped-def]
@@ -165,6 +208,30 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.Monkey
         run(small_run(), "out")
     assert steps(Path("out/checkpoints")) == [4]
     assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
+
+
+@pytest.fixture
+def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that computes nothing finite."""
+    good = make_apply_fn
+    monkeypatch.setattr("jaxgpt.train.build.make_apply_fn", lambda model: lambda *a: good(model)(*a) * jax.numpy.nan)
+
+
+def test_what_is_not_finite_is_named(overflow: None) -> None:
+    words = (
+        r"loss is nan at step 0, first in the gradient of ln_f/scale \((\d+) of \1 gradients\): stopped, there is no"
+    )
+    with pytest.raises(TrainingFailed, match=words):
+        run(small_run(), "out")
+
+
+def test_too_many_updates_left_out_in_a_row(overflow: None) -> None:
+    config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
+    reporter = Silent()
+    with pytest.raises(TrainingFailed, match="at step 2 after 3 updates left out in a row, first in the gradient of"):
+        run(config, "out", reporter=reporter)
+    assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
+    assert steps(Path("out/checkpoints")) == []
 
 
 def test_a_second_signal_ends_at_once() -> None:

@@ -1,0 +1,68 @@
+"""jaxgpt prove-resume [PRESET] [--steps 20] [--cut 7] [--json]"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from jaxgpt.cli.parse import parse, print_json
+from jaxgpt.config import DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.presets import DEFAULT, preset
+
+PROG = "jaxgpt prove-resume [PRESET]"
+
+
+@dataclass(frozen=True)
+class Args:
+    model: ModelConfig  # the decoder
+    data: DataConfig  # text to windows
+    optim: OptimConfig  # gradients to updates
+    train: TrainConfig  # the run
+    mesh: MeshConfig  # devices
+    steps: int = 20  # updates of the whole run
+    cut: int = 7  # updates after which it is cut
+    json: bool = False  # one JSON object instead of text
+
+
+def run(args: Sequence[str]) -> int:
+    if args[:1] == ["--leg"]:  # one of the processes of a proof
+        return _leg(Path(args[1]))
+    name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else (DEFAULT, args)
+    base = preset(name)
+    options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
+    about = (
+        "Train a preset straight, and cut in two with a new process for the second part, and compare what is there at "
+        "the end, and what would be used next, bit for bit. Exit code 1 where they differ."
+    )
+    parsed = parse(Args, flags, PROG, about, Args(**options))
+    if not 0 < parsed.cut < parsed.steps:
+        raise UserError(f"--cut must be between 1 and --steps - 1 = {parsed.steps - 1}, not {parsed.cut}")
+    config = replace(base, **{f: getattr(parsed, f) for f in options})
+    config = replace(config, train=replace(config.train, steps=parsed.steps))
+
+    from jaxgpt.train.prove import prove
+
+    hashes = prove(config, parsed.cut)
+    equal = all(straight == resumed for straight, resumed in hashes.values())
+    if parsed.json:
+        rows = {name: {"straight": a, "resumed": b, "equal": a == b} for name, (a, b) in hashes.items()}
+        print_json({"preset": name, "steps": parsed.steps, "cut": parsed.cut, "equal": equal, "sha256": rows})
+        return 0 if equal else 1
+    print(f"{parsed.steps} steps of {name} straight, and {parsed.cut} + {parsed.steps - parsed.cut} in two processes\n")
+    print(f"{'sha256 of':12}  {'straight':20}  cut and resumed")
+    for part, (a, b) in hashes.items():
+        print(f"{part:12}  {a[:20]}  {b[:20]}  {'equal' if a == b else 'DIFFERENT'}")
+    print("\nequal, bit for bit" if equal else "\nresuming changes the run")
+    return 0 if equal else 1
+
+
+def _leg(order: Path) -> int:
+    from jaxgpt.parallel import use_cores
+
+    use_cores(MeshConfig(**json.loads(order.read_text())["config"]["mesh"]))
+    from jaxgpt.train.prove import leg
+
+    print_json(leg(order))
+    return 0

@@ -1,0 +1,71 @@
+"""One writer a run: a lock that dies with the process that holds it, also by kill -9 or a power cut."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from jaxgpt.config import UserError
+
+NAME = ".lock"
+UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without locks: nobody can be kept out
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Within this, no other process writes the run in a folder.
+
+    The kernel holds the lock (flock), the file only says whose it is. It is removed at the end; one that a killed process
+    left is no lock.
+
+    Raises:
+        UserError: another process holds it; its number, its machine and since when.
+    """
+    path = folder / NAME
+    file = _acquire(path)
+    try:
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+        os.ftruncate(file, 0)
+        os.write(file, json.dumps(holder).encode())
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        file = _open(path)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise UserError(f"{path.parent} is being written by {_holder(path)}: wait for it, or stop it") from None
+        except OSError as e:
+            if e.errno not in UNSUPPORTED:
+                raise
+        if path.exists() and os.fstat(file).st_ino == path.stat().st_ino:
+            return file
+        os.close(file)  # its holder removed it after we opened it: what we locked is no longer the lock
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as e:
+        raise UserError(f"cannot write the run to {path.parent}: {e.strerror}") from None
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text("utf-8"))
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"  # which has not yet said who it is

@@ -1,0 +1,220 @@
+"""Kills real runs with SIGKILL, goes on with them, and compares what comes out with a run that nobody killed.
+
+    python tests/train/kills.py --kills 100
+
+A run has dropout, accumulation, an average of its weights, a guard, checkpoints by steps and by time, and several epochs.
+It is killed again and again until it ends: at the n-th time it touches a file of the run (so that every moment of
+writing, committing and deleting checkpoints and of writing metrics has its turn), some moments after Orbax's temporary
+folder appears, or at any time at all. Then weights, optimizer, average, guard, metrics, kept checkpoints and the sample
+must be those of the straight run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxgpt.cli import main
+from jaxgpt.train.build import build
+from jaxgpt.train.catalog import steps, val_losses
+from jaxgpt.train.checkpoint import restore_state
+from jaxgpt.train.metrics import read_metrics
+from jaxgpt.train.run import Run
+
+TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(80))
+FLAGS = (
+    "--data.path text.txt --model.n-layer 1 --model.n-embd 16 --model.n-head 2 --model.block-size 16 "
+    "--model.dropout 0.2 --optim.ema-decay 0.9 --optim.not-finite skip --optim.warmup-steps 5 "
+    "--train.steps 32 --train.batch-size 8 --train.accumulation 2 --train.eval-every 5 --train.log-every 1 "
+    "--train.checkpoint-seconds 0.3 --train.keep-every 15 --train.sample-tokens 5 --mesh.data 1"
+).split()
+AIMS = ("file", "file", "folder", "time")
+
+
+@dataclass
+class Tally:
+    """What came of a campaign."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    survived: int = 0
+    runs: int = 0
+    identical: int = 0
+    set_aside: int = 0
+    repeated: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        total = self.kills.total()
+        return (
+            f"kills survived   {self.survived} of {total} ({', '.join(f'{n} by {a}' for a, n in self.kills.items())})\n"
+            f"runs identical   {self.identical} of {self.runs}\n"
+            f"steps repeated   {sum(self.repeated) / max(total, 1):.1f} a kill, {max(self.repeated, default=0)} at most\n"
+            f"set aside        {self.set_aside} checkpoints"
+        )
+
+
+def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
+    """So many kills, and the comparison of every run that they happened to.
+
+    Raises:
+        AssertionError: a run did not go on after a kill.
+    """
+    dice, tally = random.Random(seed), Tally()
+    (folder / "text.txt").write_text(TEXT)
+    started = time.monotonic()
+    straight = _start(folder, "straight", 0)
+    straight.join()
+    out, err = (Path(folder / f"straight.{stream}").read_text() for stream in ("out", "err"))
+    assert straight.exitcode == 0, err
+    events, duration = int(err.rsplit("events ", 1)[1]), time.monotonic() - started
+    while tally.kills.total() < kills:
+        name = f"run{tally.runs}"
+        while True:
+            left = kills - tally.kills.total()
+            aim = dice.choice(AIMS) if left else "nothing"
+            process = _start(folder, name, dice.randint(1, events // 2) if aim == "file" else 0)
+            _aim(process, aim, folder / name, dice, duration)
+            process.join()
+            if process.exitcode == 0:
+                break
+            assert process.exitcode == -signal.SIGKILL, f"{tally}\n{(folder / f'{name}.err').read_text()}"
+            tally.kills[aim] += 1
+            tally.repeated.append(_done(folder / name) - max(steps(folder / name / "checkpoints"), default=0))
+            if tell:
+                print(f"kill {tally.kills.total():3} ({aim}): {tally.repeated[-1]} steps to repeat", flush=True)
+        tally.runs += 1
+        tally.survived = tally.kills.total()
+        tally.set_aside += len(list((folder / name / "checkpoints").glob("*.damaged*")))
+        different = differences(folder / "straight", folder / name)
+        different += [] if _sample(out) == _sample((folder / f"{name}.out").read_text()) else ["the sample"]
+        tally.identical += not different
+        if tell:
+            print(
+                f"run {tally.runs}: {'identical' if not different else 'DIFFERENT: ' + ', '.join(different)}",
+                flush=True,
+            )
+    return tally
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """What differs between two finished runs, times apart."""
+    found = []
+    if (a / "config.json").read_bytes() != (b / "config.json").read_bytes():
+        found.append("config.json")
+    if metrics(a) != metrics(b):
+        found.append("metrics.jsonl")
+    kept = steps(a / "checkpoints")
+    if kept != steps(b / "checkpoints") or val_losses(a / "checkpoints") != val_losses(b / "checkpoints"):
+        return [*found, "which checkpoints are kept"]
+    abstract = build(Run(a).config()).abstract_state
+    for step in kept:
+        one, other = (restore_state(run / "checkpoints", step, abstract) for run in (a, b))
+        pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
+        found += [f"{step}: {path}" for (path, x), y in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
+    names = {p.name for p in b.rglob("*") if not p.is_relative_to(b / "checkpoints")}
+    return found + sorted(names - {p.name for p in a.iterdir()})
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    """The lines of metrics.jsonl, in their order, without times."""
+    times = ("elapsed_seconds", "tokens_per_second")
+    return [{k: v for k, v in line.items() if k not in times} for line in read_metrics(run / "metrics.jsonl")]
+
+
+def _start(folder: Path, name: str, kill_at_event: int) -> BaseProcess:
+    """The command that a user would give: go on where there is a checkpoint, else begin, else begin again."""
+    run = folder / name
+    if steps(run / "checkpoints"):
+        command = ["--resume", "--out", name]
+    else:
+        command = ["shakespeare", "--out", name, *FLAGS, *(["--overwrite"] if (run / "config.json").exists() else [])]
+    # Forked from a process that has imported everything and touched no device: a third of the time is imports.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.report", "jaxgpt.train.plot"])
+    process = context.Process(target=_child, args=(folder, name, kill_at_event, ["train", *command]))
+    process.start()
+    return process
+
+
+def _aim(process: BaseProcess, aim: str, run: Path, dice: random.Random, duration: float) -> None:
+    """Kill a process from outside."""
+    if aim == "time":
+        _wait(process, lambda: (run / ".lock").exists())
+        _sleep(process, dice.uniform(0, duration / 4))
+    elif aim == "folder":
+        skip = dice.randint(0, 3)
+        for _ in range(skip):
+            _wait(process, lambda: any((run / "checkpoints").glob("*-tmp*")))
+            _wait(process, lambda: not any((run / "checkpoints").glob("*-tmp*")))
+        _wait(process, lambda: any((run / "checkpoints").glob("*-tmp*")))
+        _sleep(process, dice.uniform(0, 0.05))
+    else:
+        return
+    process.kill()
+
+
+def _wait(process: BaseProcess, condition) -> None:  # type: ignore[no-untyped-def]
+    while process.is_alive() and not condition():
+        time.sleep(0.001)
+
+
+def _sleep(process: BaseProcess, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    _wait(process, lambda: time.monotonic() > end)
+
+
+def _done(run: Path) -> int:
+    """Steps whose figures had been written when a run was killed."""
+    path = run / "metrics.jsonl"
+    return max((int(m["step"]) + 1 for m in read_metrics(path) if "loss" in m), default=0) if path.is_file() else 0
+
+
+def _sample(out: str) -> str:
+    return out.split("--- a sample", 1)[1].split("\n---\n")[0]
+
+
+def _child(folder: Path, name: str, kill_at_event: int, args: list[str]) -> None:
+    """The command itself, in a process that kills itself just before it touches a file of the run for the n-th time."""
+    os.chdir(folder)
+    sys.stdout, sys.stderr = (Path(f"{name}.{stream}").open("w") for stream in ("out", "err"))  # noqa: SIM115
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_platforms", "cpu")
+    events = 0
+    kinds = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+
+    def hook(event: str, values: tuple[object, ...]) -> None:
+        nonlocal events
+        if event in kinds and name in str(values[0]).split("/"):
+            events += 1
+            if events == kill_at_event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    code = main(args)
+    print(f"events {events}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        result = campaign(Path(place), options.kills, options.seed, tell=True)
+    print(result)
+    sys.exit(result.identical < result.runs)
