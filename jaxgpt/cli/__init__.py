@@ -17,6 +17,7 @@ COMMANDS = {
     "presets": "the presets, with what to expect of each",
     "import": "a run from a model of transformers or nanoGPT: a folder, or a name on the hub",
     "export": "a run as a folder that transformers reads",
+    "plan": "whether a run fits a machine that one does not have, and how fast it can be",
     "replay": "another trainer's recorded run, row by row",
 }
 FILES = {"import": "import_"}  # where a command's name is a word of Python's own
