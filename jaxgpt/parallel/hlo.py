@@ -1,7 +1,7 @@
 """Read what a compiler made: the collectives of a compiled program and the bytes each of them moves.
 
-The text is XLA's (`compiled.as_text()`). A loop's body counts as often as it runs, where its condition compares a counter
-with a constant; a loop whose end is decided while it runs counts once, and is reported.
+The text is XLA's (`compiled.as_text()`). A loop's body counts as often as it runs, where a counter goes from 0 to a constant in
+constant steps; a loop whose end is decided while it runs counts once, and is reported.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def read_program(text: str) -> Program:
             trips: int | None = 1
             if body := re.search(r"\bwhile\(.*body=%?([\w.-]+)", line):
                 condition = re.search(r"condition=%?([\w.-]+)", line)
-                trips = _trips(line, computations.get(condition[1] if condition else "", []))
+                parts = computations.get(condition[1] if condition else "", []), computations.get(body[1], [])
+                trips = _trips(line, *parts)
                 loops[body[1]] = trips
             if branches := re.search(r"branch_computations=\{([^}]*)\}", line):
                 called += [branch.strip().lstrip("%") for branch in branches[1].split(",")]
@@ -174,19 +175,29 @@ def _split(text: str) -> tuple[dict[str, list[str]], str]:
     return computations, entry
 
 
-def _trips(line: str, condition: list[str]) -> int | None:
-    """How often a loop runs: as the compiler notes it, or `i < constant` with i from 0 in steps of 1."""
+def _trips(line: str, condition: list[str], body: list[str]) -> int | None:
+    """How often a loop runs: as the compiler notes it, or `i < end` with i from 0, and `i + step` in the body."""
     if known := re.search(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)', line):
         return int(known[1])
-    root = next((each for each in condition if each.lstrip().startswith("ROOT")), "")
-    constants = {
-        found[1]: int(found[2])
-        for each in condition
-        if (found := re.search(r"%?([\w.-]+) = [su]\d+\[\]\S* constant\((-?\d+)\)", each))
-    }
-    if "direction=LT" in root and len(constants) == 1:
-        return next(iter(constants.values()))
-    return None
+    less = re.search(r"ROOT .* compare\(%?([\w.-]+), %?([\w.-]+)\), direction=LT", "\n".join(condition))
+    end = _constant(condition, less[2]) if less else None
+    place = re.search(r"index=(\d+)", _definition(condition, less[1])) if less else None
+    results = re.search(r"ROOT .* tuple\((.*?)\)", "\n".join(body))
+    if end is None or place is None or results is None:
+        return None
+    names = re.findall(r"%([\w.-]+)", results[1])
+    added = re.search(r" add\(%?([\w.-]+), %?([\w.-]+)\)", _definition(body, names[int(place[1])]))
+    step = _constant(body, added[2]) if added else None
+    return math.ceil(end / step) if step else None
+
+
+def _definition(lines: list[str], name: str) -> str:
+    return next((line for line in lines if re.match(rf"\s*(ROOT )?%?{re.escape(name)} = ", line)), "")
+
+
+def _constant(lines: list[str], name: str) -> int | None:
+    found = re.search(r" constant\((-?\d+)\)", _definition(lines, name))
+    return int(found[1]) if found else None
 
 
 def _multiplicities(calls: dict[str, list[tuple[str, int]]], entry: str) -> dict[str, int]:
