@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 
-import jaxgpt  # noqa: F401, I001  (before jax: it sets a flag)
-
 import jax
 import matplotlib
 

@@ -71,7 +71,7 @@ def plans(rows: list[dict[str, Any]]) -> str:
     """One line a program."""
     lines = [
         "| program | machine | mesh (data x fsdp x tensor) | GiB a device: state + temporaries, of | fits | TFLOPs | "
-        "GB sent | step at best, ms | MFU at most |",
+        "GB sent | step by roofline, ms | MFU by roofline |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

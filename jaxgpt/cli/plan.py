@@ -25,12 +25,14 @@ HELP = """Does a training step fit a machine, what does it move, and how fast ca
 An estimate comes first. Where libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed) the step is
 then compiled for the machine, and the figures are the compiler's. Exit code 1: it does not fit.
 
-"At best" divides FLOPs, bytes to and from memory and bytes sent by what the device can do; the first is the model's formula,
-the second the compiler's count of operands and results, the third is read from the program it made.
+The roofline divides FLOPs, bytes to and from memory and bytes sent by what the device can do. FLOPs are the model's formula;
+bytes are the compiler's count of operands and results, those that stay on the chip among them; what is sent is read from
+the compiled program.
 
 Topologies: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1 and so on, by chips; h100:8 and h200:8, estimates only."""
 
 HOPELESS = 2  # times the memory that there is: beyond this an estimate is answer enough
+CLOSE = 0.6  # of the memory that there is: compiled programs needed up to 1.6 times their estimate
 PROGRAMS = {"train": "training step", "decode": "sampler"}
 UNITS = {"train": "step", "decode": "token of every row"}
 
@@ -114,6 +116,8 @@ def table(figures: Figures, topology: Topology) -> str:
     chip = topology.chip
     rows = [f"  {kind:<18}{_gib(size)}" for kind, size in figures.memory.items()]
     verdict = "fits" if figures.fits else "DOES NOT FIT"
+    if not figures.compiled and CLOSE * figures.available < figures.total <= figures.available:
+        verdict = "close, only a compiler can tell"
     rows.append(f"  {'together':<18}{_gib(figures.total)} of {figures.available / 2**30:.2f} GiB: {verdict}")
     if not figures.hbm_bytes:
         return "\n".join(rows)
@@ -127,10 +131,10 @@ def table(figures: Figures, topology: Topology) -> str:
     seconds, bounds = figures.seconds(chip), figures.bounds(chip)
     rows.append("at best             " + ", ".join(f"{k} {v * 1e3:.2f} ms" for k, v in seconds.items() if v))
     rows.append(
-        f"step, at best       {bounds['seconds_overlapped'] * 1e3:.2f} ms if all happens at once (max), "
+        f"step by roofline    {bounds['seconds_overlapped'] * 1e3:.2f} ms if all happens at once (max), "
         f"{bounds['seconds_serial'] * 1e3:.2f} ms one after the other (sum)"
     )
-    rows.append(f"MFU at most         {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
+    rows.append(f"MFU by roofline     {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
     return "\n".join(rows)
 
 
