@@ -23,6 +23,7 @@ COMMANDS = {
     "export": "a run as a folder that transformers reads",
     "verify": "does every law hold here: a table of equivalences, measured",
     "prove-resume": "whether a run that is cut and resumed is the same, bit for bit",
+    "plan": "whether a run fits a machine that one does not have, and how fast it can be",
     "replay": "another trainer's recorded run, row by row",
 }
 FILES = {"import": "import_", "prove-resume": "prove_resume"}  # where a command's name can be no module's

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, UserError
@@ -85,11 +86,25 @@ def resolve(config: Config, n_devices: int) -> tuple[MeshConfig, str]:
     return MeshConfig(**sizes), note
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """The grid itself, over the first devices there are."""
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """The grid itself, over the first of the devices (default: those there are).
+
+    On a TPU, neighbours in the grid are neighbours on the torus as far as that goes, and slices, which only a network joins,
+    share nothing but whole copies of the weights: they lie along `data`.
+
+    Raises:
+        UserError: mesh.data is no multiple of the number of slices.
+    """
     shape = tuple(_sizes(config).values())
-    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
+    slices: dict[int, list[Any]] = {}
+    for device in chosen:
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    if config.data % len(slices):
+        raise UserError(f"mesh.data {config.data} is no multiple of the {len(slices)} slices: each holds whole copies")
+    inside = (config.data // len(slices), *shape[1:])
+    grid = np.concatenate([_on_torus(inside, group) for group in slices.values()])
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def rules_for(model: ModelConfig, mesh: Mesh) -> dict[str, tuple[str, ...]]:
@@ -148,6 +163,15 @@ def on_mesh(mesh: Mesh, model: ModelConfig) -> Iterator[None]:
     table = [(name, axes or None) for name, axes in rules_for(model, mesh).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield
+
+
+def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
+    """Devices of one slice as an array of that shape."""
+    try:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError, ValueError):
+        # A part of a torus, or a shape that its sides cannot be made of.
+        return np.array(devices).reshape(shape)
 
 
 def _sizes(config: MeshConfig) -> dict[str, int]:

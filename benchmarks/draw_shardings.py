@@ -1,0 +1,58 @@
+"""docs/shardings.png: which part of an array every one of eight devices holds, for three meshes, by the table in use.
+
+python benchmarks/draw_shardings.py docs/shardings.png
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from jax.sharding import NamedSharding
+from matplotlib.patches import Rectangle
+
+from jaxgpt.config import MeshConfig
+from jaxgpt.parallel.mesh import RULES, make_mesh, spec
+
+ARRAYS = {
+    "batch: rows x tokens": ("batch", "length"),
+    "MLP kernel: width x MLP": ("embed", "mlp"),
+    "token table: vocabulary x width": ("vocab", "embed"),
+}
+MESHES = {
+    "data 8": MeshConfig(data=8),
+    "fsdp 8": MeshConfig(data=1, fsdp=8),
+    "data 2 x fsdp 2 x tensor 2": MeshConfig(data=2, fsdp=2, tensor=2),
+}
+SIDE = 8  # parts along each axis, as many as there are devices
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 8)
+    fig, axes = plt.subplots(len(MESHES), len(ARRAYS), figsize=(8, 8.6), constrained_layout=True)
+    for row, (mesh_name, config) in enumerate(MESHES.items()):
+        mesh = make_mesh(config)
+        for column, (array_name, names) in enumerate(ARRAYS.items()):
+            ax = axes[row, column]
+            parts: dict[tuple[int, int, int, int], list[int]] = {}
+            places = NamedSharding(mesh, spec(names, RULES)).devices_indices_map((SIDE, SIDE))
+            for device, (rows, columns) in places.items():
+                (top, bottom, _), (left, right, _) = rows.indices(SIDE), columns.indices(SIDE)
+                parts.setdefault((left, top, right - left, bottom - top), []).append(device.id)
+            for (left, top, width, height), ids in parts.items():
+                color = plt.get_cmap("tab20c")(min(ids) / 8)
+                ax.add_patch(Rectangle((left, top), width, height, facecolor=color, edgecolor="white", linewidth=2))
+                label = "0 .. 7" if len(ids) == 8 else " ".join(map(str, ids))
+                ax.text(left + width / 2, top + height / 2, label, ha="center", va="center", fontsize=9)
+            ax.set(xlim=(0, SIDE), ylim=(SIDE, 0), xticks=[], yticks=[], aspect="equal")
+            ax.set_title(array_name if row == 0 else "", fontsize=9)
+            ax.set_ylabel(mesh_name if column == 0 else "", fontsize=9)
+    fig.savefig(sys.argv[1], dpi=80)
+
+
+if __name__ == "__main__":
+    main()

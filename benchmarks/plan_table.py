@@ -1,0 +1,114 @@
+"""The tables of docs/scaling.md: training steps compiled for machines that are not here. About an hour on two cores.
+
+python benchmarks/plan_table.py                        all of it
+python benchmarks/plan_table.py --only gpt2-v5e weak   rows whose name begins so
+
+Needs `pip install -e '.[tpu]'` on Linux, x86-64. Every row is one `jaxgpt plan ... --json`; the commands are printed, too.
+Rows that were compiled before are kept in --results, so that a run that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+GPT2 = "gpt2 --train.accumulation 1"
+XL = "gpt2-xl --train.accumulation 1 --train.remat dots"
+LLAMA = (
+    "llama-tiny --model.n-layer 32 --model.n-head 32 --model.n-kv-head 32 --model.n-embd 4096 --model.n-inner 11008 "
+    "--model.vocab-size 32000 --model.block-size 2048 --model.no-tie-embeddings --train.compute-dtype bfloat16 "
+    "--train.remat dots"
+)
+# Constant work for each chip, 8 windows of 1,024 tokens: chips, their grid, and over how many the weights are split.
+WEAK = {8: ("2x2x2", 8), 64: ("4x4x4", 16), 512: ("8x8x8", 32), 4096: ("16x16x16", 64)}
+PLANS = {
+    f"weak-{n}": f"{GPT2} --topology v5p:{grid} --mesh.fsdp {fsdp} --train.batch-size {8 * n}"
+    for n, (grid, fsdp) in WEAK.items()
+} | {
+    "gpt2-v5e": f"{GPT2} --topology v5e:2x4 --mesh.fsdp 8 --train.batch-size 64",
+    "gpt2-v6e": f"{GPT2} --topology v6e:2x4 --mesh.fsdp 8 --train.batch-size 64",
+    "slices": f"{GPT2} --topology v6e:16x16 --slices 4 --mesh.fsdp 8 --train.batch-size 8192",
+    "llama-7b-v5p": f"{LLAMA} --topology v5p:4x4x4 --mesh.fsdp 64 --train.batch-size 128",
+    "xl-v6e": f"{XL} --topology v6e:4x8 --mesh.fsdp 32 --train.batch-size 128",
+    "xl-v5e": f"{XL} --topology v5e:4x8 --mesh.fsdp 32 --train.batch-size 64",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=[""], help="beginnings of names")
+    parser.add_argument("--results", default="plans.jsonl", help="where figures are kept")
+    args = parser.parse_args()
+    results = Path(args.results)
+    done = {row["row"]: row for row in map(json.loads, results.read_text().splitlines())} if results.exists() else {}
+    for row, command in PLANS.items():
+        if row in done or not row.startswith(tuple(args.only)):
+            continue
+        print(f"{row}: jaxgpt plan {command}", file=sys.stderr, flush=True)
+        process = subprocess.run(
+            [sys.executable, "-m", "jaxgpt", "plan", *command.split(), "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if not process.stdout:
+            sys.exit(f"{row}: no figures, exit code {process.returncode}")
+        done[row] = {"row": row, **json.loads(process.stdout)}
+        with results.open("a") as file:
+            file.write(json.dumps(done[row]) + "\n")
+    rows = [row for row in PLANS if row in done]
+    print(plans([done[row] for row in rows if not row.startswith("weak")]))
+    print(weak([done[row] for row in rows if row.startswith("weak")]))
+    for row in rows:
+        print(f"jaxgpt plan {PLANS[row]}")
+
+
+def plans(rows: list[dict[str, Any]]) -> str:
+    """One line a program."""
+    lines = [
+        "| program | machine | mesh (data x fsdp x tensor) | GiB a device: state + temporaries, of | fits | TFLOPs | "
+        "GB sent | step by roofline, ms | MFU by roofline |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        step, mesh = row["train"], row["mesh"]
+        state = (step["memory"]["parameters"] + step["memory"]["optimizer"]) / 2**30
+        bounds = step["bounds"]
+        lines.append(
+            f"| `{row['row']}` | {row['topology']} | {mesh['data']} x {mesh['fsdp']} x {mesh['tensor']} | "
+            f"{state:.2f} + {step['total'] / 2**30 - state:.2f}, of {step['available'] / 2**30:.2f} | "
+            f"{'yes' if step['fits'] else 'no'} | {step['model_flops'] / 1e12:.1f} | {_sent(step) / 1e9:.2f} | "
+            f"{bounds['seconds_overlapped'] * 1e3:.0f} to {bounds['seconds_serial'] * 1e3:.0f} | "
+            f"{bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def weak(rows: list[dict[str, Any]]) -> str:
+    """Constant work for each chip, more and more chips."""
+    lines = [
+        "| chips | mesh (data x fsdp) | TFLOPs a chip (model, compiler) | parameters and optimizer a chip, MB | "
+        "temporaries a chip, GiB | sent a chip, GB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        step, mesh = row["train"], row["mesh"]
+        state = step["memory"]["parameters"] + step["memory"]["optimizer"]
+        lines.append(
+            f"| {row['devices']:,} | {mesh['data']} x {mesh['fsdp']} | {step['model_flops'] / 1e12:.2f}, "
+            f"{step['compiled_flops'] / 1e12:.2f} | {state / 1e6:.1f} | "
+            f"{step['memory']['temporaries'] / 2**30:.2f} | {_sent(step) / 1e9:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _sent(step: dict[str, Any]) -> float:
+    return sum(each["sent"] + each["sent_between_slices"] for each in step["traffic"].values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""jaxgpt plan PRESET|RUN --topology v5e:2x4 [--slices N] [--decode] [--full] [--estimate] [--json] [--section.field ...]"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxgpt.cli.info import with_vocab
+from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+if TYPE_CHECKING:
+    from jaxgpt.parallel.topology import Topology
+    from jaxgpt.study.figures import Figures
+
+PROG = "jaxgpt plan PRESET|RUN"
+HELP = """Does a training step fit a machine, what does it move, and how fast can it be at best? Nothing is run.
+
+An estimate comes first. Where libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed) the step is
+then compiled for the machine, and the figures are the compiler's. Exit code 1: it does not fit.
+
+The roofline divides FLOPs, bytes to and from memory and bytes sent by what the device can do. FLOPs are the model's formula;
+bytes are the compiler's count of operands and results, those that stay on the chip among them; what is sent is read from
+the compiled program.
+
+Topologies: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1 and so on, by chips; h100:8 and h200:8, estimates only."""
+
+HOPELESS = 2  # times the memory that there is: beyond this an estimate is answer enough
+CLOSE = 0.6  # of the memory that there is: compiled programs needed up to 1.6 times their estimate
+PROGRAMS = {"train": "training step", "decode": "sampler"}
+UNITS = {"train": "step", "decode": "token of every row"}
+
+
+@dataclass(frozen=True)
+class Args:
+    model: ModelConfig  # the decoder
+    data: DataConfig  # text to windows
+    optim: OptimConfig  # gradients to updates
+    train: TrainConfig  # the run
+    mesh: MeshConfig  # devices
+    topology: str = ""  # the machine: a chip and its grid, as in v5e:2x4
+    slices: int = 1  # such grids, joined by a network
+    decode: bool = False  # plan the sampler as well: one token for every row of a (micro-)batch, the context full
+    full: bool = False  # let the compiler optimize as for the run: five times longer, memory differs by some per cent
+    estimate: bool = False  # the estimate alone
+    json: bool = False  # one JSON object instead of text
+
+
+def run(args: Sequence[str]) -> int:
+    target, flags = split_target(args, PROG)
+    base = _base(target)
+    options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
+    parsed = parse(Args, flags, PROG, HELP, Args(**options))
+    if not parsed.topology:
+        raise UserError("a plan needs a machine: --topology v5e:2x4 (--help lists chips)")
+    config = with_vocab(replace(base, **{f: getattr(parsed, f) for f in options}))
+    # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from jaxgpt.parallel.topology import parse_topology
+    from jaxgpt.study.estimate import planned
+
+    topology = parse_topology(parsed.topology, parsed.slices)
+    config, remark = planned(config, topology)
+    return _plan(target, config, topology, remark, parsed)
+
+
+def _plan(target: str, config: Config, topology: Topology, remark: str, args: Args) -> int:
+    from jaxgpt.parallel.topology import compiler_missing
+    from jaxgpt.study.estimate import estimate, suggestions
+    from jaxgpt.study.plan import compile_decode, compile_step
+
+    say = _silent if args.json else print
+    why_not = "only an estimate is asked for" if args.estimate else compiler_missing(topology)
+    if args.decode and why_not:
+        raise UserError(f"--decode compiles the sampler, and there is nothing to compile with: {why_not}")
+    say(_head(target, config, topology, remark))
+    steps = {"train": estimate(config, topology)}
+    say("\nestimate, from shapes and placements (parameters, optimizer: exact)\n" + table(steps["train"], topology))
+    if not why_not and steps["train"].total > HOPELESS * topology.chip.hbm:
+        why_not = f"the estimate is over {HOPELESS} times what there is: there is no need to compile"
+    programs = {"train": compile_step} | ({"decode": compile_decode} if args.decode else {})
+    for name, compiler in ({} if why_not else programs).items():
+        say(f"\ncompiling the {PROGRAMS[name]} ...")
+        start = time.monotonic()
+        steps[name] = compiler(config, topology, not args.full)
+        took = f"{time.monotonic() - start:.0f} s"
+        say(f"{took}; per device and {UNITS[name]}, as compiled\n" + table(steps[name], topology))
+    if why_not:
+        say(f"\nnot compiled: {why_not}")
+    fits = all(figures.fits for figures in steps.values())
+    advice = [] if fits else suggestions(config, topology)
+    if not fits:
+        say("\nit does not fit. Estimated to need less, in GiB per device:")
+        say(
+            "\n".join(f"  {total / 2**30:7.2f}  {flags}" for flags, total in advice)
+            or "  more chips, or a smaller model"
+        )
+    if args.json:
+        mesh = {f.name: getattr(config.mesh, f.name) for f in fields(MeshConfig)}
+        machine = {"topology": str(topology), "chip": topology.chip.title, "devices": topology.n_devices, "mesh": mesh}
+        figures = {name: step.to_json(topology.chip) for name, step in steps.items()}
+        hints = [{"flags": flags, "total": total} for flags, total in advice]
+        head = {"name": target, "note": remark, "fits": fits, "not_compiled": why_not}
+        print_json(head | machine | figures | {"suggestions": hints})
+    return 0 if fits else 1
+
+
+def table(figures: Figures, topology: Topology) -> str:
+    """The figures of one device in lines for a person."""
+    chip = topology.chip
+    rows = [f"  {kind:<18}{_gib(size)}" for kind, size in figures.memory.items()]
+    verdict = "fits" if figures.fits else "DOES NOT FIT"
+    if not figures.compiled and CLOSE * figures.available < figures.total <= figures.available:
+        verdict = "close, only a compiler can tell"
+    rows.append(f"  {'together':<18}{_gib(figures.total)} of {figures.available / 2**30:.2f} GiB: {verdict}")
+    if not figures.hbm_bytes:
+        return "\n".join(rows)
+    count = f"; the compiler counts {_si(figures.compiled_flops)}" if figures.compiled else ""
+    once = " (the bodies of loops once)" if figures.loops_once else ""
+    rows.append(f"FLOPs               {_si(figures.model_flops)} for the model{count}{once}")
+    rows.append(f"memory traffic      {_si(figures.hbm_bytes)}B")
+    for kind, traffic in figures.traffic.items():
+        between = f", {_si(traffic.sent_between_slices)}B to other slices" if traffic.sent_between_slices else ""
+        rows.append(f"{kind:<20}{traffic.count:,} of {_si(traffic.bytes)}B, {_si(traffic.sent)}B sent{between}")
+    seconds, bounds = figures.seconds(chip), figures.bounds(chip)
+    rows.append("at best             " + ", ".join(f"{k} {v * 1e3:.2f} ms" for k, v in seconds.items() if v))
+    rows.append(
+        f"step by roofline    {bounds['seconds_overlapped'] * 1e3:.2f} ms if all happens at once (max), "
+        f"{bounds['seconds_serial'] * 1e3:.2f} ms one after the other (sum)"
+    )
+    rows.append(f"MFU by roofline     {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
+    return "\n".join(rows)
+
+
+def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
+    chip, mesh, train = topology.chip, config.mesh, config.train
+    tokens = train.batch_size * config.model.block_size
+    lines = [
+        f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
+        f"mesh      data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}" + (f" ({remark})" if remark else ""),
+        f"step      {train.batch_size:,} x {config.model.block_size:,} = {tokens:,} tokens in {train.accumulation} piece"
+        f"{'s' if train.accumulation > 1 else ''}, {train.compute_dtype}, remat {train.remat}",
+        f"a device  {_si(chip.flops)}FLOP/s, {chip.hbm / 2**30:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
+        f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
+    ]
+    return "\n".join(lines)
+
+
+def _base(target: str) -> Config:
+    if not target or target in PRESETS or not Path(target).exists():
+        return preset(target or DEFAULT)
+    from jaxgpt.train.run import open_run
+
+    return open_run(Path(target)).config()
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:9.3f} GiB"
+
+
+def _si(value: float) -> str:
+    """1.5e9 as `1.5 G`."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} "
+
+
+def _silent(text: Any) -> None:
+    """Standard output belongs to the JSON object; what a person waits for goes to the other stream."""
+    if str(text).strip().startswith("compiling"):
+        print(f"jaxgpt: {str(text).strip()}", file=sys.stderr, flush=True)
