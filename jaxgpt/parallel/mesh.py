@@ -37,6 +37,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
+    "layers": (),
 }
 
 

@@ -97,7 +97,7 @@ def fit(
     """
     last = choose(run.checkpoints, "last") if resume else None
     if last is not None:
-        state = restore_state(run.checkpoints, last, program.abstract_state)
+        state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
     else:
         state = program.init() if start is None else start
     metrics = MetricsFile(run.metrics, resume_step=last)
@@ -196,7 +196,7 @@ class _Loop:
             self._save(state, done, result.loss)
 
     def _save(self, state: TrainState, done: int, val_loss: float | None) -> None:
-        self.checkpoints.save(state, val_loss, self.metadata)
+        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, self.metadata)
         self.saved = done
 
     def _failure(self, name: str, value: float, step: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.train.build import Program, build, make_apply_fn
+from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.loss import cross_entropy, token_count
 from jaxgpt.train.step import eval_step, gradients, stream
 
@@ -64,9 +64,9 @@ def test_uncounted_windows_change_no_evaluation() -> None:
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
-    sums, counts = eval_step(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]), apply_fn=make_apply_fn(model))
+    sums, counts = eval_step(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]), loss_fn=make_loss_fn(model))
     assert (sums[2], counts[2]) == (0, 0)
-    np.testing.assert_allclose(sums[:2], eval_step(params, rows, apply_fn=make_apply_fn(model))[0], rtol=1e-6)
+    np.testing.assert_allclose(sums[:2], eval_step(params, rows, loss_fn=make_loss_fn(model))[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [2, 4, 8])
@@ -76,11 +76,11 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
     model, params = make(config)
     rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
 
-    def apply_fn(params, tokens, key):  # type: ignore[no-untyped-def]
-        return make_apply_fn(model)(params, jnp.maximum(tokens, 0), key)
+    def loss_fn(params, tokens, targets, key):  # type: ignore[no-untyped-def]
+        return make_loss_fn(model)(params, jnp.maximum(tokens, 0), targets, key)
 
-    loss, grads = gradients(params, rows, None, apply_fn, 1)
-    loss_a, grads_a = gradients(params, rows, None, apply_fn, accumulation)
+    loss, grads = gradients(params, rows, None, loss_fn, 1)
+    loss_a, grads_a = gradients(params, rows, None, loss_fn, accumulation)
     np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(grads_a), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
