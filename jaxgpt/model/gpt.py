@@ -24,14 +24,20 @@ from jaxgpt.model.mlp import MLP
 from jaxgpt.model.norms import Norm
 from jaxgpt.model.positions import rope_angles, sinusoidal
 
-_names = jax.checkpoint_policies.save_only_these_names("attention")  # a flash kernel is no product: it goes by name
-_both = jax.checkpoint_policies.save_from_both_policies
+_policies = jax.checkpoint_policies
+_kernels = _policies.save_only_these_names("attention")  # a flash kernel is no product, and goes by its name
+_offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
+    return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
+
 
 # What of a block the forward pass keeps for the backward pass, which computes the rest again.
 REMAT = {
-    "dots": _both(_names, jax.checkpoint_policies.dots_with_no_batch_dims_saveable),  # products with weights
-    "offload": _both(_names, jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")),
-    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),
+    "offload": _offload,  # products as well, in the host's memory
+    "full": _policies.nothing_saveable,
 }
 
 Remat = Literal["none", "dots", "offload", "full"]

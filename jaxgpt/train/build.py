@@ -103,7 +103,7 @@ class Program:
 
     def place(self, params: Any) -> Any:
         """Weights per layer as `eval` takes them."""
-        return self._convert(self._layout, params, self.state_shardings.params)
+        return settle(self.mesh, jax.device_put(self._layout(params), self.state_shardings.params))
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """The state per layer. The copy is made in the host's memory: the devices may have no room for a second state."""
