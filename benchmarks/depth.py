@@ -28,8 +28,8 @@ def main() -> None:
     from jaxgpt.train.build import build
 
     rows = []
-    for depth in args.depths:
-        for scan in (False, True):
+    for scan in (True, False):
+        for depth in args.depths:
             config = Config(
                 model=ModelConfig(vocab_size=96, block_size=32, n_layer=depth, n_head=2, n_embd=32),
                 optim=OptimConfig(name=args.optimizer),

@@ -22,8 +22,6 @@ from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
 from jaxgpt.train.optimizer import make_optimizer, schedule
 from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, stream, train_step
 
-HOST_MEMORY = "pinned_host"
-
 
 @dataclass(frozen=True)
 class Program:
@@ -73,13 +71,7 @@ class Program:
         if not self.config.train.scan_layers:
             return self.abstract_state
         boxed = jax.eval_shape(self._init, 0)
-        places = shardings(boxed, self.config.model, self.mesh)
-        return _abstract(boxed, jax.tree.map(lambda place: place.with_memory_kind(self._beside), places))
-
-    @property
-    def _beside(self) -> str | None:
-        """Memory for a second copy of the state: the host's, where the devices can write to it."""
-        return HOST_MEMORY if has_host_memory(self.mesh.devices.flat[0]) else None
+        return _abstract(boxed, shardings(boxed, self.config.model, self.mesh))
 
     def _layout(self, tree: Any) -> Any:
         return stack_layers(tree) if self.config.train.scan_layers else tree
@@ -106,7 +98,7 @@ class Program:
         return settle(self.mesh, jax.device_put(self._layout(params), self.state_shardings.params))
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
-        """The state per layer. The copy is made in the host's memory: the devices may have no room for a second state."""
+        """The state per layer: a copy, for which the devices need room while it is written."""
         if not self.config.train.scan_layers:
             return state
         unstack = partial(unstack_layers, n_layer=self.config.model.n_layer)
@@ -178,7 +170,7 @@ def build(config: Config) -> Program:
 
 def has_host_memory(device: jax.Device) -> bool:
     """Whether programs on a device can keep arrays in the host's memory."""
-    return HOST_MEMORY in {memory.kind for memory in device.addressable_memories()}
+    return "pinned_host" in {memory.kind for memory in device.addressable_memories()}
 
 
 def _abstract(boxed: TrainState, places: TrainState) -> TrainState:

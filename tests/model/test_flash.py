@@ -34,6 +34,7 @@ def inputs(T: int, N: int, K: int, B: int = 2, H: int = 8) -> tuple[jax.Array, .
     return tuple(jax.random.normal(key, (B, T, n, H)) for key, n in zip(keys, heads, strict=True))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def forward_and_backward(kernel: Flash, window: int, q, k, v, dy):  # type: ignore[no-untyped-def]
     out, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, 0.3, window), q, k, v)
     return out, *backward(dy)
@@ -47,8 +48,7 @@ def assert_same(found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...]) -
 @pytest.mark.parametrize(
     ("kernel", "T", "K", "window"),
     [
-        (fused, 12, 4, 0),
-        (fused, 12, 2, 1),
+        (fused, 12, 2, 0),
         (fused, 12, 1, 5),
         (splash, 100, 2, 0),  # neither a whole number of tiles
         (splash, 130, 1, 3),
@@ -67,13 +67,13 @@ def test_splash_on_a_mesh(K: int) -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
     args = inputs(40, 4, K)
     with on_mesh(mesh, config):
-        found = jax.jit(functools.partial(forward_and_backward, splash, 0))(*args)
+        found = forward_and_backward(splash, 0, *args)
         placed = nn.spmd.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
     assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)
     assert_same(found, forward_and_backward(reference, 0, *args))
 
 
-@pytest.mark.parametrize("name", ["modern", "scaled"])
+@pytest.mark.parametrize("name", ["scaled", pytest.param("modern", marks=pytest.mark.long)])
 def test_a_model_computes_the_same_with_a_kernel(name: str) -> None:
     config = small(name)
     model, params = make(config)

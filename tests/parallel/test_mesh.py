@@ -51,7 +51,7 @@ def test_the_rest_goes_where_it_fits(
         ),
         (
             config(MeshConfig(data=3, fsdp=2, tensor=8), 6),
-            r"asks for 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: --mesh.data 3 --mesh.fsdp 2",
+            r"asks for 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: --mesh.data 1 --mesh.fsdp 2 --mesh.tensor 4",
         ),
         (config(MeshConfig(data=8)), "= 8 does not divide the 12 windows .* 6 would, or a train.batch_size of"),
         (config(MeshConfig(data=1, tensor=8), 16), "mesh.tensor 8 does not divide model.n_head 4: 4 would"),

@@ -123,7 +123,7 @@ def compiled(p: Program) -> str:
         return p._step.lower(state, p.put(windows(p))).compile().as_text()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.long)])
 def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str) -> None:
     p = program(optim={"name": optimizer, "ema_decay": 0.9})
     header = compiled(p).split("\n", 1)[0]
@@ -131,7 +131,7 @@ def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str) -> None:
     assert aliased == set(range(len(jax.tree.leaves(p.abstract_state))))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
 def test_first_moments_can_be_kept_in_half_the_bytes(optimizer: str) -> None:
     """And train alike; second moments stay float32."""
     p = program("modern", optim={"name": optimizer, "momentum_dtype": "bfloat16"})
