@@ -170,6 +170,7 @@ class OptimConfig:
     muon_learning_rate: float = 0.02  # Muon: peak for the blocks' matrices, on the same schedule
     muon_momentum: float = 0.95  # Muon: decay of the momentum
     muon_steps: int = 5  # Muon: Newton-Schulz iterations
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"  # how Adam's first moment and Muon's momentum are kept
     ema_decay: float = 0.0  # average of the weights, used to evaluate and sample; 0: off
     not_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite: stop, or skip the update
     spike_factor: float = 0.0  # skip an update whose loss or gradient norm is over so many running means; 0: off
@@ -215,7 +216,10 @@ class TrainConfig:
     keep_every: int = 0  # checkpoints that stay: those of every so many steps; 0: none for that
     seed: int = 1337  # of the weights, the batches and the dropout masks, each from a stream of its own name
     compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of matrix products; weights are float32 always
-    remat: Literal["none", "dots", "full"] = "none"  # recompute in the backward pass: nothing, all but products, all
+    attention: Literal["auto", "xla", "cudnn", "splash"] = "auto"  # cudnn (GPU), splash (TPU): without T x T scores
+    remat: Literal["none", "dots", "offload", "full"] = "none"  # what the backward pass computes again
+    scan_layers: bool = False  # one compiled block for all layers: deep models compile faster; slower on a CPU
+    loss_chunk: int = 0  # positions of a window whose logits are held at once (costs a product more); 0: all
     prompt: str = "\n"  # a sample from this is printed at the end
     sample_tokens: int = 300  # length of that sample; 0: none
 
@@ -223,7 +227,15 @@ class TrainConfig:
         _types(self, "train")
         for name in ("steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_last"):
             _bounds("train", self, name, 1, 2**31 - 1)
-        for name in ("seed", "checkpoint_every", "sample_tokens", "eval_batch_size", "keep_best", "keep_every"):
+        for name in (
+            "seed",
+            "checkpoint_every",
+            "sample_tokens",
+            "eval_batch_size",
+            "keep_best",
+            "keep_every",
+            "loss_chunk",
+        ):
             _bounds("train", self, name, 0, 2**31 - 1)
         _bounds("train", self, "checkpoint_seconds", 0.0, 1e9)
         if self.batch_size % self.accumulation:

@@ -49,11 +49,11 @@ def run(args: Sequence[str]) -> int:
         config = replace(config, data=replace(config.data, path=parsed.data.path, train_fraction=1.0))
     data = load_dataset(config, lm.tokenizer)
     program = build(config)
-    result = evaluate(program, lm.params, data.val)
+    result = evaluate(program, program.place(lm.params), data.val)
     assert result is not None  # nobody interrupts here
     change: dict[str, float] = {}
     if parsed.weights != "float32":
-        full, result = result, evaluate(program, rounded(lm.params, parsed.weights), data.val)
+        full, result = result, evaluate(program, program.place(rounded(lm.params, parsed.weights)), data.val)
         assert result is not None
         change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
     text_bytes = len(lm.tokenizer.decode(data.val.take(0, len(data.val))).encode())

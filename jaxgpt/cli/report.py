@@ -14,6 +14,7 @@ from jaxgpt.cli.parse import note
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
 from jaxgpt.lm import LM, generate
+from jaxgpt.model.layers import unstack_layers
 from jaxgpt.train.build import Program
 from jaxgpt.train.evaluate import Evaluation, eval_params
 from jaxgpt.train.loop import Outcome
@@ -102,7 +103,7 @@ class Report:
     def _sample(self, outcome: Outcome) -> tuple[str, str]:
         config = self.program.config
         params = jax.device_put(eval_params(outcome.state, config), jax.devices()[0])
-        lm = LM(config, params, self.data.tokenizer)
+        lm = LM(config, unstack_layers(params, config.model.n_layer), self.data.tokenizer)
         prompt = config.train.prompt
         try:
             ids = lm.tokenizer.encode(prompt).tolist()

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.cache import write
+from jaxgpt.model.dropout import dropout
+from jaxgpt.model.flash import Flash
 from jaxgpt.model.linear import Linear, constrain
 from jaxgpt.model.norms import Norm
 from jaxgpt.model.positions import rotate
@@ -73,20 +75,24 @@ def attend(
 
 
 class Attention(nn.Module):
-    """Multi-head causal self-attention with grouped keys and values, and an explicit cache."""
+    """Multi-head causal self-attention with grouped keys and values, and an explicit cache.
+
+    Without `flash`, or with a cache, the weights are computed as such, and sown.
+    """
 
     config: ModelConfig
-    layer: int
     dtype: jnp.dtype
+    flash: Flash | None = None
 
     @nn.compact
     def __call__(
         self,
         x_BTD: jax.Array,
-        mask_BNTS: jax.Array,
+        mask_BNTS: jax.Array | None,
         angle_BTh: jax.Array | None,
         cache: tuple[jax.Array, jax.Array, jax.Array] | None,
-        deterministic: bool,
+        layer: int | jax.Array,
+        key: jax.Array | None,
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Returns what is added to the residual stream and, given `cache = (k, v, slot)`, the k and v written."""
         c = self.config
@@ -101,16 +107,22 @@ class Attention(nn.Module):
             k_BTKH = Norm(c, self.dtype, "rmsnorm", name="k_norm")(k_BTKH)
         if angle_BTh is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, angle_BTh), rotate(k_BTKH, angle_BTh)
+        if c.scale_attn_by_inverse_layer_idx:
+            q_BTNH = q_BTNH / jnp.asarray(layer + 1, self.dtype)
+        scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0
         k_BSKH, v_BSKH, written = k_BTKH, v_BTKH, None
         if cache is not None:
             k_BSKH, v_BSKH = write(cache[0], k_BTKH, cache[2]), write(cache[1], v_BTKH, cache[2])
             written = (k_BSKH, v_BSKH)
-        drop = nn.Dropout(c.dropout, deterministic=deterministic)
-        scale = attention_scale(c, self.layer)
-        out_BTNH, weights_BNTS = attend(
-            q_BTNH, k_BSKH.astype(self.dtype), v_BSKH.astype(self.dtype), mask_BNTS, scale, drop
-        )
-        self.sow("intermediates", "attention", weights_BNTS)
+        if self.flash and cache is None:
+            out_BTNH = self.flash(q_BTNH, k_BTKH, v_BTKH, scale, c.sliding_window)
+        else:
+            assert mask_BNTS is not None
+            drop = functools.partial(dropout, rate=c.dropout, key=key)
+            out_BTNH, weights_BNTS = attend(
+                q_BTNH, k_BSKH.astype(self.dtype), v_BSKH.astype(self.dtype), mask_BNTS, scale, drop
+            )
+            self.sow("intermediates", "attention", weights_BNTS)
         if not c.attn_proj:
             return out_BTNH.reshape(x_BTD.shape), written
         out = Linear(
@@ -130,9 +142,3 @@ class Attention(nn.Module):
         shape = (self.config.n_embd, heads, self.config.head_width)
         y = Linear(self.config, shape, ("embed", axis, "head_dim"), self.config.bias, self.dtype, name=name)(x_BTD)
         return constrain(y, ("batch", "length", axis, "head_dim"))
-
-
-def attention_scale(config: ModelConfig, layer: int) -> float:
-    """`1 / sqrt(H)`, and `1 / (layer + 1)` besides, each if the config says so."""
-    scale = 1 / math.sqrt(config.head_width) if config.scale_attn_weights else 1.0
-    return scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale

@@ -5,6 +5,7 @@ There is always a mesh: one device is a mesh of one, and on a CPU every core can
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
+    "layers": (),
 }
 
 
@@ -63,7 +65,10 @@ def resolve(config: Config, n_devices: int) -> tuple[MeshConfig, str]:
     rows = config.train.batch_size // config.train.accumulation
     fixed = math.prod(size for size in sizes.values() if size > 0)
     if fixed > n_devices:
-        raise UserError(f"the mesh asks for {fixed} devices, there are {n_devices}: lower mesh.data, fsdp or tensor")
+        asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        raise UserError(
+            f"the mesh asks for {fixed} devices ({asked}), there are {n_devices}: {_nearest(config, n_devices)}"
+        )
     free = next((name for name, size in sizes.items() if size == -1), None)
     note = ""
     if free:
@@ -189,6 +194,17 @@ def _split_widths(model: ModelConfig) -> list[tuple[int, str, str]]:
 def _divides(config: Config, sizes: dict[str, int], rows: int) -> bool:
     widths = all(value % sizes[axis] == 0 for value, _, axis in _split_widths(config.model))
     return widths and rows % (sizes["data"] * sizes["fsdp"]) == 0
+
+
+def _nearest(config: Config, n_devices: int) -> str:
+    """The mesh of most devices that splits nothing further than was asked, and that devices, batch and widths allow."""
+    rows = config.train.batch_size // config.train.accumulation
+    asked = _sizes(config.mesh)
+    choices = (range(1, min(abs(size), n_devices) + 1) for size in asked.values())
+    meshes = (dict(zip(asked, sizes, strict=True)) for sizes in itertools.product(*choices))
+    fits = [m for m in meshes if math.prod(m.values()) <= n_devices and _divides(config, m, rows)]
+    best = max(fits, key=lambda mesh: math.prod(mesh.values()))
+    return " ".join(f"--mesh.{name} {size}" for name, size in best.items()) + " would do"
 
 
 def _multiple(value: int, of: int) -> int:

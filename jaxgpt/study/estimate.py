@@ -16,7 +16,7 @@ from jaxgpt.parallel.hlo import Collective
 from jaxgpt.parallel.mesh import AXES, resolve
 from jaxgpt.parallel.topology import Topology
 from jaxgpt.study.figures import Figures, Traffic, summed
-from jaxgpt.train.build import Program, make_apply_fn
+from jaxgpt.train.build import Program, make_loss_fn
 from jaxgpt.train.metrics import flops_per_token
 from jaxgpt.train.step import loss_sum, stream
 
@@ -127,10 +127,10 @@ def _residual_bytes(program: Program) -> float:
     config, model = program.config, program.config.model
     rows = config.train.batch_size // config.train.accumulation
     key = stream(0, "dropout") if model.dropout > 0 else None
-    apply_fn = make_apply_fn(program.model)
+    loss_fn = make_loss_fn(program.model, config.train.loss_chunk)
 
     def kept(params: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: loss_sum(p, windows, key, apply_fn)[0], params)[1]
+        return jax.vjp(lambda p: loss_sum(p, windows, key, loss_fn)[0], params)[1]
 
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), program.abstract_state.params)
     windows = jax.ShapeDtypeStruct((rows, model.block_size + 1), jnp.int32)

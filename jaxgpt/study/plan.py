@@ -40,8 +40,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Figu
     pieces = config.train.accumulation
 
     def lowered() -> Any:
-        with on_mesh(program.mesh, config.model):
-            return program._step.lower(state, windows)
+        return program.lower(state, windows)
 
     counted = state_bytes(program)
     # The compiler's count passes over a loop's body once: the pieces of a batch are worked through in such a loop.

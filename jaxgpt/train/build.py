@@ -13,21 +13,28 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxgpt.config import Config, ModelConfig
+from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
+from jaxgpt.model.layers import stack_layers, unstack_layers
 from jaxgpt.parallel import batch_sharding, make_mesh, on_mesh, resolve, settle, shardings
+from jaxgpt.train.kernels import choose_attention
+from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
 from jaxgpt.train.optimizer import make_optimizer, schedule
-from jaxgpt.train.step import ApplyFn, TrainState, eval_step, init_state, stream, train_step
+from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, stream, train_step
 
 
 @dataclass(frozen=True)
 class Program:
     """A config on a mesh, ready to run.
 
+    With `train.scan_layers` the state is stacked (`model/layers.py`) from its first moment on: stacking within the step would
+    copy the weights and the gradients every time, and the optimizer would be compiled for each layer. It is per layer
+    outside: where weights come in (`start_from`, `place`), and in checkpoints (`to_checkpoint`, `from_checkpoint`).
+
     Attributes:
         config: the run; the vocabulary is known.
         mesh: the devices.
-        note: what should be said about the mesh, if anything.
+        note: what should be said about mesh and kernels, if anything.
     """
 
     config: Config
@@ -36,8 +43,9 @@ class Program:
 
     @property
     def model(self) -> GPT:
-        train = self.config.train
-        return GPT(self.config.model, dtype=jnp.dtype(train.compute_dtype), remat=train.remat)
+        train, device = self.config.train, self.mesh.devices.flat[0]
+        flash, _ = choose_attention(self.config, device)
+        return GPT(self.config.model, jnp.dtype(train.compute_dtype), train.remat, flash)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
@@ -45,7 +53,7 @@ class Program:
 
     @cached_property
     def _boxed_state(self) -> TrainState:
-        return jax.eval_shape(self._init, 0)
+        return jax.eval_shape(lambda: self._layout(self._init(0)))
 
     @cached_property
     def state_shardings(self) -> TrainState:
@@ -54,34 +62,62 @@ class Program:
 
     @property
     def abstract_state(self) -> TrainState:
-        """Shapes, types and placements of the state, for restoring into."""
-        return jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-            nn.unbox(self._boxed_state),
-            self.state_shardings,
-        )
+        """Shapes, types and placements of the state."""
+        return _abstract(self._boxed_state, self.state_shardings)
+
+    @cached_property
+    def abstract_checkpoint(self) -> TrainState:
+        """Shapes, types and placements of a checkpoint's state, for restoring into."""
+        if not self.config.train.scan_layers:
+            return self.abstract_state
+        boxed = jax.eval_shape(self._init, 0)
+        return _abstract(boxed, shardings(boxed, self.config.model, self.mesh))
+
+    def _layout(self, tree: Any) -> Any:
+        return stack_layers(tree) if self.config.train.scan_layers else tree
 
     def _init(self, seed: jax.typing.ArrayLike) -> TrainState:
         optim = self.config.optim
-        return init_state(init_params(self.model, seed), self.optimizer, optim.ema_decay > 0, optim.guarded)
+        return init_state(init_params(GPT(self.config.model), seed), self.optimizer, optim.ema_decay > 0, optim.guarded)
 
     def init(self) -> TrainState:
         """The state before the first update, made where it belongs."""
-        init = jax.jit(lambda seed: nn.unbox(self._init(seed)), out_shardings=self.state_shardings)
+        init = jax.jit(lambda seed: nn.unbox(self._layout(self._init(seed))), out_shardings=self.state_shardings)
         return init(self.config.train.seed)
 
     def start_from(self, params: Any) -> TrainState:
         """The state before the first update, with weights that exist already."""
         optim = self.config.optim
-        init = partial(init_state, optimizer=self.optimizer, ema=optim.ema_decay > 0, guard=optim.guarded)
-        return jax.jit(init, out_shardings=self.state_shardings)(params)
+        init = jax.jit(
+            lambda params: init_state(self._layout(params), self.optimizer, optim.ema_decay > 0, optim.guarded),
+            out_shardings=self.state_shardings,
+        )
+        return init(params)
+
+    def place(self, params: Any) -> Any:
+        """Weights per layer as `eval` takes them."""
+        return settle(self.mesh, jax.device_put(self._layout(params), self.state_shardings.params))
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        """The state per layer: a copy, for which the devices need room while it is written."""
+        if not self.config.train.scan_layers:
+            return state
+        unstack = partial(unstack_layers, n_layer=self.config.model.n_layer)
+        return self._convert(unstack, state, jax.tree.map(lambda leaf: leaf.sharding, self.abstract_checkpoint))
+
+    def from_checkpoint(self, state: TrainState) -> TrainState:
+        """The inverse of `to_checkpoint`."""
+        return self._convert(self._layout, state, self.state_shardings) if self.config.train.scan_layers else state
+
+    def _convert(self, layout: Any, tree: Any, places: Any) -> Any:
+        return settle(self.mesh, jax.jit(layout, out_shardings=places)(tree))
 
     @cached_property
     def _step(self) -> Any:
         train, model = self.config.train, self.config.model
         step = partial(
             train_step,
-            apply_fn=make_apply_fn(self.model),
+            loss_fn=make_loss_fn(self.model, train.loss_chunk),
             optimizer=self.optimizer,
             learning_rate=schedule(self.config),
             seed=train.seed,
@@ -100,7 +136,7 @@ class Program:
     @cached_property
     def _eval(self) -> Any:
         return jax.jit(
-            partial(eval_step, apply_fn=make_apply_fn(self.model)),
+            partial(eval_step, loss_fn=make_loss_fn(self.model, self.config.train.loss_chunk)),
             in_shardings=(self.state_shardings.params, batch_sharding(self.mesh)),
         )
 
@@ -113,6 +149,12 @@ class Program:
         with on_mesh(self.mesh, self.config.model):
             return settle(self.mesh, self._step(state, windows_BT1))
 
+    def lower(self, state: TrainState, windows_BT1: Any) -> jax.stages.Lowered:
+        """The update for such arrays, ready to be compiled: to be looked into, or for devices that are not here."""
+        with on_mesh(self.mesh, self.config.model):
+            lowered: jax.stages.Lowered = self._step.lower(state, windows_BT1)
+            return lowered
+
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Summed loss and number of tokens of each window."""
         with on_mesh(self.mesh, self.config.model):
@@ -123,10 +165,26 @@ def build(config: Config) -> Program:
     """The program of a config, on the devices there are.
 
     Raises:
-        UserError: the mesh does not fit the devices, the batch or the model.
+        UserError: the mesh does not fit the devices, the batch or the model, or the devices lack what the config asks for.
     """
-    mesh, note = resolve(config, jax.device_count())
-    return Program(config, make_mesh(mesh), note)
+    sizes, note = resolve(config, jax.device_count())
+    mesh = make_mesh(sizes)
+    device = mesh.devices.flat[0]
+    if config.train.remat == "offload" and not has_host_memory(device):
+        raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
+    _, kernel_note = choose_attention(config, device)
+    return Program(config, mesh, "; ".join(filter(None, [note, kernel_note])))
+
+
+def has_host_memory(device: jax.Device) -> bool:
+    """Whether programs on a device can keep arrays in the host's memory."""
+    return "pinned_host" in {memory.kind for memory in device.addressable_memories()}
+
+
+def _abstract(boxed: TrainState, places: TrainState) -> TrainState:
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), nn.unbox(boxed), places
+    )
 
 
 def init_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
@@ -139,12 +197,15 @@ def abstract_params(config: ModelConfig) -> Any:
     return nn.unbox(jax.eval_shape(partial(init_params, GPT(config)), 0))
 
 
-def make_apply_fn(model: GPT) -> ApplyFn:
-    """The model as a function of weights, ids and, for dropout, a key."""
+def make_loss_fn(model: GPT, chunk: int = 0) -> LossFn:
+    """The model's loss as a function of weights, ids, targets and, for dropout, a key; `chunk` as `train.loss_chunk`."""
 
-    def apply_fn(params: Any, tokens_BT: jax.Array, key: jax.Array | None) -> jax.Array:
-        rngs = {} if key is None else {"dropout": key}
-        logits_BTV: Any = model.apply({"params": params}, tokens_BT, deterministic=key is None, rngs=rngs)
-        return logits_BTV
+    def loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+        call: Any = partial(model.apply, {"params": params})
+        if not chunk:
+            return cross_entropy(call(tokens_BT, key), targets_BT)
+        return chunked_cross_entropy(
+            partial(call, method="head"), call(tokens_BT, key, method="hidden"), targets_BT, chunk
+        )
 
-    return apply_fn
+    return loss_fn

@@ -79,7 +79,7 @@ def fit(
     """
     last = latest_valid(run.checkpoints, program.config, reporter.note) if resume else None
     if last is not None:
-        state = restore_state(run.checkpoints, last, program.abstract_state)
+        state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
     else:
         state = program.init() if start is None else start
     train = program.config.train
@@ -225,7 +225,7 @@ class _Loop:
 
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
         self._read(0)  # nothing is kept that is not known to be good
-        self.checkpoints.save(state, val_loss, self.metadata, temporary=temporary)
+        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, self.metadata, temporary=temporary)
         self.saved = done
         self.clock.saved()
 

@@ -10,16 +10,17 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 from jaxgpt.config import Config
+from jaxgpt.model.layers import STACKED
 
-# Axes of a block's kernel over which it is a matrix; heads and head widths belong together.
+# Input and output axes of a block's kernel, over which it is a matrix; heads and head widths belong together.
 MATRICES = {
-    "q_proj": MuonDimensionNumbers(0, (1, 2)),
-    "k_proj": MuonDimensionNumbers(0, (1, 2)),
-    "v_proj": MuonDimensionNumbers(0, (1, 2)),
-    "o_proj": MuonDimensionNumbers((0, 1), 2),
-    "up_proj": MuonDimensionNumbers(0, 1),
-    "gate_proj": MuonDimensionNumbers(0, 1),
-    "down_proj": MuonDimensionNumbers(0, 1),
+    "q_proj": ((0,), (1, 2)),
+    "k_proj": ((0,), (1, 2)),
+    "v_proj": ((0,), (1, 2)),
+    "o_proj": ((0, 1), (2,)),
+    "up_proj": ((0,), (1,)),
+    "gate_proj": ((0,), (1,)),
+    "down_proj": ((0,), (1,)),
 }
 
 
@@ -74,10 +75,21 @@ def groups(params: Any) -> Any:
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Clip by the global norm, then AdamW (Loshchilov & Hutter 2019), or Muon (Jordan 2024) for `groups`' matrices."""
+    """Clip by the global norm, then AdamW (Loshchilov & Hutter 2019), or Muon (Jordan 2024) for `groups`' matrices.
+
+    `optim.momentum_dtype` is that of Adam's first moment and of Muon's momentum. The second moment is float32 always: it
+    changes by `1 - beta2` of itself a step, which bfloat16, with steps of 1/256, would round away.
+    """
     o = config.optim
+    momentum_dtype = jnp.dtype(o.momentum_dtype)
     adamw = optax.adamw(
-        schedule(config), b1=o.beta1, b2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, mask=decay_mask
+        schedule(config),
+        b1=o.beta1,
+        b2=o.beta2,
+        eps=o.eps,
+        weight_decay=o.weight_decay,
+        mask=decay_mask,
+        mu_dtype=momentum_dtype,
     )
     update = adamw
     if o.name == "muon":
@@ -86,6 +98,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
             ns_steps=o.muon_steps,
             beta=o.muon_momentum,
             weight_decay=o.weight_decay,
+            mu_dtype=momentum_dtype,
             muon_weight_dimension_numbers=_matrices,
         )
         update = optax.partition({"muon": muon, "adam": adamw}, groups)
@@ -94,7 +107,13 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def _matrices(params: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(lambda path, _: MATRICES[_names(path)[-2]], params)
+    def dimensions(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers:
+        names = _names(path)
+        skip = names[0] == STACKED  # the axis of layers: a matrix each
+        inputs, outputs = (tuple(axis + skip for axis in axes) for axes in MATRICES[names[-2]])
+        return MuonDimensionNumbers(inputs, outputs)
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
 def _names(path: tuple[Any, ...]) -> list[str]:

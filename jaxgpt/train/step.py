@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.train.guard import Guard, init_guard, judge, squares
-from jaxgpt.train.loss import cross_entropy, token_count
+from jaxgpt.train.loss import token_count
 
-# (params, tokens_BT, dropout key or None) -> logits_BTV
-ApplyFn = Callable[[Any, jax.Array, jax.Array | None], jax.Array]
+# (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
+LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 class TrainState(NamedTuple):
@@ -55,22 +55,22 @@ def stream(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike = 
 
 
 def loss_sum(
-    params: Any, windows_BT1: jax.Array, key: jax.Array | None, apply_fn: ApplyFn
+    params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn
 ) -> tuple[jax.Array, jax.Array]:
     """Summed loss in nats and number of tokens, over windows of T inputs and, one further, T targets."""
     inputs_BT, targets_BT = windows_BT1[:, :-1], windows_BT1[:, 1:]
-    return cross_entropy(apply_fn(params, inputs_BT, key), targets_BT).sum(), token_count(targets_BT)
+    return loss_fn(params, inputs_BT, targets_BT, key).sum(), token_count(targets_BT)
 
 
 def gradients(
-    params: Any, windows_BT1: jax.Array, key: jax.Array | None, apply_fn: ApplyFn, accumulation: int
+    params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn, accumulation: int
 ) -> tuple[jax.Array, Any]:
     """Mean loss over all tokens of a batch, and its gradient, worked through in `accumulation` pieces.
 
     The pieces add up sums, which are divided once by the number of tokens: the result does not depend on the pieces.
     """
     chex.assert_rank(windows_BT1, 2)
-    grad = jax.value_and_grad(partial(loss_sum, apply_fn=apply_fn), has_aux=True)
+    grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
     if accumulation == 1:
         (total, count), grads = grad(params, windows_BT1, key)
     else:
@@ -93,7 +93,7 @@ def train_step(
     state: TrainState,
     windows_BT1: jax.Array,
     *,
-    apply_fn: ApplyFn,
+    loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
     learning_rate: optax.Schedule,
     seed: int,
@@ -107,12 +107,12 @@ def train_step(
     Args:
         state: before.
         windows_BT1: int32 `[B, T + 1]`.
-        apply_fn: the model.
+        loss_fn: the model's loss.
         optimizer: what turns gradients into updates.
         learning_rate: its schedule, to be reported.
         seed: of the dropout masks, which are a function of it and of the step.
         accumulation: pieces in which the batch is worked through.
-        dropout: whether apply_fn is given a key.
+        dropout: whether loss_fn is given a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, where the state keeps one.
         spike_factor: as `judge` takes it, where the state has a guard. An update that is left out changes nothing but
             the step: not the weights, the optimizer, its schedule or the average.
@@ -122,7 +122,7 @@ def train_step(
         `grad_squares` (of every gradient, `[leaves]`) and, with a guard, `skipped` and `skipped_in_a_row`.
     """
     key = stream(seed, "dropout", state.step) if dropout else None
-    loss, grads = gradients(state.params, windows_BT1, key, apply_fn, accumulation)
+    loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = state.ema
@@ -142,8 +142,8 @@ def train_step(
     return TrainState(state.step + 1, params, opt_state, ema, guard), metrics
 
 
-def eval_step(params: Any, windows_BT1: jax.Array, *, apply_fn: ApplyFn) -> tuple[jax.Array, jax.Array]:
+def eval_step(params: Any, windows_BT1: jax.Array, *, loss_fn: LossFn) -> tuple[jax.Array, jax.Array]:
     """Summed loss and number of tokens of each window, `[B]` and `[B]`; a window of -1 counts for nothing."""
     inputs_BT, targets_BT = jnp.maximum(windows_BT1[:, :-1], 0), windows_BT1[:, 1:]
-    losses_BT = cross_entropy(apply_fn(params, inputs_BT, None), targets_BT)
+    losses_BT = loss_fn(params, inputs_BT, targets_BT, None)
     return losses_BT.sum(-1), (targets_BT >= 0).sum(-1)

@@ -103,21 +103,6 @@ def test_last_is_the_last_row_of_all_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
-def test_remat_changes_no_gradient(name: str) -> None:
-    config = small(name)
-    _model, params = make(config)
-    tokens = random_ids(config, (2, 8))
-
-    def gradient(remat: str):
-        apply = GPT(config, remat=remat).apply
-        return jax.grad(lambda p: jnp.square(apply({"params": p}, tokens)).mean())(params)
-
-    for remat in ("dots", "full"):
-        for plain, again in zip(jax.tree.leaves(gradient("none")), jax.tree.leaves(gradient(remat)), strict=True):
-            np.testing.assert_allclose(again, plain, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_jitted_gradients_equal_unjitted(name: str) -> None:
     """The guard against miscompiled reductions: the same program, operation by operation and fused."""
     config = small(name, n_embd=32, block_size=32, vocab_size=33, init_std=0.1, n_layer=1)
@@ -148,10 +133,7 @@ def test_dropout_needs_a_key_and_depends_on_it() -> None:
     config = small("gpt2", dropout=0.5)
     model, params = make(config)
     tokens = random_ids(config, (2, 8))
-    one, two = (
-        model.apply({"params": params}, tokens, deterministic=False, rngs={"dropout": jax.random.key(k)})
-        for k in (1, 2)
-    )
+    one, two = (model.apply({"params": params}, tokens, jax.random.key(k)) for k in (1, 2))
     assert (one != two).any()
     assert (model.apply({"params": params}, tokens) == model.apply({"params": params}, tokens)).all()
 

@@ -45,7 +45,14 @@ def test_the_rest_goes_where_it_fits(
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (config(MeshConfig(data=16)), "the mesh asks for 16 devices, there are 8"),
+        (
+            config(MeshConfig(data=16), 16),
+            r"asks for 16 devices \(data 16\), there are 8: --mesh.data 8 --mesh.fsdp 1 --mesh.tensor 1 would do",
+        ),
+        (
+            config(MeshConfig(data=3, fsdp=2, tensor=8), 6),
+            r"asks for 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: --mesh.data 1 --mesh.fsdp 2 --mesh.tensor 4",
+        ),
         (config(MeshConfig(data=8)), "= 8 does not divide the 12 windows .* 6 would, or a train.batch_size of"),
         (config(MeshConfig(data=1, tensor=8), 16), "mesh.tensor 8 does not divide model.n_head 4: 4 would"),
         (config(MeshConfig(data=1, fsdp=8), 16, n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: 5 would"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.train.guard import HORIZON, first_bad, init_guard, judge, squares
+from jaxgpt.train.loss import cross_entropy
 from jaxgpt.train.step import TrainState, init_state, train_step
 
 BAD = 9  # an id on which the model below fails
 
 
-def apply_fn(params: dict, tokens_BT: jax.Array, key: jax.Array | None) -> jax.Array:  # type: ignore[type-arg]
+def loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
     logits_BTV = params["wte"]["embedding"][tokens_BT] @ params["h_0"]["kernel"]
-    return logits_BTV + jnp.where(tokens_BT == BAD, jnp.nan, 0.0)[..., None]
+    return cross_entropy(logits_BTV + jnp.where(tokens_BT == BAD, jnp.nan, 0.0)[..., None], targets_BT)
 
 
 OPTIMIZER = optax.adam(optax.linear_schedule(0.1, 0.0, 10))
 STEP = jax.jit(
     partial(
         train_step,
-        apply_fn=apply_fn,
+        loss_fn=loss_fn,
         optimizer=OPTIMIZER,
         learning_rate=optax.linear_schedule(0.1, 0.0, 10),
         seed=0,

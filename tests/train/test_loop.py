@@ -15,7 +15,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
-from jaxgpt.train.build import Program, build, make_apply_fn
+from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.checkpoint import choose, restore_params, steps, val_losses
 from jaxgpt.train.evaluate import Evaluation, evaluate, summarize
 from jaxgpt.train.loop import TrainingFailed, check_ids, fit
@@ -213,8 +213,8 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.Monkey
 @pytest.fixture
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that computes nothing finite."""
-    good = make_apply_fn
-    monkeypatch.setattr("jaxgpt.train.build.make_apply_fn", lambda model: lambda *a: good(model)(*a) * jax.numpy.nan)
+    good = make_loss_fn
+    monkeypatch.setattr("jaxgpt.train.build.make_loss_fn", lambda *model: lambda *a: good(*model)(*a) * jax.numpy.nan)
 
 
 def test_what_is_not_finite_is_named(overflow: None) -> None:

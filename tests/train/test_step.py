@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +16,24 @@ import pytest
 from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.train.build import Program, build, make_apply_fn
+from jaxgpt.parallel import on_mesh
+from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.loss import cross_entropy, token_count
 from jaxgpt.train.step import eval_step, gradients, stream
 
 
-def program(model: str = "gpt2", *, mesh: MeshConfig | None = None, optim: dict | None = None, **train) -> Program:  # type: ignore[type-arg, no-untyped-def]
+def program(  # type: ignore[no-untyped-def]
+    model: str = "gpt2",
+    *,
+    mesh: MeshConfig | None = None,
+    optim: dict | None = None,  # type: ignore[type-arg]
+    shape: dict | None = None,  # type: ignore[type-arg]
+    **train,
+) -> Program:
     dropout = train.pop("dropout", 0.0)
     settings = {"batch_size": 8, "steps": 10} | train
     config = Config(
-        model=small(model, block_size=8, n_layer=1, dropout=dropout),
+        model=small(model, **({"block_size": 8, "n_layer": 1, "dropout": dropout} | (shape or {}))),
         optim=OptimConfig(**({"warmup_steps": 2} | (optim or {}))),
         train=TrainConfig(**settings),
         mesh=mesh or MeshConfig(data=1),
@@ -64,9 +76,9 @@ def test_uncounted_windows_change_no_evaluation() -> None:
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
-    sums, counts = eval_step(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]), apply_fn=make_apply_fn(model))
+    sums, counts = eval_step(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]), loss_fn=make_loss_fn(model))
     assert (sums[2], counts[2]) == (0, 0)
-    np.testing.assert_allclose(sums[:2], eval_step(params, rows, apply_fn=make_apply_fn(model))[0], rtol=1e-6)
+    np.testing.assert_allclose(sums[:2], eval_step(params, rows, loss_fn=make_loss_fn(model))[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [2, 4, 8])
@@ -76,11 +88,11 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
     model, params = make(config)
     rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
 
-    def apply_fn(params, tokens, key):  # type: ignore[no-untyped-def]
-        return make_apply_fn(model)(params, jnp.maximum(tokens, 0), key)
+    def loss_fn(params, tokens, targets, key):  # type: ignore[no-untyped-def]
+        return make_loss_fn(model)(params, jnp.maximum(tokens, 0), targets, key)
 
-    loss, grads = gradients(params, rows, None, apply_fn, 1)
-    loss_a, grads_a = gradients(params, rows, None, apply_fn, accumulation)
+    loss, grads = gradients(params, rows, None, loss_fn, 1)
+    loss_a, grads_a = gradients(params, rows, None, loss_fn, accumulation)
     np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(grads_a), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
@@ -102,6 +114,35 @@ def test_the_state_is_donated() -> None:
     leaf = state.params["wte"]["embedding"]
     p.step(state, p.put(windows(p)))
     assert leaf.is_deleted()
+
+
+def compiled(p: Program) -> str:
+    """The text of the compiled step."""
+    state = p.abstract_state
+    with on_mesh(p.mesh, p.config.model):
+        return p._step.lower(state, p.put(windows(p))).compile().as_text()
+
+
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.long)])
+def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str) -> None:
+    p = program(optim={"name": optimizer, "ema_decay": 0.9})
+    header = compiled(p).split("\n", 1)[0]
+    aliased = {int(parameter) for parameter in re.findall(r"\{[\d, ]*\}: \((\d+), \{\}", header)}
+    assert aliased == set(range(len(jax.tree.leaves(p.abstract_state))))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
+def test_first_moments_can_be_kept_in_half_the_bytes(optimizer: str) -> None:
+    """And train alike; second moments stay float32."""
+    p = program("modern", optim={"name": optimizer, "momentum_dtype": "bfloat16"})
+    losses, state = train(p, 5)
+    np.testing.assert_allclose(losses, alone("modern", 5, optimizer)[0], rtol=5e-3)
+    kinds = {
+        names[-1]: leaf.dtype
+        for path, leaf in jax.tree.leaves_with_path(state.opt_state)
+        if (names := [str(getattr(key, "name", "")) for key in path if getattr(key, "name", "") in ("mu", "nu")])
+    }
+    assert kinds == {"mu": jnp.bfloat16, "nu": np.float32}
 
 
 def test_one_program_for_all_steps() -> None:
@@ -152,6 +193,46 @@ def test_every_mesh_has_the_losses_of_one_device(mesh: MeshConfig, name: str) ->
         np.testing.assert_allclose(a, b, atol=2e-3 if name == "muon" else 2e-4)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("sizes", [s for s in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(s) <= 8])
+def test_every_mesh_of_eight_devices_has_the_losses_of_one(sizes: tuple[int, int, int], scan_layers: bool) -> None:
+    """The law for all ways to split, with heads for all of them."""
+    shape = {"n_head": 8, "n_embd": 64, "n_layer": 2, "init_std": 0.1}
+    settings = {"shape": shape, "scan_layers": scan_layers, "steps": 20}
+    losses, _ = train(program("modern", **settings), 20)
+    split, _ = train(
+        program("modern", mesh=MeshConfig(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))), **settings), 20
+    )
+    np.testing.assert_allclose(split, losses, rtol=1e-5)
+
+
+def collectives(text: str) -> Counter[str]:
+    return Counter(
+        re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", text)
+    )
+
+
+def test_devices_talk_as_the_mesh_says() -> None:
+    """data: the gradients' sum and no more; fsdp: weights are gathered, gradients summed."""
+    assert set(collectives(compiled(program(mesh=MeshConfig(data=4))))) == {"all-reduce"}
+    fsdp = collectives(compiled(program(mesh=MeshConfig(data=1, fsdp=4))))
+    assert fsdp["all-gather"] >= 6, "every kernel of the block"
+    assert fsdp["all-reduce"] + fsdp["reduce-scatter"]
+
+
+def test_a_block_split_by_tensor_sums_twice() -> None:
+    """Forward: after attention, and after the MLP (Shoeybi et al. 2019, section 3)."""
+
+    def forward(n_layer: int) -> Counter[str]:
+        p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
+        params = p.abstract_state.params
+        with on_mesh(p.mesh, p.config.model):
+            return collectives(p._eval.lower(params, p.put(windows(p))).compile().as_text())
+
+    assert forward(2) - forward(1) == Counter({"all-reduce": 2})
+
+
 def test_accumulation_and_dropout_on_a_mesh() -> None:
     settings = {"accumulation": 2, "dropout": 0.2, "batch_size": 16}
     whole, _ = train(program("gpt2", **settings), 4)
@@ -179,12 +260,6 @@ def test_bfloat16_computes_near_float32() -> None:
     rough, state = train(program("modern", compute_dtype="bfloat16"), 3)
     np.testing.assert_allclose(rough, exact, rtol=0.02)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
-
-
-def test_remat_trains_alike() -> None:
-    plain, _ = alone("modern", 3)
-    for remat in ("dots", "full"):
-        np.testing.assert_allclose(train(program("modern", remat=remat), 3)[0], plain, rtol=1e-5)
 
 
 def test_replaced_weights_are_where_training_starts() -> None:

@@ -75,6 +75,7 @@ LAWS = (
     Law("tied head = token table", forward.tied, SUMS),
     Law("remat dots = none", partial(training.remat, policy="dots"), SLOPES),
     Law("remat full = none", partial(training.remat, policy="full"), SLOPES),
+    Law("layers scanned = unrolled", training.scanned, SLOPES),
     Law("4 micro-batches = one batch", training.accumulation, SLOPES),
     Law("compiled = op by op", training.compiled, SLOPES),
     Law("8 devices = 1", training.devices, SLOPES),

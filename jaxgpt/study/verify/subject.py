@@ -16,6 +16,7 @@ from jaxgpt.config import Config, ModelConfig
 from jaxgpt.lm import LM, load
 from jaxgpt.model import GPT
 from jaxgpt.train import step
+from jaxgpt.train.build import make_loss_fn
 from jaxgpt.train.checkpoint import save_params
 from jaxgpt.train.run import Run, describe
 
@@ -45,7 +46,12 @@ class Subject:
     def config(self) -> Config:
         """The run as it is verified: in float32, without dropout, nothing recomputed."""
         config = self.lm.config.with_model(dropout=0.0)
-        return replace(config, train=replace(config.train, compute_dtype="float32", remat="none", accumulation=1))
+        return replace(
+            config,
+            train=replace(
+                config.train, compute_dtype="float32", remat="none", accumulation=1, scan_layers=False, loss_chunk=0
+            ),
+        )
 
     @property
     def model_config(self) -> ModelConfig:
@@ -88,11 +94,12 @@ class Subject:
 
     def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
         """Mean loss and its gradient, as the train step has them."""
+        loss_fn = make_loss_fn(model)
 
-        def apply_fn(params: Any, tokens_BT: jax.Array, key: jax.Array | None) -> Any:
-            return model.apply({"params": params}, jnp.maximum(tokens_BT, 0))
+        def within(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+            return loss_fn(params, jnp.maximum(tokens_BT, 0), targets_BT, key)
 
-        return step.gradients(params, windows_BT1, None, apply_fn, accumulation)
+        return step.gradients(params, windows_BT1, None, within, accumulation)
 
     @cached_property
     def plain_gradient(self) -> Any:

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.model import GPT
+from jaxgpt.model.layers import stack_layers, unstack_layers
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import ROWS, STEPS, Skipped, Subject, distance
@@ -24,6 +25,13 @@ def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
     """What the backward pass computes again is what the forward pass computed."""
     model = GPT(s.model_config, remat=policy)
     return distance(jax.jit(lambda p, w: s.gradient(p, w, model))(s.params, s.windows), s.plain_gradient)
+
+
+def scanned(s: Subject) -> float:
+    """One block that is run over stacked layers has the loss and the gradient of the layers one by one."""
+    stacked = jax.jit(lambda p, w: s.gradient(p, w, s.model))
+    loss, gradient = stacked(stack_layers(s.params), s.windows)
+    return distance((loss, unstack_layers(gradient, s.model_config.n_layer)), s.plain_gradient)
 
 
 def accumulation(s: Subject) -> float:

@@ -1,0 +1,68 @@
+"""Two layouts of the blocks' weights, and the functions between them.
+
+Per layer, `h_0`, `h_1`, ...: the layout of checkpoints, exports and decoding. Stacked, one `h` whose leaves have a first axis
+of layers: `GPT` runs such weights as a `lax.scan` over one block, which compiles in the same time whatever the depth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+STACKED = "h"
+
+
+def layer_name(layer: int) -> str:
+    """What the weights of a block are called."""
+    return f"{STACKED}_{layer}"
+
+
+def stack_layers(tree: Any) -> Any:
+    """Every parameter tree within `tree` (weights, or what an optimizer keeps of each) with its layers stacked.
+
+    `out["h"]["mlp"]... [L, ...] = stack(tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...)`; all else stays as it is.
+    """
+
+    def stack(node: Any) -> Any:
+        if not _has(node, layer_name(0)):
+            return node
+        blocks = [node[layer_name(layer)] for layer in range(sum(_is_layer(name) for name in node))]
+        rest = {name: leaf for name, leaf in node.items() if not _is_layer(name)}
+        return rest | {STACKED: _name_axis(jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks))}
+
+    return jax.tree.map(stack, tree, is_leaf=lambda node: _has(node, layer_name(0)))
+
+
+def unstack_layers(tree: Any, n_layer: int) -> Any:
+    """The inverse of `stack_layers`."""
+
+    def unstack(node: Any) -> Any:
+        if not _has(node, STACKED):
+            return node
+        rest = {name: leaf for name, leaf in node.items() if name != STACKED}
+        return rest | {layer_name(i): jax.tree.map(lambda leaf, i=i: leaf[i], node[STACKED]) for i in range(n_layer)}
+
+    return jax.tree.map(unstack, tree, is_leaf=lambda node: _has(node, STACKED))
+
+
+def _has(node: Any, name: str) -> bool:
+    return isinstance(node, dict) and name in node
+
+
+def _is_layer(name: str) -> bool:
+    return name.startswith(f"{STACKED}_")
+
+
+def _name_axis(tree: Any) -> Any:
+    """Linen's boxes around leaves name their axes, and the new one has to be among them."""
+
+    def is_box(leaf: Any) -> bool:
+        return isinstance(leaf, nn.Partitioned)
+
+    def name(leaf: Any) -> Any:
+        return leaf.add_axis(0, {nn.PARTITION_NAME: "layers"}) if is_box(leaf) else leaf
+
+    return jax.tree.map(name, tree, is_leaf=is_box)

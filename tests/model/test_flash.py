@@ -1,0 +1,92 @@
+"""Kernels that hold no T x T scores compute what `attend` does under `causal_mask`, forward and backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make, random_ids, small
+
+from jaxgpt.config import MeshConfig
+from jaxgpt.model import GPT
+from jaxgpt.model.attention import attend, causal_mask
+from jaxgpt.model.flash import Flash, cudnn_attention, splash_attention
+from jaxgpt.parallel import make_mesh, on_mesh
+
+splash = functools.partial(splash_attention, interpret=True)
+# cuDNN needs a GPU; its wrapper says the same to XLA.
+fused = functools.partial(cudnn_attention, implementation="xla")
+
+
+def reference(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int) -> jax.Array:
+    T = jnp.arange(q.shape[1])
+    return attend(q, k, v, causal_mask(T, T, jnp.zeros(1, jnp.int32), window), scale)[0]
+
+
+def inputs(T: int, N: int, K: int, B: int = 2, H: int = 8) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(0), 4)
+    heads = (N, K, K, N)
+    return tuple(jax.random.normal(key, (B, T, n, H)) for key, n in zip(keys, heads, strict=True))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def forward_and_backward(kernel: Flash, window: int, q, k, v, dy):  # type: ignore[no-untyped-def]
+    out, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, 0.3, window), q, k, v)
+    return out, *backward(dy)
+
+
+def assert_same(found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "T", "K", "window"),
+    [
+        (fused, 12, 2, 0),
+        (fused, 12, 1, 5),
+        (splash, 100, 2, 0),  # neither a whole number of tiles
+        (splash, 130, 1, 3),
+    ],
+)
+def test_a_kernel_is_attention(kernel: Callable[..., jax.Array], T: int, K: int, window: int) -> None:
+    """Grouped heads and windows included."""
+    args = inputs(T, 4, K)
+    assert_same(forward_and_backward(kernel, window, *args), forward_and_backward(reference, window, *args))
+
+
+@pytest.mark.parametrize("K", [4, 1])
+def test_splash_on_a_mesh(K: int) -> None:
+    """Every device its rows and heads, also where the key heads are fewer than the ways to split."""
+    config = small("gpt2", n_head=4, n_kv_head=K)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
+    args = inputs(40, 4, K)
+    with on_mesh(mesh, config):
+        found = forward_and_backward(splash, 0, *args)
+        placed = nn.spmd.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
+    assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)
+    assert_same(found, forward_and_backward(reference, 0, *args))
+
+
+@pytest.mark.parametrize("name", ["scaled", pytest.param("modern", marks=pytest.mark.long)])
+def test_a_model_computes_the_same_with_a_kernel(name: str) -> None:
+    config = small(name)
+    model, params = make(config)
+    tokens = random_ids(config, (2, 9))
+    found = GPT(config, flash=fused).apply({"params": params}, tokens)
+    np.testing.assert_allclose(found, model.apply({"params": params}, tokens), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not any(d.platform == "gpu" for d in jax.devices()), reason="needs a GPU: JAX_PLATFORMS=cuda")
+@pytest.mark.parametrize(("K", "window"), [(4, 0), (2, 0), (4, 5)])
+def test_cudnn_on_a_gpu(K: int, window: int) -> None:
+    args = [x.astype(jnp.bfloat16) for x in inputs(64, 4, K, H=64)]
+    found = forward_and_backward(cudnn_attention, window, *args)
+    expected = forward_and_backward(reference, window, *(x.astype(jnp.float32) for x in args))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.05, rtol=0.05)

@@ -1,0 +1,71 @@
+"""The loss, whole and in chunks."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make, small
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model import GPT
+from jaxgpt.train.build import make_loss_fn
+
+B, T = 4, 10
+
+
+def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
+    """Inputs, and targets of which some do not count."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    tokens, targets = (jax.random.randint(key, (B, T), 0, config.vocab_size) for key in keys[:2])
+    return tokens, jnp.where(jax.random.bernoulli(keys[2], 0.7, (B, T)), targets, -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "chunk"),
+    [
+        ("gpt2", "float32", 4),  # leaves a part
+        ("gpt2", "float32", 16),  # is more than all
+        ("modern", "float32", 5),
+        ("modern", "bfloat16", 4),
+        ("torch", "float32", 1),
+    ],
+)
+def test_chunks_change_neither_loss_nor_gradient(name: str, dtype: str, chunk: int) -> None:
+    """Tied (gpt2), with a soft cap (modern), untied with a bias (torch); products in bfloat16."""
+    model, params = make(small(name))
+    model = GPT(model.config, jnp.dtype(dtype))
+    tokens, targets = ids(model.config)
+
+    def run(chunk: int):  # type: ignore[no-untyped-def]
+        loss_fn = make_loss_fn(model, chunk)
+        losses = loss_fn(params, tokens, targets, None)
+        return losses, jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())(params)
+
+    (losses, grads), (losses_c, grads_c) = jax.jit(run, static_argnums=0)(0), jax.jit(run, static_argnums=0)(chunk)
+    np.testing.assert_allclose(losses_c, losses, rtol=1e-5, atol=1e-5)
+    assert (losses_c[targets < 0] == 0).all()
+    # bfloat16 rounds the head's gradient once a chunk instead of once.
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 0.02, "atol": 0.05}
+    for a, b in zip(jax.tree.leaves(grads_c), jax.tree.leaves(grads), strict=True):
+        np.testing.assert_allclose(a, b, **tolerance)
+
+
+def test_no_array_of_all_logits_in_the_program() -> None:
+    config = small("gpt2", vocab_size=509, n_layer=1)
+    model, params = make(config)
+    tokens, targets = ids(config)
+
+    def largest(chunk: int) -> int:
+        """Most numbers of an array with an axis of the vocabulary, the table aside."""
+        loss_fn = make_loss_fn(model, chunk)
+        text = jax.jit(jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())).lower(params).compile().as_text()
+        shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)}
+        table = config.vocab_size * config.n_embd
+        return max(int(np.prod(s)) for s in shapes if config.vocab_size in s and np.prod(s) != table)
+
+    assert largest(0) >= B * T * config.vocab_size
+    assert largest(2) == B * 2 * config.vocab_size

@@ -1,0 +1,145 @@
+"""Layers stacked and scanned: the same function, the same training, the same checkpoints."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import make, random_ids, small
+
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.model import GPT
+from jaxgpt.model.layers import stack_layers, unstack_layers
+from jaxgpt.train.build import Program, build, make_loss_fn
+from jaxgpt.train.checkpoint import Checkpoints, restore_state
+from jaxgpt.train.optimizer import decay_mask, make_optimizer
+
+
+def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | None = None, **train) -> Config:  # type: ignore[no-untyped-def]
+    return Config(
+        model=small(model, block_size=8, n_layer=3, dropout=0.1),
+        optim=OptimConfig(name=optimizer, warmup_steps=2, ema_decay=0.9),  # type: ignore[arg-type]
+        train=TrainConfig(**({"batch_size": 8, "steps": 10, "scan_layers": True} | train)),
+        mesh=mesh or MeshConfig(data=1),
+    )
+
+
+def train(p: Program, steps: int) -> tuple[list[float], object]:
+    state, losses = p.init(), []
+    for step in range(steps):
+        state, metrics = p.step(state, p.put(np.asarray(random_ids(p.config.model, (8, 9), step))))
+        losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+def assert_same(a: object, b: object, **tolerance: float) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, **tolerance)
+
+
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize("name", ["llama", "scaled", *(pytest.param(n, marks=long) for n in ("gpt2", "statquest"))])
+def test_scanned_losses_and_gradients_are_the_unrolled_ones(name: str) -> None:
+    """With dropout: both draw the same masks. statquest's blocks have neither norm nor MLP."""
+    model, params = make(small(name, n_layer=2, dropout=0.2))
+    tokens = random_ids(model.config, (2, 9))
+
+    @jax.jit
+    def loss_and_grads(params: object) -> object:
+        loss_fn = make_loss_fn(model)
+        return jax.value_and_grad(lambda p: loss_fn(p, tokens[:, :-1], tokens[:, 1:], jax.random.key(0)).sum())(params)
+
+    loss, grads = loss_and_grads(params)
+    loss_s, grads_s = loss_and_grads(stack_layers(params))
+    np.testing.assert_allclose(loss_s, loss, rtol=1e-5)
+    assert_same(grads_s, stack_layers(grads), rtol=1e-5, atol=1e-5)
+
+
+@functools.cache
+def loss_and_gradients(remat: str, scan: bool) -> object:
+    model, params = make(small("modern", dropout=0.2))
+    tokens = random_ids(model.config, (2, 9))
+    loss_fn = make_loss_fn(GPT(model.config, remat=remat))  # type: ignore[arg-type]
+
+    def loss(params: object) -> jax.Array:
+        return loss_fn(params, tokens[:, :-1], tokens[:, 1:], jax.random.key(0)).sum()
+
+    return jax.jit(jax.value_and_grad(loss))(stack_layers(params) if scan else params)
+
+
+@pytest.mark.parametrize(
+    ("remat", "scan"),
+    [
+        ("dots", False),
+        ("offload", True),
+        ("full", True),
+        *(pytest.param(*case, marks=long) for case in (("dots", True), ("offload", False), ("full", False))),
+    ],
+)
+def test_every_remat_has_the_same_loss_and_gradients(remat: str, scan: bool) -> None:
+    assert_same(loss_and_gradients(remat, scan), loss_and_gradients("none", scan), rtol=1e-5, atol=1e-5)
+
+
+def test_stacking_is_undone_by_unstacking_anywhere_in_a_tree() -> None:
+    _, params = make(small("llama", n_layer=12))  # h_10 comes after h_9
+    tree = {"state": (params, [params, {"count": 3}])}
+    stacked = stack_layers(tree)
+    kernel = stacked["state"][1][0]["h"]["mlp"]["up_proj"]["kernel"]
+    assert (kernel[10] == params["h_10"]["mlp"]["up_proj"]["kernel"]).all()
+    assert_same(unstack_layers(stacked, 12), tree)
+    assert jax.tree.structure(stack_layers(stacked)) == jax.tree.structure(stacked)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_update_treats_a_stack_as_its_layers(name: str) -> None:
+    """Muon makes every layer's matrix orthogonal by itself; what decays does so in both."""
+    _, params = make(small("modern", n_layer=3))
+    optimizer = make_optimizer(config(optimizer=name))
+    grads = jax.tree.map(lambda w: jax.random.normal(jax.random.key(w.size), w.shape), params)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def update(grads: object, state: object, params: object) -> object:
+        return optimizer.update(grads, state, params)  # type: ignore[arg-type]
+
+    plain = update(grads, state, params)
+    assert_same(update(*map(stack_layers, (grads, state, params))), stack_layers(plain), rtol=1e-4, atol=1e-6)
+    assert jax.tree.structure(optimizer.init(stack_layers(params))) == jax.tree.structure(stack_layers(state))
+    decayed = stack_layers(jax.tree.map(np.float32, decay_mask(params)))
+    assert_same(jax.tree.map(lambda d, s: np.full(s.shape, d), decay_mask(stack_layers(params)), decayed), decayed)
+
+
+def test_training_scanned_is_training_unrolled_on_a_mesh_through_a_checkpoint() -> None:
+    """Eight devices; the checkpoint is the unrolled run's, leaf by leaf, and either run goes on from it."""
+    c = config(mesh=MeshConfig(data=2, fsdp=2, tensor=2))
+    scanned, plain = build(c), build(replace(c, train=replace(c.train, scan_layers=False)))
+    losses, state = train(scanned, 3)
+    expected, state_plain = train(plain, 3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+    kernel = state.params["h"]["mlp"]["up_proj"]["kernel"]  # type: ignore[attr-defined]
+    assert kernel.addressable_shards[0].data.shape == (3, kernel.shape[1] // 2, kernel.shape[2] // 2)
+
+    saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
+    with Checkpoints(Path("checkpoints")) as checkpoints:
+        checkpoints.save(saved, None, {})
+    back = restore_state(Path("checkpoints"), 3, plain.abstract_checkpoint)
+    assert jax.tree.structure(back) == jax.tree.structure(state_plain)
+    again = scanned.from_checkpoint(restore_state(Path("checkpoints"), 3, scanned.abstract_checkpoint))
+    assert_same(jax.device_get(again), jax.device_get(state))
+    places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
+    assert places[0] == places[1]
+
+    batch = np.asarray(random_ids(c.model, (8, 9), 3))
+    went_on = [float(p.step(s, p.put(batch))[1]["loss"]) for p, s in ((scanned, again), (plain, back))]
+    np.testing.assert_allclose(went_on[1], went_on[0], rtol=1e-5)
+    ema = plain.place(unstack_layers(jax.device_get(saved.ema), 3))
+    sums = plain.eval(ema, plain.put(batch))[0]
+    np.testing.assert_allclose(scanned.eval(scanned.place(ema), scanned.put(batch))[0], sums, rtol=1e-5)

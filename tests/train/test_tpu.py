@@ -1,0 +1,57 @@
+"""The train step compiled for TPUs that are not there: the kernel of attention fits its tiles, and holds no scores.
+
+Needs libtpu (`pip install 'jax[tpu]'`, or TPU_LIBRARY_PATH). It serves one process at a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
+from jaxgpt.parallel import batch_sharding, on_mesh
+from jaxgpt.parallel.mesh import AXES
+from jaxgpt.train.build import Program
+
+T = 1024
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("libtpu") or "TPU_LIBRARY_PATH" in os.environ), reason="libtpu is not installed"
+    ),
+]
+
+
+def compiled(**train: Any) -> Any:
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
+    config = Config(
+        model=ModelConfig(vocab_size=512, block_size=T, n_layer=2, n_head=4, n_kv_head=2, n_embd=256, positions="rope"),
+        train=TrainConfig(**({"batch_size": 4, "compute_dtype": "bfloat16"} | train)),
+        mesh=MeshConfig(data=2, fsdp=1, tensor=2),
+    )
+    p = Program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
+    state = p.abstract_state
+    with on_mesh(p.mesh, config.model):
+        batch = jax.ShapeDtypeStruct((4, T + 1), jnp.int32, sharding=batch_sharding(p.mesh))
+        return p._step.lower(state, batch).compile()
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_splash_holds_no_scores(scan_layers: bool) -> None:
+    scores = re.compile(rf"\[(\d+,)*{T},{T}\]")
+    flash, plain = (compiled(attention=kernel, scan_layers=scan_layers) for kernel in ("auto", "xla"))
+    assert "tpu_custom_call" in flash.as_text()
+    assert not scores.search(flash.as_text())
+    assert scores.search(plain.as_text())
+    assert flash.memory_analysis().temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes / 2
