@@ -15,6 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxgpt.cli import main
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
@@ -76,6 +77,12 @@ MODELS = {
     ),
     "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
 }
+
+# One of each kind of positions, norm and MLP; the others are combinations of theirs.
+COMMON = ("gpt2", "modern", "llama", "torch")
+every_model = pytest.mark.parametrize(
+    "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
+)
 
 
 def small(name: str, **changes: Any) -> ModelConfig:

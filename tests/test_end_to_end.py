@@ -122,10 +122,11 @@ def test_presets() -> None:
     assert all(name in plain for name in PRESETS)
 
 
-def test_statquest_answers_from_most_seeds() -> None:
-    """Both questions, by greedy choice, from at least 8 of 10 seeds."""
+@pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_statquest_answers_from_most_seeds(seeds: int) -> None:
+    """Both questions, by greedy choice."""
     right = 0
-    for seed in range(10):
+    for seed in range(seeds):
         out = f"run{seed}"
         assert (
             jaxgpt("train", "statquest", "--out", out, "--train.seed", str(seed), "--train.sample-tokens", "0").code
@@ -136,7 +137,7 @@ def test_statquest_answers_from_most_seeds() -> None:
             lm, ["what is statquest <EOS>", "statquest is what <EOS>"], max_new_tokens=2, temperature=0
         )
         right += all((a.text, a.finish_reason) == ("awesome", "stop") for a in answers)
-    assert right >= 8, f"{right} of 10"
+    assert right >= 0.8 * seeds, f"{right} of {seeds}"
 
 
 def test_train_py_is_jaxgpt_train() -> None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
@@ -43,7 +43,9 @@ class Program:
 
     @property
     def model(self) -> GPT:
-        train, device = self.config.train, self.mesh.devices.flat[0]
+        train = self.config.train
+        # A mesh without devices is one that is only counted with.
+        device = None if isinstance(self.mesh, AbstractMesh) else self.mesh.devices.flat[0]
         flash, _ = choose_attention(self.config, device)
         return GPT(self.config.model, jnp.dtype(train.compute_dtype), train.remat, flash)
 

@@ -26,7 +26,7 @@ class Kernel(NamedTuple):
     lacks: Callable[[Config, jax.Device], str]
 
 
-def choose_attention(config: Config, device: jax.Device) -> tuple[Flash | None, str]:
+def choose_attention(config: Config, device: jax.Device | None) -> tuple[Flash | None, str]:
     """The kernel that `train.attention` means on a device, None for `attend`, and what should be said of the choice.
 
     `auto` is the kernel that is made for the device, if the config lets it run.
@@ -35,7 +35,7 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[Flash | None, 
         UserError: a kernel is asked for by name and cannot run.
     """
     asked = config.train.attention
-    if asked == "xla":
+    if asked == "xla" or device is None:
         return None, ""
     if asked != "auto":
         kernel = KERNELS[asked]

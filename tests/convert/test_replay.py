@@ -31,6 +31,7 @@ def check(rows: list[dict[str, float]], steps: int) -> None:
         np.testing.assert_allclose((row["train"], row["val"]), RECORDED[row["step"]], atol=5e-4, rtol=0)
 
 
+@pytest.mark.long
 def test_nanogpt_250_steps(data_dir: Path) -> None:
     result = jaxgpt("replay", str(data_dir / "nanogpt-golden"), "--steps", "250", "--json")
     assert result.code == 0, result.err

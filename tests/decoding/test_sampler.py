@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
-from helpers import MODELS, make, random_ids, small
+from helpers import every_model, make, random_ids, small
 
 from jaxgpt.decoding import Model, Policy, Session
 from jaxgpt.lm import model_functions
@@ -18,7 +17,7 @@ def session(model: Model, params: Any, rows: list[list[int]], n: int, **settings
     return Session(params, rows, keys, [n] * len(rows), model=model, **({"context": 12} | settings))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every_model
 def test_greedy_equals_a_naive_loop(name: str) -> None:
     config = small(name)
     model, params = make(config)

@@ -6,14 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import MODELS, make, random_ids, small
+from helpers import every_model, make, random_ids, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT, init_cache
 from jaxgpt.train.build import abstract_params
 from jaxgpt.train.metrics import parameter_count
-
-every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def extend(model: GPT, params: object, tokens: jax.Array, cache: object, last: bool = False):

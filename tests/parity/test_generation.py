@@ -68,7 +68,7 @@ def policies() -> list[Policy]:
 
 
 @pytest.mark.parametrize("kind", ["random", "wide", "ties", "forbidden"])
-@pytest.mark.parametrize("vocabulary", [40, 1500])
+@pytest.mark.parametrize("vocabulary", [40, pytest.param(1500, marks=pytest.mark.long)])
 def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
     rng = np.random.default_rng(1)
     ids = [[5, 3, 5, 3, 5], [1, 2, 3, 1, 2], [9, 9, 9, 9, 9]]

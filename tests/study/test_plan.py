@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
-from jaxgpt.parallel import batch_sharding, on_mesh
+from jaxgpt.parallel import batch_sharding
 from jaxgpt.parallel.hlo import Collective, read_program
 from jaxgpt.parallel.topology import CHIPS, parse_topology
 from jaxgpt.study.estimate import estimate, planned, suggestions
@@ -44,8 +44,7 @@ def lowered(program: Program) -> jax.stages.Lowered:
     rows, state = program.config.train.batch_size, program.abstract_state
     shape = (rows, program.config.model.block_size + 1)
     windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(program.mesh))
-    with on_mesh(program.mesh, program.config.model):
-        return program._step.lower(state, windows)
+    return program.lower(state, windows)
 
 
 @pytest.mark.parametrize(("mesh", "optimizer"), [((1, 8, 1), "adamw"), ((2, 2, 2), "muon")])
@@ -175,7 +174,7 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pyte
         (["python-char", "--topology", "v9:2x4"], "no chip 'v9'"),
         (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "3"], "32 windows"),
         (["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"], "does not divide model.n_head 4: 4 would"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "asks for 16 devices, there are 8"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "asks for 16 devices (fsdp 16), there are 8"),
     ],
 )
 def test_bad_input_gets_one_line(args: list[str], says: str) -> None:

@@ -256,6 +256,7 @@ def test_a_context_of_one_token() -> None:
     assert [row.ok for row in found.values()] == [True, None, None, None, True]
 
 
+@pytest.mark.long
 def test_random_weights_hide_nothing() -> None:
     """Weights that a recipe starts at zero or at one are moved: a law is only tested by what has an effect."""
     lm = fresh(Config(model=small("scaled", init="zero-proj")))

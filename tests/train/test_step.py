@@ -118,9 +118,7 @@ def test_the_state_is_donated() -> None:
 
 def compiled(p: Program) -> str:
     """The text of the compiled step."""
-    state = p.abstract_state
-    with on_mesh(p.mesh, p.config.model):
-        return p._step.lower(state, p.put(windows(p))).compile().as_text()
+    return p.lower(p.abstract_state, p.put(windows(p))).compile().as_text()
 
 
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.long)])

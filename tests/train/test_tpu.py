@@ -44,7 +44,7 @@ def compiled(**train: Any) -> Any:
     state = p.abstract_state
     with on_mesh(p.mesh, config.model):
         batch = jax.ShapeDtypeStruct((4, T + 1), jnp.int32, sharding=batch_sharding(p.mesh))
-        return p._step.lower(state, batch).compile()
+        return p.lower(state, batch).compile()
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
