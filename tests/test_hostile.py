@@ -43,7 +43,6 @@ UNSAFE_MODULES = {
     "marshal",
     "shelve",
     "joblib",
-    "torch",
     "yaml",
     "code",
 }

@@ -41,12 +41,17 @@ def test_laws(lm):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 0}, {"top_k": 5, "key": jax.random.key(3)}, {"num_beams": 2}, {"max_new_tokens": 1}],
+    ("positions", "settings"),
+    [
+        ("rope", {"top_k": 5, "key": jax.random.key(3)}),
+        ("learned", {"num_beams": 2}),
+        ("learned", {"temperature": 0, "max_new_tokens": 1}),
+        pytest.param("learned", {"temperature": 0}, marks=pytest.mark.long),
+        pytest.param("rope", {"num_beams": 2}, marks=pytest.mark.long),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_inside_cached_generation_is_what_the_full_forward_shows(lm, settings, positions):
+def test_inside_cached_generation_is_what_the_full_forward_shows(lm, positions, settings):
     config = dataclasses.replace(lm.config.model, positions=positions, n_kv_head=1)
     lm = lm._replace(config=Config(model=config), params=make(config)[1])
     settings = {"max_new_tokens": 7} | settings

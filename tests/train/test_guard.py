@@ -99,7 +99,7 @@ def test_a_level_that_stays_is_accepted() -> None:
     assert made[-1]
 
 
-@given(st.lists(st.floats(width=32), min_size=1, max_size=8), st.sampled_from([0.0, 2.0]))
+@given(st.lists(st.floats(width=32, allow_subnormal=False), min_size=1, max_size=8), st.sampled_from([0.0, 2.0]))
 def test_what_is_remembered_is_finite(values: list[float], factor: float) -> None:
     """Whatever comes; and the mean of finite values lies among them."""
     values = [v if abs(v) < 1e30 else np.inf for v in values]
