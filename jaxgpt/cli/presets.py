@@ -19,13 +19,10 @@ class Args:
 
 def run(args: Sequence[str]) -> int:
     parsed = parse(Args, args, PROG, "The presets, with what to expect of each.")
-    from jaxgpt.train.build import abstract_params
-    from jaxgpt.train.metrics import parameter_count
-
-    rows = []
-    for name in PRESETS:
-        parameters = parameter_count(abstract_params(with_vocab(preset(name)).model))
-        rows.append({"name": name, "parameters": parameters} | describe(name)._asdict())
+    rows = [
+        {"name": name, "parameters": with_vocab(preset(name)).model.parameters} | describe(name)._asdict()
+        for name in PRESETS
+    ]
     if parsed.json:
         print_json({"presets": rows})
         return 0

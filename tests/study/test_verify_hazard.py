@@ -62,7 +62,10 @@ def test_fused_reductions_are_turned_off(start, flags: str, after: str) -> None:
     assert start(flags) == (after, [])
 
 
-@pytest.mark.parametrize("value", ["+reduce", "reduce", "individual_dot,reduce", "REDUCE"])
+@pytest.mark.parametrize(
+    "value",
+    ["+reduce", *(pytest.param(v, marks=pytest.mark.long) for v in ("reduce", "individual_dot,reduce", "REDUCE"))],
+)
 def test_who_asks_for_them_is_told(start, value: str) -> None:  # type: ignore[no-untyped-def]
     flags, [said] = start(f"{FLAG}={value}")
     assert flags == f"{FLAG}={value}"

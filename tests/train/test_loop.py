@@ -61,7 +61,13 @@ def without_times(path: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(data=1), MeshConfig(data=2, fsdp=2)], ids=["one", "mesh"])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(MeshConfig(data=1), marks=pytest.mark.long, id="one"),  # the killed runs show it too
+        pytest.param(MeshConfig(data=2, fsdp=2), id="mesh"),
+    ],
+)
 def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
     """With dropout, accumulation, Muon, an average of the weights, and a cut in the middle of an epoch."""
     config = small_run(steps=10, eval_every=5, accumulation=2)

@@ -81,7 +81,7 @@ def test_uncounted_windows_change_no_evaluation() -> None:
     np.testing.assert_allclose(sums[:2], eval_step(params, rows, loss_fn=make_loss_fn(model))[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("accumulation", [2, 4, 8])
+@pytest.mark.parametrize("accumulation", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8))])
 def test_accumulation_equals_one_batch(accumulation: int) -> None:
     """Also where the pieces have different numbers of tokens: sums are divided once."""
     config = small("gpt2", block_size=8)
