@@ -1,6 +1,6 @@
 """Weights kept in fewer bits, for decoding: what is stored is smaller; activations and sums keep float32's accuracy.
 
-On a CPU XLA widens bfloat16 matrices once before the loop over tokens, so that they decode no faster than float32. For
+On a CPU XLA widens bfloat16 matrices once before the loop over tokens: decoding reads as many bytes as in float32. For
 int8 it has a product of its own, which few rows take (`_by_digits`).
 """
 
