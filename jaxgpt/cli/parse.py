@@ -8,14 +8,37 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
-from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.config import (
+    Config,
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    UserError,
+    did_you_mean,
+)
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sections of a config, as flags: what commands that take a whole run begin with."""
+
+    model: ModelConfig  # the decoder
+    data: DataConfig  # text to windows
+    optim: OptimConfig  # gradients to updates
+    train: TrainConfig  # the run
+    mesh: MeshConfig  # devices
+
+
+S = TypeVar("S", bound=Settings)
 
 
 def parse(cls: type[T], args: Sequence[str], prog: str, description: str, default: T | None = None) -> T:
@@ -40,6 +63,17 @@ def parse(cls: type[T], args: Sequence[str], prog: str, description: str, defaul
         if not e.code:
             raise
         raise UserError(_first_sentence(errors.getvalue()) + f": {prog} --help tells more") from None
+
+
+def parse_settings(cls: type[S], args: Sequence[str], prog: str, description: str, base: Config) -> tuple[S, Config]:
+    """Command-line arguments as a `cls`, and `base` with the settings among them.
+
+    Raises:
+        UserError, SystemExit: as `parse`.
+    """
+    sections = [field.name for field in fields(Settings)]
+    parsed = parse(cls, args, prog, description, cls(**{name: getattr(base, name) for name in sections}))
+    return parsed, replace(base, **{name: getattr(parsed, name) for name in sections})
 
 
 def split_target(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:

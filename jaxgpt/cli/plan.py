@@ -6,13 +6,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import parse, print_json, split_target
-from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.cli.parse import Settings, parse_settings, print_json, split_target
+from jaxgpt.config import Config, MeshConfig, UserError
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 if TYPE_CHECKING:
@@ -38,12 +38,7 @@ UNITS = {"train": "step", "decode": "token of every row"}
 
 
 @dataclass(frozen=True)
-class Args:
-    model: ModelConfig  # the decoder
-    data: DataConfig  # text to windows
-    optim: OptimConfig  # gradients to updates
-    train: TrainConfig  # the run
-    mesh: MeshConfig  # devices
+class Args(Settings):
     topology: str = ""  # the machine: a chip and its grid, as in v5e:2x4
     slices: int = 1  # such grids, joined by a network
     decode: bool = False  # plan the sampler as well: one token for every row of a (micro-)batch, the context full
@@ -55,11 +50,10 @@ class Args:
 def run(args: Sequence[str]) -> int:
     target, flags = split_target(args, PROG)
     base = _base(target)
-    options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
-    parsed = parse(Args, flags, PROG, HELP, Args(**options))
+    parsed, config = parse_settings(Args, flags, PROG, HELP, base)
     if not parsed.topology:
         raise UserError("a plan needs a machine: --topology v5e:2x4 (--help lists chips)")
-    config = with_vocab(replace(base, **{f: getattr(parsed, f) for f in options}))
+    config = with_vocab(config)
     # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxgpt.parallel.topology import parse_topology

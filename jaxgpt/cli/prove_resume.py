@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxgpt.cli.parse import parse, print_json
-from jaxgpt.config import DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.cli.parse import Settings, parse_settings, print_json
+from jaxgpt.config import MeshConfig, UserError
 from jaxgpt.presets import DEFAULT, preset
 
 PROG = "jaxgpt prove-resume [PRESET]"
 
 
 @dataclass(frozen=True)
-class Args:
-    model: ModelConfig  # the decoder
-    data: DataConfig  # text to windows
-    optim: OptimConfig  # gradients to updates
-    train: TrainConfig  # the run
-    mesh: MeshConfig  # devices
+class Args(Settings):
     steps: int = 20  # updates of the whole run
     cut: int = 7  # updates after which it is cut
     json: bool = False  # one JSON object instead of text
@@ -31,15 +26,13 @@ def run(args: Sequence[str]) -> int:
         return _leg(Path(args[1]))
     name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else (DEFAULT, args)
     base = preset(name)
-    options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
     about = (
         "Train a preset straight, and cut in two with a new process for the second part, and compare what is there at "
         "the end, and what would be used next, bit for bit. Exit code 1 where they differ."
     )
-    parsed = parse(Args, flags, PROG, about, Args(**options))
+    parsed, config = parse_settings(Args, flags, PROG, about, base)
     if not 0 < parsed.cut < parsed.steps:
         raise UserError(f"--cut must be between 1 and --steps - 1 = {parsed.steps - 1}, not {parsed.cut}")
-    config = replace(base, **{f: getattr(parsed, f) for f in options})
     config = replace(config, train=replace(config.train, steps=parsed.steps))
 
     from jaxgpt.train.prove import prove

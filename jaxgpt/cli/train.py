@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxgpt.cli.parse import note, parse
-from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.cli.parse import Settings, note, parse_settings
+from jaxgpt.config import Config, OptimConfig, UserError
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 PROG = "jaxgpt train"
 
 
 @dataclass(frozen=True)
-class Args:
-    model: ModelConfig  # the decoder
-    data: DataConfig  # text to windows
-    optim: OptimConfig  # gradients to updates
-    train: TrainConfig  # the run
-    mesh: MeshConfig  # devices
+class Args(Settings):
     out: str = ""  # folder of the run; empty: a fresh one under runs/
     resume: bool = False  # go on with the run in --out, from its last checkpoint
     overwrite: bool = False  # replace the run in --out
@@ -34,9 +29,7 @@ def run(args: Sequence[str]) -> int:
         base = _resumed(out, name)
     if init_from := _value(flags, "--init-from"):
         base = _begun(base, init_from)
-    options = {f.name: getattr(base, f.name) for f in fields(Args) if hasattr(base, f.name)}
-    parsed = parse(Args, flags, PROG, _help(base.preset), Args(**options))
-    config = replace(base, **{f: getattr(parsed, f) for f in options})
+    parsed, config = parse_settings(Args, flags, PROG, _help(base.preset), base)
     if parsed.resume and (config.model, config.data) != (base.model, base.data):
         raise UserError("a resumed run keeps its model and its data: leave out those flags, or start a run of its own")
     if parsed.resume and _moments(config.optim) != _moments(base.optim):

@@ -21,7 +21,7 @@ from folders import LLAMA, SMALL, hf_folder
 
 from jaxgpt.cli import COMMANDS, FILES
 from jaxgpt.cli.parse import parse, split_target
-from jaxgpt.config import Config, UserError, from_json, to_json
+from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
 from jaxgpt.convert.files import INDEX, Weights
 from jaxgpt.convert.models import describe_source
 from jaxgpt.convert.weights import check_weights
@@ -86,20 +86,17 @@ def tokenizer(data: bytes) -> None:
 
 def hf_config(data: bytes) -> None:
     """config.json of another system: the model it describes has just the tensors that are there, or it is refused."""
-    folder = Path("hf")
-    if not folder.is_dir():
-        hf_folder(folder, SMALL)
-    (folder / "config.json").write_bytes(data)
-    _, model, form, weights = describe_source(folder)
-    check_weights(weights, model, form)
-    assert model.parameters == sum(int(np.prod(t.shape)) for t in weights.tensors.values())
+    _described(Path("hf"), SMALL, data)
 
 
 def llama_config(data: bytes) -> None:
     """The same, of a Llama."""
-    folder = Path("llama")
+    _described(Path("llama"), LLAMA, data)
+
+
+def _described(folder: Path, of: ModelConfig, data: bytes) -> None:
     if not folder.is_dir():
-        hf_folder(folder, LLAMA)
+        hf_folder(folder, of)
     (folder / "config.json").write_bytes(data)
     _, model, form, weights = describe_source(folder)
     check_weights(weights, model, form)
