@@ -262,6 +262,38 @@ class MeshConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """How the processes of a run find one another. No part of the run: it may go on with another number of them."""
+
+    coordinator: str = (
+        ""  # HOST:PORT of process 0; auto: as JAX finds it; none: alone; empty: auto under Slurm, MPI, GKE
+    )
+    num_processes: int = 0  # processes of the run, with a coordinator of HOST:PORT
+    process_id: int = -1  # which of them this is, from 0
+    bind: str = ""  # ADDRESS:PORT on which process 0 listens; empty: the coordinator's (auto: on all its addresses)
+    join_seconds: int = 300  # for which processes wait for one another at the start
+    heartbeat_seconds: int = 30  # without a sign of life from a process, after which the others stop
+    launched: bool = False  # by jaxgpt launch, which holds standard input open: when it closes, save and stop
+
+    def __post_init__(self) -> None:
+        _types(self, "distributed")
+        for name in ("join_seconds", "heartbeat_seconds"):
+            _bounds("distributed", self, name, 2, 86400)
+        if self.coordinator in ("", "auto", "none"):
+            if self.num_processes or self.process_id != -1:
+                raise UserError(
+                    "distributed.num_processes and process_id need a distributed.coordinator: HOST:PORT of process 0"
+                )
+            return
+        _bounds("distributed", self, "num_processes", 1, 2**20)
+        _bounds("distributed", self, "process_id", 0, self.num_processes - 1)
+        for name in ("coordinator", "bind"):
+            host, _, port = getattr(self, name).rpartition(":")
+            if getattr(self, name) and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+                raise UserError(f"distributed.{name} must be HOST:PORT, auto or none, not {shown(getattr(self, name))}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run. `config.json` in a run directory is this, as JSON."""
 
@@ -294,6 +326,14 @@ class Config:
 def to_json(config: Any) -> str:
     """A config as indented JSON, keys in the order of the dataclass."""
     return json.dumps(dataclasses.asdict(config), indent=2, allow_nan=False) + "\n"
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """A config's settings by their names, `{"model.n_layer": 6, ...}`."""
+    names = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    sections = {name: flat(value) for name, value in names.items() if dataclasses.is_dataclass(value)}
+    nested = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return {name: value for name, value in names.items() if name not in sections} | nested
 
 
 def from_json(text: bytes | str, where: str = "config.json") -> Config:

@@ -86,7 +86,7 @@ def load(path: str | Path, checkpoint: str = "best", weights: Precision = "float
     """
     run = open_run(Path(path))
     config = run.config()
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract_params(config.model)
     )

@@ -14,6 +14,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nobody's mistake, and no bug
 
 COMMANDS = {
     "train": "train a preset, or go on with a run",
+    "launch": "train in several processes on this machine",
     "sample": "text from a run",
     "explain": "why the next token is what it is",
     "eval": "the loss of a run on its whole validation split, or on another text",
@@ -69,4 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """The console script."""
-    sys.exit(main())
+    code = main()
+    # Loaded only by what several processes can run. One of them that failed does not wait for the others.
+    if code and (join := sys.modules.get("jaxgpt.parallel.join")):
+        join.leave(code)
+    sys.exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from types import TracebackType
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -15,6 +16,7 @@ from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.layers import unstack_layers
+from jaxgpt.parallel.processes import collected, count, leader
 from jaxgpt.train.build import Program
 from jaxgpt.train.evaluate import Evaluation, eval_params
 from jaxgpt.train.loop import Outcome
@@ -29,8 +31,8 @@ class Report:
 
     def __init__(self, program: Program, data: Dataset, run: Run) -> None:
         self.program, self.data, self.run = program, data, run
-        self.console = Console(highlight=False, soft_wrap=True)
-        self.live = self.console.is_terminal
+        self.console = Console(highlight=False, soft_wrap=True, quiet=not leader())
+        self.live = self.console.is_terminal and leader()
         self._spoke = 0.0
         self._bar = Progress(
             TextColumn("step {task.completed:>5.0f}/{task.total:.0f}"),
@@ -69,15 +71,20 @@ class Report:
         self._print(f"step {step:>5}: {kind} loss {result.loss:.4f} +- {result.stderr:.4f} ({result.tokens:,} tokens)")
 
     def note(self, text: str) -> None:
-        note(text)
+        if leader():
+            note(text)
 
     def finished(self, outcome: Outcome) -> None:
         """The sample, and where to go from here."""
         if self.live:
             self._bar.stop()
         config = self.program.config
-        if config.train.sample_tokens:
-            prompt, text = self._sample(outcome)
+        params = eval_params(outcome.state, config) if config.train.sample_tokens else None
+        params = collected(params)
+        if not leader():
+            return
+        if params is not None:
+            prompt, text = self._sample(params)
             self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{self.data.tokenizer.glue}{text}\n---\n")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
         self._print(f"next     jaxgpt sample {self.run.path} --prompt {_quote(config.train.prompt)}")
@@ -86,6 +93,7 @@ class Report:
         config, mesh = self.program.config, self.program.mesh
         devices = mesh.devices.size
         kind = mesh.devices.flat[0].device_kind
+        processes = f", in {count()} processes" if count() > 1 else ""
         n = parameter_count(self.program.abstract_state.params)
         split = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
         self._print(f"preset   {config.preset}, {n:,} parameters")
@@ -95,14 +103,14 @@ class Report:
         vocabulary = self.data.tokenizer.vocab_size
         self._print(f"         {text}{vocabulary:,} different ids; {len(self.data.train):,} to train on, {held_out}")
         self._print(f"         a guess among all ids has a loss of {math.log(vocabulary):.2f}")
-        self._print(f"devices  {devices} x {kind} ({jax.default_backend()}){': ' + split if split else ''}")
+        self._print(f"devices  {devices} x {kind} ({jax.default_backend()}){': ' + split if split else ''}{processes}")
         if self.program.note:
             self._print(f"         {self.program.note}")
         self._print(f"run      {self.run.path}")
 
-    def _sample(self, outcome: Outcome) -> tuple[str, str]:
+    def _sample(self, params: Any) -> tuple[str, str]:
         config = self.program.config
-        params = jax.device_put(eval_params(outcome.state, config), jax.devices()[0])
+        params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), self.data.tokenizer)
         prompt = config.train.prompt
         try:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxgpt.cli.parse import Settings, note, parse_settings
-from jaxgpt.config import Config, OptimConfig, UserError
+from jaxgpt.cli.parse import Settings, parse_settings
+from jaxgpt.config import Config, DistributedConfig, OptimConfig, UserError, flat
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+if TYPE_CHECKING:
+    from jaxgpt.train.run import Run
 
 PROG = "jaxgpt train"
 
@@ -19,6 +24,7 @@ class Args(Settings):
     resume: bool = False  # go on with the run in --out, from its last checkpoint
     overwrite: bool = False  # replace the run in --out
     init_from: str = ""  # a run whose model, weights and tokenizer this one begins with; empty: fresh weights
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # several processes
 
 
 def run(args: Sequence[str]) -> int:
@@ -44,22 +50,31 @@ def run(args: Sequence[str]) -> int:
         check_start(base.model, config.model)
         if parsed.resume:
             raise UserError("--resume goes on with a run's own weights, --init-from begins with another's: choose one")
-    return _train(config, parsed)
+
+    from jaxgpt.parallel.join import joined
+
+    with joined(parsed.distributed):
+        return _train(config, parsed)
 
 
 def _train(config: Config, args: Args) -> int:
     from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel.join import on_loss
+    from jaxgpt.parallel.processes import agree, count, decide, leader
 
-    use_cores(config.mesh)
+    use_cores(config.mesh, count())
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
     from jaxgpt.train.build import build
+    from jaxgpt.train.catalog import kept
     from jaxgpt.train.lock import sole_writer
-    from jaxgpt.train.loop import fit
+    from jaxgpt.train.loop import fit, versions
     from jaxgpt.train.plot import plot_losses
-    from jaxgpt.train.run import check_free, describe, new_run, open_run, remove_run
+    from jaxgpt.train.run import Run, check_free, describe, new_run, open_run, remove_run
     from jaxgpt.train.start import cropped
 
+    flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
+    agree(lambda: config, lambda config: versions() | flags | flat(config))
     old = open_run(Path(args.out)) if args.resume else None
     tokenizer, params = None, None
     if old is not None:
@@ -68,27 +83,38 @@ def _train(config: Config, args: Args) -> int:
         from jaxgpt.lm import load
 
         _, params, tokenizer = load(args.init_from)
-    data = load_dataset(config, tokenizer)
+    data = agree(lambda: load_dataset(config, tokenizer), lambda data: data.facts())
     if not config.model.vocab_size:
         config = config.with_model(vocab_size=data.tokenizer.vocab_size)
     program = build(config)
-    directory = old or new_run(args.out, config.preset, args.overwrite)
-    with sole_writer(directory.path):
+    directory = old or Run(Path(decide(lambda: str(new_run(args.out, config.preset, args.overwrite).path))))
+
+    def begin() -> None:
+        stack.enter_context(sole_writer(directory.path))
         if args.overwrite:
             remove_run(directory.path)
         elif old is None:
             check_free(directory.path)  # nobody has begun in between
         describe(directory, config, data.tokenizer)
+
+    with ExitStack() as stack:
+        decide(begin)
+        agree(lambda: open_run(directory.path), lambda _: {})  # a folder that every process sees
+        on_loss(lambda: f": {kept(directory.checkpoints)}; go on with: {_resume(directory)}")
         start = None if params is None else program.start_from(cropped(params, config.model))
         with Report(program, data, directory) as reporter:
             outcome = fit(program, data, directory, reporter, args.resume, start)
-        plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
+        if leader():
+            plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
     if outcome.interrupted:
-        step = int(outcome.state.step)
-        note(f"stopped and saved at step {step}; go on with: jaxgpt train --resume --out {directory.path}")
+        reporter.note(f"stopped and saved at step {int(outcome.state.step)}; go on with: {_resume(directory)}")
         return 0
     reporter.finished(outcome)
     return 0
+
+
+def _resume(run: Run) -> str:
+    return f"jaxgpt train --resume --out {run.path}"
 
 
 def _resumed(out: str, name: str) -> Config:

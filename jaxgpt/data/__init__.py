@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,18 @@ class Dataset:
     tokenizer: Tokenizer
     source: str
     characters: int
+
+    def facts(self) -> dict[str, object]:
+        """What another process that reads the same data finds as well: lengths, both ends of each split, the tokenizer."""
+        splits = {"training": self.train, "validation": self.val}
+        ends = {
+            f"{what} ids {where}": tokens.take(start, min(8, len(tokens))).tolist()
+            for what, tokens in splits.items()
+            for where, start in (("begin with", 0), ("end with", max(len(tokens) - 8, 0)))
+        }
+        lengths = {f"number of {what} ids": len(tokens) for what, tokens in splits.items()}
+        digest = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+        return lengths | {"the tokenizer's sha256": digest} | ends
 
 
 def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:

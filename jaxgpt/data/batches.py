@@ -12,6 +12,8 @@ import numpy as np
 from jaxgpt.config import UserError
 from jaxgpt.data.tokens import Tokens
 
+ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class Windows:
@@ -49,17 +51,17 @@ class Windows:
         phases = 1 if self.stride else min(step, len(self.tokens) - self.block_size)
         return (len(self.tokens) - self.block_size - phases) // step + 1
 
-    def starts(self, step: int, batch_size: int) -> np.ndarray:
-        """Where the windows of the batch of a step begin, int64 `[B]`."""
+    def starts(self, step: int, batch_size: int, rows: slice = ALL) -> np.ndarray:
+        """Where the windows of the batch of a step begin, int64 `[B]`; of some of its rows only, where `rows` says so."""
         if self.sampling == "random":
-            return _draw(self.seed, "window", step, batch_size) % (len(self.tokens) - self.block_size)
-        counts = np.arange(step * batch_size, (step + 1) * batch_size)
+            return _draw(self.seed, "window", step, batch_size)[rows] % (len(self.tokens) - self.block_size)
+        counts = np.arange(step * batch_size, (step + 1) * batch_size)[rows]
         epochs, places = np.divmod(counts, self.per_epoch)
         return np.array([self._start(int(e), int(p)) for e, p in zip(epochs, places, strict=True)], np.int64)
 
-    def batch_at(self, step: int, batch_size: int) -> np.ndarray:
-        """The batch of a step, int32 `[B, T + 1]`."""
-        return np.stack([self.tokens.take(int(s), self.block_size + 1) for s in self.starts(step, batch_size)])
+    def batch_at(self, step: int, batch_size: int, rows: slice = ALL) -> np.ndarray:
+        """The batch of a step, int32 `[B, T + 1]`, or those of its rows that are asked for: no others are read."""
+        return np.stack([self.tokens.take(int(s), self.block_size + 1) for s in self.starts(step, batch_size, rows)])
 
     def _start(self, epoch: int, place: int) -> int:
         order, phase = _epoch(self.seed, epoch, self.per_epoch, self._phases)
@@ -70,11 +72,16 @@ class Windows:
         return 1 if self.stride else min(self.block_size, len(self.tokens) - self.block_size)
 
 
-def eval_batch(tokens: Tokens, block_size: int, stride: int, index: int, batch_size: int) -> np.ndarray:
-    """Batch `index` of a whole split, in order: int32 `[B, T + 1]`, rows past the end filled with -1 (not counted)."""
-    out = np.full((batch_size, block_size + 1), -1, np.int32)
-    for row in range(batch_size):
-        window = index * batch_size + row
+def eval_batch(
+    tokens: Tokens, block_size: int, stride: int, index: int, batch_size: int, rows: slice = ALL
+) -> np.ndarray:
+    """Batch `index` of a whole split, in order: int32 `[B, T + 1]`, rows past the end filled with -1 (not counted).
+
+    Only the rows that are asked for are read.
+    """
+    windows = range(index * batch_size, (index + 1) * batch_size)[rows]
+    out = np.full((len(windows), block_size + 1), -1, np.int32)
+    for row, window in enumerate(windows):
         if window < eval_windows(tokens, block_size, stride):
             out[row] = tokens.take(window * (stride or block_size), block_size + 1)
     return out

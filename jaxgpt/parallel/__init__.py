@@ -1,5 +1,5 @@
 """Devices, meshes and the sharding table."""
 
-from jaxgpt.parallel.mesh import batch_sharding, make_mesh, on_mesh, resolve, settle, shardings, use_cores
+from jaxgpt.parallel.mesh import batch_sharding, everywhere, make_mesh, on_mesh, resolve, settle, shardings, use_cores
 
-__all__ = ["batch_sharding", "make_mesh", "on_mesh", "resolve", "settle", "shardings", "use_cores"]
+__all__ = ["batch_sharding", "everywhere", "make_mesh", "on_mesh", "resolve", "settle", "shardings", "use_cores"]

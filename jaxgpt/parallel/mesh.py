@@ -43,23 +43,24 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def use_cores(config: MeshConfig) -> None:
+def use_cores(config: MeshConfig, processes: int = 1) -> None:
     """Make every core of a CPU a device (more, where the mesh asks for more). Before JAX's first use of a device."""
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = math.prod(size for size in _sizes(config).values() if size > 0)
-    jax.config.update("jax_num_cpu_devices", max(cores, asked))
+    jax.config.update("jax_num_cpu_devices", max(cores, math.ceil(asked / processes)))
 
 
-def resolve(config: Config, n_devices: int) -> tuple[MeshConfig, str]:
+def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshConfig, str]:
     """Put numbers to a mesh's -1, so that the devices divide the batch.
 
     Returns:
         The mesh in numbers, and a note where devices stay idle (else "").
 
     Raises:
-        UserError: more devices asked for than there are, or a batch, width or number of heads that does not divide.
+        UserError: more devices asked for than there are, or a batch, width or number of heads that does not divide, or
+            devices that would stay idle in a run of several processes.
     """
     sizes = _sizes(config.mesh)
     rows = config.train.batch_size // config.train.accumulation
@@ -88,6 +89,13 @@ def resolve(config: Config, n_devices: int) -> tuple[MeshConfig, str]:
         if value % sizes[axis]:
             nearest = max(d for d in range(1, sizes[axis] + 1) if value % d == 0)
             raise UserError(f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {nearest} would")
+    used = math.prod(sizes.values())
+    if processes > 1 and used < n_devices:
+        raise UserError(
+            f"{used} of the {n_devices} devices of {processes} processes would be in use ({rows} windows in a "
+            f"(micro-)batch), and each has to take part: --mesh.data -1 with a train.batch_size of "
+            f"{_multiple(config.train.batch_size, n_devices * config.train.accumulation)}, or fewer processes or devices"
+        )
     return MeshConfig(**sizes), note
 
 
@@ -104,7 +112,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
     slices: dict[int, list[Any]] = {}
     for device in chosen:
-        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+        # JAX also calls the machines of a GPU or CPU cluster slices; a network is all that they know, and no obstacle.
+        index = getattr(device, "slice_index", None) or 0
+        slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
     if config.data % len(slices):
         raise UserError(f"mesh.data {config.data} is no multiple of the {len(slices)} slices: each holds whole copies")
     inside = (config.data // len(slices), *shape[1:])
@@ -140,7 +150,7 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
         if isinstance(leaf, nn.Partitioned):
             # An optimizer that leaves a weight to another one keeps an empty node in its place.
             return NamedSharding(mesh, spec(leaf.names, rules)) if jax.tree.leaves(leaf.value) else leaf.value
-        return NamedSharding(mesh, PartitionSpec())
+        return everywhere(mesh)
 
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
 
@@ -148,6 +158,11 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of a batch over the data and fsdp axes."""
     return NamedSharding(mesh, spec(("batch", "length"), RULES))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """A copy on every device: what every process can read."""
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def settle(mesh: Mesh, out: T) -> T:

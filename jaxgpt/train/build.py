@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import flax.linen as nn
@@ -16,7 +17,8 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.layers import stack_layers, unstack_layers
-from jaxgpt.parallel import batch_sharding, make_mesh, on_mesh, resolve, settle, shardings
+from jaxgpt.parallel import batch_sharding, everywhere, make_mesh, on_mesh, resolve, settle, shardings
+from jaxgpt.parallel.processes import count
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
 from jaxgpt.train.optimizer import make_optimizer, schedule
@@ -131,7 +133,7 @@ class Program:
         return jax.jit(
             step,
             in_shardings=(self.state_shardings, batch_sharding(self.mesh)),
-            out_shardings=(self.state_shardings, None),
+            out_shardings=(self.state_shardings, everywhere(self.mesh)),
             donate_argnums=0,
         )
 
@@ -140,11 +142,21 @@ class Program:
         return jax.jit(
             partial(eval_step, loss_fn=make_loss_fn(self.model, self.config.train.loss_chunk)),
             in_shardings=(self.state_shardings.params, batch_sharding(self.mesh)),
+            out_shardings=everywhere(self.mesh),
         )
 
     def put(self, windows_BT1: np.ndarray) -> jax.Array:
         """A batch on its devices."""
-        return jax.device_put(windows_BT1, batch_sharding(self.mesh))
+        return self.read(windows_BT1.shape, lambda rows: windows_BT1[rows])
+
+    def read(self, shape: tuple[int, ...], rows: Callable[[slice], np.ndarray]) -> jax.Array:
+        """A batch of a shape on its devices. Asked for are only the rows of this process's devices, each once."""
+        part = cache(lambda first, last: rows(slice(first, last)))
+
+        def shard(index: Any) -> np.ndarray:
+            return part(*index[0].indices(shape[0])[:2])
+
+        return jax.make_array_from_callback(shape, batch_sharding(self.mesh), shard)
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; the state that goes in is used up."""
@@ -169,7 +181,7 @@ def build(config: Config) -> Program:
     Raises:
         UserError: the mesh does not fit the devices, the batch or the model, or the devices lack what the config asks for.
     """
-    sizes, note = resolve(config, jax.device_count())
+    sizes, note = resolve(config, jax.device_count(), count())
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]
     if config.train.remat == "offload" and not has_host_memory(device):

@@ -23,6 +23,12 @@ def steps(directory: Path) -> list[int]:
     return [step for step in _folders(directory) if not _unfinished(directory / str(step))]
 
 
+def kept(directory: Path) -> str:
+    """What is left of a run that could not go on, in a few words."""
+    there = steps(directory)
+    return f"the checkpoint of step {there[-1]} is kept" if there else "there is no checkpoint yet"
+
+
 def val_losses(directory: Path) -> dict[int, float]:
     """Validation loss of the steps that have one."""
     losses = {}

@@ -17,9 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.config import UserError
+from jaxgpt.parallel.processes import decide
 from jaxgpt.train import TrainingFailed, manifest
 from jaxgpt.train.catalog import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
 from jaxgpt.train.guard import init_guard
@@ -139,17 +141,20 @@ class Checkpoints:
 
     def note_val_loss(self, step: int, val_loss: float) -> None:
         """Record what an evaluation found that came only after its checkpoint was written, and keep it like others."""
-        folder = self.directory / str(step)
+        self.wait()
+        decide(partial(self._add_val_loss, self.directory / str(step), val_loss))
+        self._checkpointer.reload()
+
+    def _add_val_loss(self, folder: Path, val_loss: float) -> None:
         sums = manifest.read(folder)
         # In between the file is in no manifest: at no moment does it contradict one.
         manifest.write(folder, {name: digest for name, digest in sums.items() if name != METRICS})
         (folder / METRICS).parent.mkdir(exist_ok=True)
         write_atomically(folder / METRICS, json.dumps({"val_loss": val_loss}))
         manifest.write(folder, sums | manifest.checksums(folder, [METRICS]))
-        self._checkpointer.reload()
 
     def _list(self, step: int) -> None:
-        """Called when all arrays are written, before the checkpoint gets its name: its manifest appears with it."""
+        """Called in process 0 when all have written, before the checkpoint gets its name: its manifest appears with it."""
         folder = next(self.directory.glob(f"{step}.orbax-checkpoint-tmp*"), self.directory / str(step))
         sums = manifest.checksums(folder)
         sums = {name: digest for name, digest in sums.items() if name not in LATE}
@@ -190,7 +195,7 @@ def restore_state(directory: Path, step: int, abstract: TrainState) -> TrainStat
     if guarded := abstract.guard is not None and (directory / str(step) / "guard").is_dir():
         parts["guard"] = abstract.guard
     loaded = _load(directory / str(step), parts)
-    count = jax.device_put(jnp.asarray(step, jnp.int32), abstract.step.sharding)
+    count = jax.device_put(np.int32(step), abstract.step.sharding)
     guard = loaded.get("guard")
     if abstract.guard is not None and not guarded:  # it is watched from here on
         guard = jax.device_put(init_guard(), jax.tree.map(lambda leaf: leaf.sharding, abstract.guard))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,8 +45,8 @@ def evaluate(
     for index in range(math.ceil(n / batch_size)):
         if interrupted():
             return None
-        windows = program.put(eval_batch(tokens, block_size, stride, index, batch_size))
-        loss, count = program.eval(params, windows)
+        rows = partial(eval_batch, tokens, block_size, stride, index, batch_size)
+        loss, count = program.eval(params, program.read((batch_size, block_size + 1), rows))
         sums.append(loss)
         counts.append(count)
     return summarize(np.concatenate(jax.device_get(sums))[:n], np.concatenate(jax.device_get(counts))[:n])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import platform
 from collections import deque
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import flax
@@ -15,9 +19,10 @@ import numpy as np
 import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.data import Dataset, Windows
+from jaxgpt.parallel.processes import Poll, decide, leader
 from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import Program
-from jaxgpt.train.catalog import latest_valid, steps, val_losses
+from jaxgpt.train.catalog import kept, latest_valid, val_losses
 from jaxgpt.train.checkpoint import Checkpoints, Keep, restore_state
 from jaxgpt.train.clock import Clock
 from jaxgpt.train.evaluate import Evaluation, eval_params, evaluate
@@ -28,6 +33,7 @@ from jaxgpt.train.step import TrainState
 from jaxgpt.train.stop import Stop, stop_on_signal
 
 LAG = 2  # steps that may be under way before the oldest one's figures are read
+SAVE, STOP = 1, 2  # what a process may wish between two steps; the stronger wish of all wins
 
 
 class Reporter(Protocol):
@@ -77,14 +83,14 @@ def fit(
         TrainingFailed: the loss or the gradient is no longer finite, or nothing can be written. The last good
             checkpoint stays.
     """
-    last = latest_valid(run.checkpoints, program.config, reporter.note) if resume else None
+    last = decide(lambda: latest_valid(run.checkpoints, program.config, reporter.note)) if resume else None
     if last is not None:
         state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
     else:
         state = program.init() if start is None else start
     train = program.config.train
     try:
-        metrics = MetricsFile(run.metrics, resume_step=last)
+        metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=last)
         try:
             keep = Keep(train.keep_last, train.keep_best, train.keep_every)
             with Checkpoints(run.checkpoints, keep) as checkpoints, stop_on_signal() as stop:
@@ -92,19 +98,14 @@ def fit(
         finally:
             metrics.close()
     except OSError as e:
-        raise TrainingFailed(f"{e.filename or run.path}: {e.strerror}: stopped, {_kept(run)}") from None
+        raise TrainingFailed(f"{e.filename or run.path}: {e.strerror}: stopped, {kept(run.checkpoints)}") from None
     except TrainingFailed as e:
         advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
-        raise TrainingFailed(f"{e}: stopped, {_kept(run)}{advice}") from None
+        raise TrainingFailed(f"{e}: stopped, {kept(run.checkpoints)}{advice}") from None
 
 
 class _Diverged(TrainingFailed):
     """The figures are no longer those of training."""
-
-
-def _kept(run: Run) -> str:
-    there = steps(run.checkpoints)
-    return f"the checkpoint of step {there[-1]} is kept" if there else "there is no checkpoint yet"
 
 
 class _Loop:
@@ -126,10 +127,12 @@ class _Loop:
         self.evaluation: Evaluation | None = None
         self.saved: int | None = None
         self.clock = Clock(metrics.elapsed_seconds)
+        self.poll = Poll(program.mesh, LAG)
 
     def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
         first = int(state.step)
+        shape = (train.batch_size, self.config.model.block_size + 1)
         windows = Windows(
             self.data.train,
             self.config.model.block_size,
@@ -139,14 +142,16 @@ class _Loop:
         )
         if first:
             self.saved = first
-            if self._is_evaluated(first) and first not in val_losses(self.checkpoints.directory):
+            if self._is_evaluated(first) and decide(lambda: first not in val_losses(self.checkpoints.directory)):
                 self._evaluate(state, first)  # the run was stopped while it was at it
         for step in range(first, min(until, train.steps)):
-            if self.stop.requested:
+            wish = self.poll.ask(self._wish())
+            if wish == STOP:
                 break
-            batch = windows.batch_at(step, train.batch_size)
-            check_ids(batch, self.config.model.vocab_size, step)
-            state, figures = self.program.step(state, self.program.put(batch))
+            if wish == SAVE and step > first and self.saved != step:
+                self._save(state, step, None, temporary=True)
+            batch = self.program.read(shape, partial(self._rows, windows, step))
+            state, figures = self.program.step(state, batch)
             self.pending.append((step, figures))
             # The first step's figures are waited for: its compilation is no part of the speed.
             self._read(LAG if step > first else 0)
@@ -155,14 +160,24 @@ class _Loop:
                 self._evaluate(state, done)
             elif train.checkpoint_every and done % train.checkpoint_every == 0:
                 self._save(state, done, None)
-            elif train.checkpoint_seconds and self.clock.since_save() > train.checkpoint_seconds:
-                self._save(state, done, None, temporary=True)
         done = int(state.step)
         self._read(0)
         if self.saved != done:
             self._save(state, done, None, temporary=True)
         self.checkpoints.wait()
         return Outcome(state, self.evaluation, interrupted=done < train.steps)
+
+    def _wish(self) -> int:
+        """What this process would like to do before the next step."""
+        if self.stop.requested:
+            return STOP
+        seconds = self.config.train.checkpoint_seconds
+        return SAVE if seconds and self.clock.since_save() > seconds else 0
+
+    def _rows(self, windows: Windows, step: int, rows: slice) -> np.ndarray:
+        batch = windows.batch_at(step, self.config.train.batch_size, rows)
+        check_ids(batch, self.config.model.vocab_size, step)
+        return batch
 
     def _is_evaluated(self, done: int) -> bool:
         return done % self.config.train.eval_every == 0 or done == self.config.train.steps
@@ -210,7 +225,7 @@ class _Loop:
         self._read(0)
         with self.clock.paused():
             params = eval_params(state, self.config)
-            result = evaluate(self.program, params, self.data.val, lambda: self.stop.requested)
+            result = evaluate(self.program, params, self.data.val, lambda: self.poll.ask(self._wish()) == STOP)
             if result is None:
                 return
             if not math.isfinite(result.loss):
@@ -228,6 +243,7 @@ class _Loop:
         self.checkpoints.save(self.program.to_checkpoint(state), val_loss, self.metadata, temporary=temporary)
         self.saved = done
         self.clock.saved()
+        self.poll.forget()
 
 
 def check_ids(batch: Any, vocab_size: int, step: int) -> None:
@@ -247,4 +263,13 @@ def versions() -> dict[str, str]:
         "jax": jax.__version__,
         "flax": flax.__version__,
         "python": platform.python_version(),
+        "code": _code(),
     }
+
+
+def _code() -> str:
+    """A digest of the program's own files: two checkouts can have one version."""
+    home, digest = Path(jaxgpt.__file__).parent, hashlib.sha256()
+    for file in sorted(home.rglob("*.py")):
+        digest.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,147 @@
+"""jaxgpt launch --processes N [--devices-per-process N] train ..."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+from jaxgpt.cli import COMMANDS
+from jaxgpt.cli.parse import note, parse
+from jaxgpt.config import DistributedConfig, UserError, did_you_mean
+
+PROG = "jaxgpt launch"
+LONGEST = 200  # lines of a process's errors that are remembered
+SLACK = 10  # seconds beyond a heartbeat's before processes that did not notice a loss are ended
+
+
+@dataclass(frozen=True)
+class Args:
+    processes: int = 2  # how many
+    devices_per_process: int = 0  # CPU devices of each; 0: the cores divided among them
+    address: str = "127.0.0.1"  # on which process 0 listens for the others; there is no password
+    heartbeat_seconds: int = DistributedConfig.heartbeat_seconds  # without a sign of life, after which the others stop
+
+
+def run(args: Sequence[str]) -> int:
+    own, command = _split(args)
+    about = "Run a command in several processes on this machine: jaxgpt launch --processes 2 train PRESET ..."
+    parsed = parse(Args, own, PROG, about)
+    for name, low, high in (("processes", 1, 4096), ("devices_per_process", 0, 4096), ("heartbeat_seconds", 2, 86400)):
+        if not low <= getattr(parsed, name) <= high:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} must be at least {low} and at most {high}, not {getattr(parsed, name)}")
+    if command[:1] != ["train"]:
+        what = command[0] if command else "nothing"
+        known = "runs in one process" if what in COMMANDS else f"is no command{did_you_mean(what, ['train'])}"
+        raise UserError(f"launch what? {what} {known}: jaxgpt launch --processes {parsed.processes} train ...")
+    with _port(parsed.address) as port:
+        fleet = _Fleet(parsed, [*command, "--distributed.coordinator", f"{parsed.address}:{port}"])
+    return fleet.wait()
+
+
+def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own flags, and the command that follows them."""
+    place = 0
+    while place < len(args) and args[place].startswith("-"):
+        place += 1 if "=" in args[place] or args[place] in ("-h", "--help") else 2
+    return list(args[:place]), list(args[place:])
+
+
+@contextmanager
+def _port(address: str) -> Iterator[int]:
+    """A port that nobody listens on. It is free again afterwards, for process 0."""
+    try:
+        with socket.create_server((address, 0)) as server:
+            port: int = server.getsockname()[1]
+    except OSError as e:
+        raise UserError(f"cannot listen on --address {address}: {e.strerror}") from None
+    yield port
+
+
+class _Fleet:
+    """The processes. Standard input of each is held open: they stop when this process is gone, however it went."""
+
+    def __init__(self, args: Args, command: list[str]) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.environment = {"JAX_NUM_CPU_DEVICES": str(max(cores // args.processes, 1))} | os.environ
+        if args.devices_per_process:
+            self.environment["JAX_NUM_CPU_DEVICES"] = str(args.devices_per_process)
+        self.patience = args.heartbeat_seconds + SLACK
+        self.errors = [deque[str](maxlen=LONGEST) for _ in range(args.processes)]
+        self.forwarded = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._forward)
+        self.processes: list[subprocess.Popen[str]] = []
+        flags = ["--distributed.num-processes", str(args.processes), "--distributed.launched"]
+        flags += ["--distributed.heartbeat-seconds", str(args.heartbeat_seconds)]
+        for index in range(args.processes):
+            self.processes.append(self._start(index, [*command, *flags, "--distributed.process-id", str(index)]))
+
+    def _start(self, index: int, command: list[str]) -> Any:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jaxgpt", *command],
+            stdin=subprocess.PIPE,
+            stdout=None if index == 0 else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=self.environment,
+            start_new_session=True,  # a terminal's Ctrl-C comes to this process alone, which passes it on once
+        )
+        assert process.stderr is not None
+        threading.Thread(target=self._listen, args=(index, process.stderr), daemon=True).start()
+        return process
+
+    def _listen(self, index: int, lines: IO[str]) -> None:
+        for line in lines:
+            self.errors[index].append(line)
+            if index == 0:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+
+    def _forward(self, number: int, _: Any) -> None:
+        self.forwarded = number
+        self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def wait(self) -> int:
+        """Until all are gone; the worst of their exit codes, 1 for one that a signal ended."""
+        deadline = float("inf")
+        while any(process.poll() is None for process in self.processes):
+            if deadline == float("inf") and any(process.poll() for process in self.processes):
+                deadline = time.monotonic() + self.patience  # the others notice by themselves, and save nothing halfway
+            if time.monotonic() > deadline:
+                self._signal(signal.SIGKILL)
+            time.sleep(0.05)
+        codes = [process.returncode for process in self.processes]
+        self._tell(codes)
+        if self.forwarded and all(code in (0, -self.forwarded) for code in codes) and any(codes):
+            return 128 + self.forwarded  # asked to stop before there was anything to save
+        return max(code if code >= 0 else 1 for code in codes)
+
+    def _tell(self, codes: list[int]) -> None:
+        """What the processes that failed had to say and process 0 has not said, and which of them a signal ended."""
+        time.sleep(0.1)  # for the last lines to arrive
+        said = set(self.errors[0])
+        for index, code in enumerate(codes):
+            if code < 0 and not self.forwarded:
+                note(f"process {index} was ended by signal {-code} ({signal.Signals(-code).name})")
+            for line in list(self.errors[index]) if index and code else []:
+                if line not in said:
+                    said.add(line)
+                    sys.stderr.write(line)
+        sys.stderr.flush()
