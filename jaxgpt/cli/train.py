@@ -100,7 +100,7 @@ def _train(config: Config, args: Args) -> int:
     with ExitStack() as stack:
         decide(begin)
         agree(lambda: open_run(directory.path), lambda _: {})  # a folder that every process sees
-        on_loss(lambda: f": {kept(directory.checkpoints)}; go on with: {_resume(directory)}")
+        on_loss(lambda: f"{kept(directory.checkpoints)}; go on with: {_resume(directory)}")
         start = None if params is None else program.start_from(cropped(params, config.model))
         with Report(program, data, directory) as reporter:
             outcome = fit(program, data, directory, reporter, args.resume, start)

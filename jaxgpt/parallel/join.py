@@ -17,13 +17,15 @@ from typing import Any, BinaryIO, NoReturn
 import jax
 
 from jaxgpt.config import DistributedConfig, UserError
-from jaxgpt.parallel.processes import count
+from jaxgpt.parallel.processes import count, say_goodbye
 
+LAST_WORDS = 5  # seconds in which processes that fail for one reason can all say it
+LONGEST = 160  # characters of XLA's reason
 GRACE = 60  # seconds for saving, once the launcher is gone
 FATAL = b"JAX distributed service detected fatal errors"  # how XLA ends a process when another one is gone
 
 _last_words = threading.Lock()
-_advice: Callable[[], str] = str
+_loss: Callable[[], str] = str  # what to say if another process is gone
 
 
 @contextlib.contextmanager
@@ -46,30 +48,29 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     try:
         yield
         jax.distributed.shutdown()
-    except (UserError, OSError):
-        raise  # the command line tells it, and leaves
     except Exception as e:
         if _tells_of_loss(e):
-            _lost()
-        if type(e).__module__.startswith("jaxgpt"):
-            raise
+            _lost(str(e))
+        if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
+            raise  # the command line tells it, and leaves
         traceback.print_exc()
         leave(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process as it is, if it is one of several: they are not waited for. Else as usual."""
+    """End this process, if it is one of several: it does not wait until they have finished. Else as usual."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if count() > 1:
-        os._exit(code)
-    sys.exit(code)
+    if count() == 1:
+        sys.exit(code)
+    say_goodbye(LAST_WORDS)
+    os._exit(code)
 
 
 def on_loss(advice: Callable[[], str]) -> None:
-    """What a process says last when another one is gone: where things stand, and how to go on."""
-    global _advice
-    _advice = advice
+    """Where things stand, and how to go on: what a process adds when it says that another one is gone."""
+    global _loss
+    _loss = lambda: f"another process of this run is gone, this one cannot go on alone: {advice()}"  # noqa: E731
 
 
 def _scheduled() -> bool:
@@ -99,6 +100,10 @@ def _initialize(config: DistributedConfig) -> None:
         }
     elif config.bind:
         named = {"coordinator_bind_address": config.bind}
+    where = config.coordinator if config.num_processes else "the scheduler's coordinator"
+    failed = f"cannot join the other processes through {where}"
+    global _loss
+    _loss = lambda: f"{failed} within {config.join_seconds} s: are all of them running, and can its port be reached?"  # noqa: E731
     try:
         jax.distributed.initialize(
             **named,
@@ -106,11 +111,8 @@ def _initialize(config: DistributedConfig) -> None:
             heartbeat_timeout_seconds=config.heartbeat_seconds,
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
-        where = config.coordinator if named else "the scheduler's coordinator"
-        raise UserError(
-            f"cannot join the other processes through {where}: {' '.join(str(e).split())[:200]}; "
-            "is process 0 running there, and can its port be reached?"
-        ) from None
+        raise UserError(f"{failed}: {' '.join(str(e).split())[:200]}") from None
+    on_loss(lambda: "nothing has been written yet")
 
 
 def _part_streams() -> BinaryIO:
@@ -137,7 +139,7 @@ def _watch_for_aborts(log: BinaryIO) -> None:
         log.seek(0)
         words = log.read()
         if FATAL in words:
-            _lost()
+            _lost(words.rpartition(b"absl::Status: ")[2].decode("utf-8", "replace"))
         sys.stderr.write(words.decode("utf-8", "replace"))
         sys.stderr.flush()
 
@@ -151,17 +153,26 @@ _kept: list[Any] = []  # C holds no reference
 
 def _tells_of_loss(error: Exception) -> bool:
     """Whether it is what a broken connection to another process looks like."""
-    words = ("Gloo", "Connection", "Socket closed", "UNAVAILABLE", "coordination service", "heartbeat")
-    return any(word in str(error) for word in words)
+    words = (
+        "Gloo",
+        "Connection",
+        "Socket closed",
+        "UNAVAILABLE",
+        "oordination service",
+        "heartbeat",
+        "timed out",
+        "arrier",
+    )
+    known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
+    return not known and any(word in str(error) for word in words)
 
 
-def _lost() -> NoReturn:
+def _lost(reason: str) -> NoReturn:
     if not _last_words.acquire(blocking=False):
         threading.Event().wait()  # another thread is saying it, and ends the process
     try:
         with contextlib.suppress(Exception):
-            advice = _advice()
-            sys.stderr.write(f"jaxgpt: another process of this run is gone, this one cannot go on alone{advice}\n")
+            sys.stderr.write(f"jaxgpt: {_loss()} ({' '.join(reason.split())[:LONGEST]})\n")
             sys.stderr.flush()
     finally:
         os._exit(1)

@@ -98,6 +98,8 @@ def fit(
         finally:
             metrics.close()
     except OSError as e:
+        if e.errno is None:
+            raise  # not the disk: Orbax waited for another process
         raise TrainingFailed(f"{e.filename or run.path}: {e.strerror}: stopped, {kept(run.checkpoints)}") from None
     except TrainingFailed as e:
         advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
