@@ -104,13 +104,15 @@ def first_difference(told: list[dict[str, str]]) -> str:
 
 def say_goodbye(seconds: float) -> None:
     """Tell the others that this process leaves. Process 0, through which they talk, is the last, if they are in time."""
-    if not leader():
-        _client().key_value_set(f"jaxgpt/left/{distributed.global_state.process_id}", "")
+    client, me, end = _client(), distributed.global_state.process_id, time.monotonic() + seconds
+    if client is None:
         return
-    end = time.monotonic() + seconds
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they are gone already, or are not in time
+        if not leader():
+            client.key_value_set(f"jaxgpt/left/{me}", "")
+            return
         for n in range(1, count()):
-            _client().blocking_key_value_get(f"jaxgpt/left/{n}", max(int(1000 * (end - time.monotonic())), 1))
+            client.blocking_key_value_get(f"jaxgpt/left/{n}", max(int(1000 * (end - time.monotonic())), 1))
 
 
 def collected(tree: Any) -> Any:

@@ -283,11 +283,14 @@ def test_process_zero_is_killed(place: None) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "to"), [(signal.SIGTERM, "one"), (signal.SIGINT, "all"), (signal.SIGTERM, "launcher")]
+    ("number", "to", "before", "after"),
+    [(signal.SIGTERM, "one", 2, 4), (signal.SIGINT, "all", 2, 1), (signal.SIGTERM, "launcher", 1, 2)],
 )
-def test_asked_to_stop_and_resumed_by_another_number_of_processes(place: None, number: int, to: str) -> None:
+def test_asked_to_stop_and_resumed_by_another_number_of_processes(
+    place: None, number: int, to: str, before: int, after: int
+) -> None:
     length = flags(train__steps=60)
-    with launched(2, "shakespeare", *TINY, *length, "--out", "run") as launcher:
+    with launched(before, "shakespeare", *TINY, *length, "--out", "run") as launcher:
         wait_until(lambda: reached("run", 6), launcher)
         for pid in {"one": children(launcher)[1:], "all": children(launcher), "launcher": [launcher.pid]}[to]:
             os.kill(pid, number)
@@ -295,7 +298,7 @@ def test_asked_to_stop_and_resumed_by_another_number_of_processes(place: None, n
     assert launcher.returncode == 0, err
     step = steps(Path("run/checkpoints"))[-1]
     assert err == f"jaxgpt: stopped and saved at step {step}; go on with: jaxgpt train --resume --out run\n"
-    with launched(4, "--resume", "--out", "run") as launcher:
+    with launched(after, "--resume", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=300)
     assert (launcher.returncode, err) == (0, "")
     jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1")
