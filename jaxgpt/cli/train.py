@@ -68,10 +68,11 @@ def _train(config: Config, args: Args) -> int:
     from jaxgpt.train.build import build
     from jaxgpt.train.catalog import kept
     from jaxgpt.train.lock import sole_writer
-    from jaxgpt.train.loop import fit, versions
+    from jaxgpt.train.loop import fit
     from jaxgpt.train.plot import plot_losses
     from jaxgpt.train.run import Run, check_free, describe, new_run, open_run, remove_run
     from jaxgpt.train.start import cropped
+    from jaxgpt.train.versions import versions
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
     agree(lambda: config, lambda config: versions() | flags | flat(config))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-import platform
 from collections import deque
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import flax
 import jax
 import numpy as np
 
-import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.data import Dataset, Windows
 from jaxgpt.parallel.processes import Poll, decide, leader
@@ -31,6 +27,7 @@ from jaxgpt.train.metrics import MetricsFile
 from jaxgpt.train.run import Run
 from jaxgpt.train.step import TrainState
 from jaxgpt.train.stop import Stop, stop_on_signal
+from jaxgpt.train.versions import versions
 
 LAG = 2  # steps that may be under way before the oldest one's figures are read
 SAVE, STOP = 1, 2  # what a process may wish between two steps; the stronger wish of all wins
@@ -98,9 +95,7 @@ def fit(
         finally:
             metrics.close()
     except OSError as e:
-        if e.errno is None:
-            raise  # not the disk: Orbax waited for another process
-        raise TrainingFailed(f"{e.filename or run.path}: {e.strerror}: stopped, {kept(run.checkpoints)}") from None
+        raise TrainingFailed(f"{e.filename or run.path}: {e.strerror or e}: stopped, {kept(run.checkpoints)}") from None
     except TrainingFailed as e:
         advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
         raise TrainingFailed(f"{e}: stopped, {kept(run.checkpoints)}{advice}") from None
@@ -256,22 +251,3 @@ def check_ids(batch: Any, vocab_size: int, step: int) -> None:
     """
     if (highest := int(batch.max())) >= vocab_size:
         raise TrainingFailed(f"id {highest} in the batch of step {step} is beyond the vocabulary of {vocab_size}")
-
-
-def versions() -> dict[str, str]:
-    """What a checkpoint was made with."""
-    return {
-        "jaxgpt": jaxgpt.__version__,
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "python": platform.python_version(),
-        "code": _code(),
-    }
-
-
-def _code() -> str:
-    """A digest of the program's own files: two checkouts can have one version."""
-    home, digest = Path(jaxgpt.__file__).parent, hashlib.sha256()
-    for file in sorted(home.rglob("*.py")):
-        digest.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]

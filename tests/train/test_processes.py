@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import TEXT, flags, jaxgpt, small_run
+from jax.errors import JaxRuntimeError
 
 from jaxgpt.config import DistributedConfig, MeshConfig, UserError
-from jaxgpt.parallel.join import _scheduled
+from jaxgpt.parallel.join import _scheduled, _tells_of_loss
 from jaxgpt.parallel.mesh import resolve
+from jaxgpt.train import TrainingFailed
 from jaxgpt.train.catalog import damage, steps
 from jaxgpt.train.manifest import NAME, read
 from jaxgpt.train.metrics import read_metrics
@@ -235,6 +237,23 @@ def test_schedulers_that_start_several_processes(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert _scheduled() is several
+
+
+@pytest.mark.parametrize(
+    ("error", "loss"),
+    [
+        (JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Read error: Connection reset by peer"), True),
+        (TimeoutError("ChainedFuture completed 3/5 futures but timed out after 5.69 seconds."), True),
+        (TrainingFailed("a checkpoint could not be written (INTERNAL: Barrier failed because: ...)"), True),
+        (UserError("cannot download X (Connection refused)"), False),
+        (OSError(28, "No space left on device"), False),
+        (TrainingFailed("loss is nan at step 3"), False),
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_loss_looks_like(error: Exception, loss: bool) -> None:
+    assert _tells_of_loss(error) is loss
 
 
 def test_every_process_has_to_take_part() -> None:

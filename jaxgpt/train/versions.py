@@ -1,0 +1,31 @@
+"""What a run is made with."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from pathlib import Path
+
+import flax
+import jax
+
+import jaxgpt
+
+
+def versions() -> dict[str, str]:
+    """By name: a checkpoint notes them, and processes of one run must have the same."""
+    return {
+        "jaxgpt": jaxgpt.__version__,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "python": platform.python_version(),
+        "code": _code(),
+    }
+
+
+def _code() -> str:
+    """A digest of the program's own files: two checkouts can have one version."""
+    home, digest = Path(jaxgpt.__file__).parent, hashlib.sha256()
+    for file in sorted(home.rglob("*.py")):
+        digest.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
