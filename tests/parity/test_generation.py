@@ -190,7 +190,7 @@ def test_beams_with_stop_strings_equal_those_of_transformers(part: int) -> None:
             assert out.text == letters.decode(out.ids) == text[:ends], (case, settings, stops)
             assert out.score == pytest.approx(float(score), abs=1e-5, rel=1e-5), (case, settings, stops)
             stopped += ends < len(text)
-    assert stopped  # or no stop string was made
+    assert stopped or part  # else no stop string was made
 
 
 @pytest.mark.parametrize("eos", [True, False])
