@@ -1,4 +1,4 @@
-"""What a user asks for, checked before anything is computed: prompts, lengths, stop strings."""
+"""What a user asks for, checked before anything is computed: prompts, lengths, what ends a text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,37 @@ from collections.abc import Sequence
 
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.data import Tokenizer
+
+
+def encode_rows(
+    tokenizer: Tokenizer,
+    model: ModelConfig,
+    prompts: Sequence[str | Sequence[int]],
+    max_new_tokens: int | None,
+    max_length: int | None,
+    beyond: str = "error",
+) -> tuple[list[list[int]], list[int]]:
+    """Ids of each prompt, and how many new ones it may get.
+
+    Args:
+        tokenizer: for prompts that are strings.
+        model: whose vocabulary and context they have to keep to.
+        prompts: strings, or ids.
+        max_new_tokens: at most so many tokens; None: 100.
+        max_length: instead, at most so many with the prompt.
+        beyond: what becomes of a text longer than the context: an error, or the model sees its end only (`slide`).
+
+    Raises:
+        UserError: a prompt or number that cannot work.
+    """
+    if beyond not in ("error", "slide"):
+        raise UserError(f"beyond must be error or slide, not {beyond!r}")
+    rows = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in prompts]
+    new = limits(rows, max_new_tokens, max_length)
+    if beyond == "slide":
+        return [ids[-model.block_size :] for ids in rows], new
+    check_room(model, rows, new)
+    return rows, new
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: str | Sequence[int]) -> list[int]:
@@ -77,12 +108,25 @@ def check_room(model: ModelConfig, prompts: Sequence[Sequence[int]], new: Sequen
             )
 
 
-def check_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-    """Stop strings that can be made.
+def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids that end a text, the tokenizer's end token among them.
+
+    Raises:
+        UserError: one beyond the vocabulary.
+    """
+    for i in stop_ids:
+        if not 0 <= i < vocab_size:
+            raise UserError(f"stop id {i}: the vocabulary has {vocab_size}")
+    return tuple(sorted({*stop_ids} | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())))
+
+
+def check_stops(tokenizer: Tokenizer, stops: str | Sequence[str]) -> tuple[str, ...]:
+    """The stop strings, each of which can be made.
 
     Raises:
         UserError: one that cannot.
     """
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
     for stop in stops:
         if not stop:
             raise UserError("a stop string is empty")
@@ -94,6 +138,7 @@ def check_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> None:
             raise UserError(f"stop string {stop!r} can never be made: {e}") from None
         if not possible:
             raise UserError(f"stop string {stop!r} can never be made by this tokenizer")
+    return stops
 
 
 def _words_hold(tokenizer: Tokenizer, parts: list[str]) -> bool:

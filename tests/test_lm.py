@@ -155,6 +155,33 @@ def test_a_stop_string_across_tokens_ends_the_text_where_it_begins(lm: LM) -> No
     assert stopped[1].finish_reason == "stop"
 
 
+def test_beams_end_at_stop_strings_and_no_row_depends_on_its_company(lm: LM) -> None:
+    rows = ["a", "abcabc"]
+    beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12}
+    free = jaxgpt.generate(lm, rows, **beams)
+    stops = [free[0].text[4:6], free[3].text[7:9]]
+    together = jaxgpt.generate(lm, rows, stop=stops, **beams)
+    alone = [out for prompt in rows for out in jaxgpt.generate(lm, [prompt], stop=stops, **beams)]
+    assert [out._replace(score=None) for out in together] == [out._replace(score=None) for out in alone]
+    np.testing.assert_allclose([o.score for o in together], [o.score for o in alone], atol=1e-5)
+    for out in together:
+        assert lm.tokenizer.decode(out.ids) == out.text
+        assert not any(stop in out.text for stop in stops)
+    ended = [(i // 3, out) for i, out in enumerate(together) if out.finish_reason == "stop"]
+    assert len(ended) > 1
+    apply = jax.jit(lambda t: jax.nn.log_softmax(GPT(lm.config.model).apply({"params": lm.params}, t)[0]))
+    for row, out in ended:  # what ended it counts, and nothing beyond
+        means = []
+        for stop in stops:
+            before, new = lm.tokenizer.encode(rows[row]).tolist(), lm.tokenizer.encode(out.text + stop).tolist()
+            log_p = apply(np.array([(before + new + [0] * 32)[:32]]))
+            means.append(np.mean([log_p[len(before) + i - 1, token] for i, token in enumerate(new)]))
+        assert min(abs(mean - out.score) for mean in means) < 1e-5
+    # A stop string that does not come changes nothing, though the host looks at every candidate.
+    looked = jaxgpt.generate(lm, rows, stop="abcdefgh", **beams)
+    assert [out.ids for out in looked] == [out.ids for out in free]
+
+
 def test_length_counts_new_tokens_or_all(lm: LM) -> None:
     outs = jaxgpt.generate(lm, ["a", "abcdef"], max_length=20, temperature=0)
     assert [len(out.ids) for out in outs] == [19, 14]

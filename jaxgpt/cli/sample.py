@@ -110,8 +110,8 @@ def say_where_it_begins(tokenizer: Tokenizer, prompts: Sequence[str]) -> None:
 def _settings(args: Args) -> dict[str, Any]:
     import jax
 
-    same = ("repetition_penalty", "no_repeat_ngram_size", "max_length", "stop_ids")
-    drawing = ("top_k", "top_p", "min_p", "stop", "beyond")
+    same = ("repetition_penalty", "no_repeat_ngram_size", "max_length", "stop", "stop_ids")
+    drawing = ("top_k", "top_p", "min_p", "beyond")
     settings = {name: getattr(args, name) for name in same}
     settings["max_new_tokens"] = 200 if args.max_length is None and args.max_new_tokens is None else args.max_new_tokens
     if args.num_beams <= 1:

@@ -23,6 +23,7 @@ SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 ARRAY_LIMIT = 1 << 30  # bytes of an array in an archive
 BLOCK = 1 << 22  # numbers that are read from a file at once
+LONGEST_NAME = 255  # bytes; beyond, file systems fail where they should say that there is no such file
 FLOATS = ("F32", "F16", "BF16")
 
 
@@ -246,7 +247,8 @@ def _refuse_pickle(path: Path) -> None:
 
 
 def _is_name(name: str) -> bool:
-    return bool(name) and "\0" not in name and "\\" not in name and not Path(name).is_absolute()
+    fits = 0 < len(name.encode("utf-8", "replace")) <= LONGEST_NAME
+    return fits and "\0" not in name and "\\" not in name and not Path(name).is_absolute()
 
 
 def refuse_elsewhere(file: Path) -> None:

@@ -46,12 +46,6 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     Raises:
         UserError: a tensor is missing, left over, or not of its shape or type; or a tied head that is none.
     """
-    if config.n_layer > len(weights.tensors):  # each would be traced, which takes its time
-        raise UserError(
-            f"{weights.path}: {config.n_layer} layers are asked for, the files hold {len(weights.tensors)} tensors: "
-            f"those of most layers are missing"
-        )
-    shapes = leaf_shapes(config)
     bare = not any(_plain(name).startswith(form.prefix) for name in weights.tensors)
     stored = {_plain(name): name for name in weights.tensors}
 
@@ -59,7 +53,14 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
         name = name.removeprefix(form.prefix) if bare else name
         return stored.get(name, name)
 
-    rows = expand(form.table, config)
+    of_layers = [row.name for row in form.table if "{}" in row.name]
+    for layer in range(config.n_layer):  # before they are traced, which takes its time
+        if not any(find(name.format(layer)) in weights.tensors for name in of_layers):
+            raise UserError(
+                f"{weights.path}: {config.n_layer} layers are asked for, no tensor of layer {layer} is there "
+                f"(such as {of_layers[0].format(layer)})"
+            )
+    shapes, rows = leaf_shapes(config), expand(form.table, config)
     names = {row.name: find(row.name) for row in rows}
     tied = names[form.tied] if config.tie_embeddings and HEAD in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}

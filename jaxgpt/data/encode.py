@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -175,6 +179,31 @@ def asked(question: Callable[[], T], what: str) -> T:
         if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
         raise UserError(f"the tokenizer cannot read {what} ({type(e).__name__}: {e})") from None
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What is written to the process's standard error in here, past Python, is dropped where an error is raised.
+
+    A panic in Rust prints itself there before it becomes an exception, which says the same.
+    """
+    if sys.stderr is None:  # the process has none
+        yield
+        return
+    with TemporaryFile() as heard:
+        sys.stderr.flush()
+        real = os.dup(2)
+        try:
+            os.dup2(heard.fileno(), 2)
+            yield
+        except BaseException:
+            heard.truncate(0)
+            raise
+        finally:
+            os.dup2(real, 2)
+            heard.seek(0)
+            os.write(real, heard.read())
+            os.close(real)
 
 
 def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:

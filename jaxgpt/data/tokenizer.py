@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import MAX_VOCAB, UserError, did_you_mean
-from jaxgpt.data.encode import CHARACTERS, EOS_NAMES, asked, cut, split_by
+from jaxgpt.data.encode import CHARACTERS, EOS_NAMES, asked, cut, split_by, unheard
 from jaxgpt.data.encode import CharTokenizer as CharTokenizer
 from jaxgpt.data.encode import SubwordTokenizer as SubwordTokenizer
 from jaxgpt.data.encode import Tokenizer as Tokenizer
@@ -89,7 +89,8 @@ def _checked(value: Any, text: str) -> Tokenizer:
     for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
         if i >= MAX_VOCAB:
             raise ValueError(f"its id {i} is not below {MAX_VOCAB}")
-    library = asked(lambda: HFTokenizer.from_str(text), "this file")
+    with unheard():
+        library = asked(lambda: HFTokenizer.from_str(text), "this file")
     tokenizer: Tokenizer = SubwordTokenizer(library)
     if not tokenizer.vocab_size:
         raise ValueError("it has no words")

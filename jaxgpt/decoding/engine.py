@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgpt.decoding.beam import Beams, Found, beam_search
+from jaxgpt.decoding.beam import Beams, BeamSearch, BeamState, Candidates, Found
 from jaxgpt.decoding.policy import History, Policy
 from jaxgpt.decoding.sampler import Model, Rows, SamplerState, advance, begin
 
@@ -162,21 +162,53 @@ def search(
     params: Any,
     prompts: Sequence[Sequence[int]],
     limits: Sequence[int],
+    *,
     model: Model,
     policy: Policy,
     beams: Beams,
     stop_ids: tuple[int, ...],
     context: int,
+    stopped: Callable[[Sequence[int]], bool] | None = None,
 ) -> Found:
-    """Beam search for a batch of prompts, as `beam_search`; arrays of the host."""
+    """Beam search for a batch of prompts; arrays of the host.
+
+    Args:
+        params: the weights.
+        prompts: ids, at least one a row.
+        limits: at most so many tokens, row by row.
+        model: the functions.
+        policy: as `BeamSearch` takes it.
+        beams: how beams are kept and compared.
+        stop_ids: ids that end a text.
+        context: tokens that the model can see.
+        stopped: whether new ids end a text by what they say. The host is asked of every candidate, so that the search is
+            no longer one program on the device. None: nothing but ids ends a text.
+    """
     ids_BP, start_B = align(prompts, context)
     B, P = ids_BP.shape
     limit_B = np.zeros(B, np.int32)
     limit_B[: len(limits)] = limits
-    program = _beam_program(model, policy, beams, stop_ids, P + blocks(max(limits)))
-    return jax.device_get(program(params, History(ids_BP, start_B, np.int32(P)), limit_B))  # type: ignore[arg-type]
+    run, begin, advance = _beam_programs(BeamSearch(P + blocks(max(limits)), model, policy, beams, stop_ids))
+    history = History(ids_BP, start_B, np.int32(P))  # type: ignore[arg-type]
+    if stopped is None:
+        return jax.device_get(run(params, history, limit_B))
+    state, candidates, going = begin(params, history, limit_B)
+    while going:
+        made, ids_BKn = int(state.made) + 1, np.asarray(candidates.ids_BKn)
+        stopped_BK = np.zeros(ids_BKn.shape[:2], bool)
+        for row in np.flatnonzero(state.hopeful_B[: len(prompts)]):
+            stopped_BK[row] = [stopped(ids_n[:made].tolist()) for ids_n in ids_BKn[row]]
+        state, candidates, going = advance(params, state, candidates, stopped_BK)
+    return jax.device_get(state.best)
 
 
 @lru_cache(maxsize=64)
-def _beam_program(model: Model, policy: Policy, beams: Beams, stop_ids: tuple[int, ...], size: int) -> Any:
-    return counted(partial(beam_search, size=size, model=model, policy=policy, beams=beams, stop_ids=stop_ids))
+def _beam_programs(beam: BeamSearch) -> tuple[Any, Any, Any]:
+    def then_look(step: Callable[..., BeamState]) -> Callable[..., tuple[BeamState, Candidates, jax.Array]]:
+        def program(*args: Any) -> tuple[BeamState, Candidates, jax.Array]:
+            state = step(*args)
+            return state, beam.candidates(state), beam.open(state)
+
+        return program
+
+    return counted(beam.run), counted(then_look(beam.begin)), counted(then_look(beam.advance), donate_argnums=1)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.model.weights import Narrow, narrow_matmul
+from jaxgpt.model.weights import Transposed, transposed_matmul
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -66,10 +66,11 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel_init, bias_init = initializers(self.config, math.prod(self.shape[: self.n_in]), self.residual)
-        low: Any = self.get_variable("params", "kernel")
-        if isinstance(low, Narrow):
+        kept: Any = self.get_variable("params", "kernel")
+        if isinstance(kept, Transposed):
             lead = x.shape[: x.ndim - self.n_in]
-            y = narrow_matmul(x.reshape(*lead, -1), low).reshape(*lead, *self.shape[self.n_in :]).astype(self.dtype)
+            y = transposed_matmul(x.reshape(*lead, -1), kept, self.dtype).astype(self.dtype)
+            y = y.reshape(*lead, *self.shape[self.n_in :])
         else:
             kernel: jax.Array = self.param("kernel", partitioned(kernel_init, self.axes), self.shape)
             y = matmul(x.astype(self.dtype), kernel.astype(self.dtype), self.n_in)
@@ -91,20 +92,21 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         std = 1.0 if self.config.init == "torch" else self.config.init_std
         init = partitioned(nn.initializers.normal(std), self.axes)
-        low: Any = self.get_variable("params", "embedding")
-        shape = (self.rows, self.config.n_embd)
-        self.embedding: jax.Array | Narrow = low if isinstance(low, Narrow) else self.param("embedding", init, shape)
+        kept: Any = self.get_variable("params", "embedding")
+        if not isinstance(kept, Transposed):
+            kept = self.param("embedding", init, (self.rows, self.config.n_embd))
+        self.embedding: jax.Array | Transposed = kept
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        if isinstance(self.embedding, Narrow):
-            rows = jnp.take(self.embedding.values, ids, axis=0).astype(self.dtype)
-            return rows * jnp.take(self.embedding.scale, ids, axis=0)[..., None].astype(self.dtype)
+        if isinstance(self.embedding, Transposed):
+            rows, scale = jnp.take(self.embedding.values, ids, axis=0).astype(self.dtype), self.embedding.scale
+            return rows if scale is None else rows * jnp.take(scale, ids, axis=0)[..., None].astype(self.dtype)
         return jnp.take(self.embedding, ids, axis=0).astype(self.dtype)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Scores of every row, `x E^T`: the tied head."""
-        if isinstance(self.embedding, Narrow):
-            return narrow_matmul(x_BTD, self.embedding)
+        if isinstance(self.embedding, Transposed):
+            return transposed_matmul(x_BTD, self.embedding)
         if x_BTD.shape[1] == 1:
             # Decoding. A transposed table under a single row becomes, on a CPU, a fusion that costs a fifth more.
             table_VD = self.embedding.astype(self.dtype)

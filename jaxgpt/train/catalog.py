@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import Config, UserError
+from jaxgpt.strict import read_json, shown
 from jaxgpt.train import manifest
 
 # What Orbax has written when it is done, and where it keeps what was given to it besides arrays.
@@ -34,10 +34,11 @@ def val_losses(directory: Path) -> dict[int, float]:
     losses = {}
     for step in steps(directory):
         try:
-            figures = json.loads((directory / str(step) / METRICS).read_text("utf-8"))
-            losses[step] = float(figures["val_loss"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # saved without an evaluation, or damaged: whoever reads the checkpoint is told
+            loss = read_json(directory / str(step) / METRICS).get("val_loss")
+        except UserError:
+            continue  # saved without an evaluation, or damaged: whoever reads the checkpoint is told
+        if isinstance(loss, float):
+            losses[step] = loss
     return losses
 
 
@@ -117,8 +118,8 @@ def _unfinished(path: Path) -> str:
 def _noted(path: Path) -> dict[str, Any]:
     """What the writer noted beside the arrays."""
     try:
-        noted = json.loads((path / METADATA).read_text("utf-8"))["custom_metadata"]
-    except (OSError, ValueError, KeyError, TypeError):
+        noted = read_json(path / METADATA).get("custom_metadata")
+    except UserError:
         return {}
     return noted if isinstance(noted, dict) else {}
 
@@ -127,14 +128,14 @@ def _difference(there: Any, here: dict[str, Any]) -> str:
     """The first setting that gives the saved arrays another shape or meaning; settings that an older version lacked do not."""
     if not isinstance(there, dict):
         return ""  # weights from elsewhere: their shapes tell
-    for name, value in there.get("model", {}).items():
+    model, optim = (part if isinstance(part, dict) else {} for part in (there.get("model"), there.get("optim")))
+    for name, value in model.items():
         if name in here["model"] and here["model"][name] != value:
-            return f"its model.{name} is {value!r}, the run's is {here['model'][name]!r}"
-    saved = there.get("optim", {})
-    if "name" in saved and saved["name"] != here["optim"]["name"]:
-        return f"its optim.name is {saved['name']!r}, the run's is {here['optim']['name']!r}"
-    if "ema_decay" in saved and (saved["ema_decay"] > 0) != (here["optim"]["ema_decay"] > 0):
-        return f"its optim.ema_decay is {saved['ema_decay']:g}, the run's is {here['optim']['ema_decay']:g}"
+            return f"its model.{name} is {shown(value)}, the run's is {here['model'][name]!r}"
+    if optim.get("name", here["optim"]["name"]) != here["optim"]["name"]:
+        return f"its optim.name is {shown(optim['name'])}, the run's is {here['optim']['name']!r}"
+    if bool(optim.get("ema_decay", here["optim"]["ema_decay"])) != bool(here["optim"]["ema_decay"]):
+        return f"its optim.ema_decay is {shown(optim['ema_decay'])}, the run's is {here['optim']['ema_decay']:g}"
     return ""
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields, replace
+from functools import lru_cache
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from folders import LLAMA, SMALL
+from folders import LLAMA, SMALL, run_folder
 from mutations import HARD, Make, changed, changed_bytes, changed_json
 from safetensors.numpy import save
 
@@ -109,6 +112,23 @@ def _metrics_lines(rng: Random) -> bytes:
     return b"\n".join(line(rng) for _ in range(rng.randrange(6)))
 
 
+@lru_cache(maxsize=1)
+def _beside_arrays() -> list[tuple[bytes, Make]]:
+    """The files beside a checkpoint's arrays, in the order of their names, and how each is changed."""
+    with TemporaryDirectory() as folder:
+        root = run_folder(Path(folder) / "run", SMALL) / "checkpoints" / "0"
+        files = [p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file() and p.parent.name != "d"]
+    keys = "tree_metadata value_type skip_deserialize write_shape custom_metadata manifest config item_handlers".split()
+    changes = [changed_json([json.loads(data)], keys) if data[:1] == b"{" else changed_bytes([data]) for data in files]
+    return list(zip(files, changes, strict=True))
+
+
+def _checkpoint(rng: Random) -> bytes:
+    which = rng.randrange(len(_beside_arrays()))
+    data, change = _beside_arrays()[which]
+    return bytes([which, rng.randrange(2)]) + rng.choice([change, change, changed_bytes([data]), lambda _: data])(rng)
+
+
 FLAGS = [
     f"--{s}.{f.name.replace('_', '-')}"
     for s, c in zip(("model", "data", "optim", "train", "mesh"), SECTIONS, strict=True)
@@ -143,4 +163,5 @@ MAKES: dict[str, tuple[Make, ...]] = {
     "token_file": (_token_header, changed_bytes(TOKEN_FILES)),
     "metrics": (_metrics_lines, changed_bytes([METRICS])),
     "arguments": (_arguments,),
+    "checkpoint": (_checkpoint,),
 }

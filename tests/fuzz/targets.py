@@ -14,10 +14,13 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
-from folders import LLAMA, SMALL, hf_folder
+from folders import LLAMA, SMALL, hf_folder, run_folder
 
 from jaxgpt.cli import COMMANDS, FILES
 from jaxgpt.cli.parse import parse, split_target
@@ -27,9 +30,13 @@ from jaxgpt.convert.models import describe_source
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.data.tokenizer import load_tokenizer
 from jaxgpt.data.tokens import open_tokens
+from jaxgpt.lm import load
 from jaxgpt.presets import preset
+from jaxgpt.train import manifest
+from jaxgpt.train.catalog import latest_valid
 from jaxgpt.train.metrics import read_metrics
 from jaxgpt.train.plot import plot_losses
+from jaxgpt.train.run import Run
 
 SECONDS = 5.0  # of the processor, in which an input must be dealt with
 PROBES = ("", "a", "the cat  sat\n on 12 mats", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!", "\u00e9\u4e2d\U0001f600")
@@ -101,6 +108,33 @@ def _described(folder: Path, of: ModelConfig, data: bytes) -> None:
     _, model, form, weights = describe_source(folder)
     check_weights(weights, model, form)
     assert model.parameters == sum(int(np.prod(t.shape)) for t in weights.tensors.values())
+
+
+def checkpoint(data: bytes) -> None:
+    """One of the files beside a checkpoint's arrays, its checksum made anew or not: the weights that were saved, or refused."""
+    run, saved = _saved_run(Path.cwd())
+    folder = run.checkpoints / "0"
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.parent.name != "d")
+    file, sealed, content = files[(data + b"\0")[0] % len(files)], data[1:2] == b"\1", data[2:]
+    before, seal = file.read_bytes(), (folder / manifest.NAME).read_bytes()
+    try:
+        file.write_bytes(content)
+        if sealed and file.name != manifest.NAME:
+            manifest.write(folder, manifest.checksums(folder, manifest.read(folder)))
+        latest_valid(run.checkpoints, run.config(), lambda _: None)
+        found = load(run.path).params
+        assert sealed or content == before
+        jax.tree.map(np.testing.assert_array_equal, found, saved)
+    finally:
+        file.write_bytes(before)
+        (folder / manifest.NAME).write_bytes(seal)
+
+
+@lru_cache(maxsize=1)
+def _saved_run(folder: Path) -> tuple[Run, Any]:
+    """A run in a folder, and its weights."""
+    run = Run(run_folder(folder / "run", SMALL))
+    return run, load(run.path).params
 
 
 def safetensors(data: bytes) -> None:

@@ -1,45 +1,21 @@
-"""A trained model in the hand: load it, ask it for text."""
+"""Ask a model for text: whole, as it is made, or the likeliest that beams come upon."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import Config, ModelConfig, UserError
-from jaxgpt.data import Tokenizer
-from jaxgpt.decoding import Beams, History, Model, Policy, Session, TextStream, search
-from jaxgpt.decoding.explain import Choice
-from jaxgpt.decoding.explain import explain as explain_choice
-from jaxgpt.model import GPT, KVCache, init_cache
-from jaxgpt.model.weights import Precision, lower
-from jaxgpt.parallel import on_mesh
-from jaxgpt.prompts import check_room, check_stops, encode_prompt, limits
-from jaxgpt.train.build import abstract_params
-from jaxgpt.train.checkpoint import read_params
-from jaxgpt.train.run import open_run
+from jaxgpt.config import UserError
+from jaxgpt.decoding import Beams, Policy, Session, TextStream, search
+from jaxgpt.lm.model import LM, functions_of, placed
+from jaxgpt.prompts import check_stop_ids, check_stops, encode_rows
 
 STREAM_BLOCK = 4  # tokens between looks at what was made, where someone reads along
 STOP_BLOCK = 32  # where stop strings are looked for
-
-
-class LM(NamedTuple):
-    """A model ready for use.
-
-    Attributes:
-        config: of the run it comes from.
-        params: the weights, or their average where the run kept one.
-        tokenizer: between text and ids.
-    """
-
-    config: Config
-    params: Any
-    tokenizer: Tokenizer
 
 
 class Generation(NamedTuple):
@@ -50,7 +26,8 @@ class Generation(NamedTuple):
         ids: the new ids, without those that ended the text.
         finish_reason: `stop` where an end token, a stop id or a stop string came, `length` where the number of tokens was
             reached.
-        score: of a beam, `log p / length ** length_penalty`; None where tokens were drawn.
+        score: of a beam, `log p / length ** length_penalty`, of all its tokens, those that ended it included; None where
+            tokens were drawn.
     """
 
     text: str
@@ -71,27 +48,6 @@ class Piece(NamedTuple):
     row: int
     text: str
     done: Generation | None
-
-
-def load(path: str | Path, checkpoint: str = "best", weights: Precision = "float32") -> LM:
-    """Read a run directory.
-
-    Args:
-        path: what `jaxgpt train` wrote.
-        checkpoint: `best` (lowest validation loss), `last`, or a step.
-        weights: the precision in which matrices are kept.
-
-    Raises:
-        UserError: no run, or no such checkpoint.
-    """
-    run = open_run(Path(path))
-    config = run.config()
-    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract_params(config.model)
-    )
-    params = read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
-    return LM(config, lower(params, weights), run.tokenizer())
 
 
 def generate(
@@ -169,10 +125,9 @@ def stream(
         UserError: a setting, prompt or stop string that cannot work, or more tokens than the context holds.
     """
     policy = Policy(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    check_stops(lm.tokenizer, stops)
-    ends = _stop_ids(lm, stop_ids)
-    rows, new = _rows(lm, prompts, max_new_tokens, max_length, beyond)
+    stops = check_stops(lm.tokenizer, stop)
+    ends = check_stop_ids(lm.tokenizer, lm.config.model.vocab_size, stop_ids)
+    rows, new = encode_rows(lm.tokenizer, lm.config.model, prompts, max_new_tokens, max_length, beyond)
     return _pieces(lm, rows, new, policy, stops, ends, beyond == "slide", key, block) if rows else iter(())
 
 
@@ -194,7 +149,7 @@ def _pieces(
         rows,
         key_B,
         new,
-        model=model_functions(lm.config.model, lm.config.train.compute_dtype),
+        model=functions_of(lm),
         policy=policy,
         stop_ids=ends,
         context=lm.config.model.block_size,
@@ -202,7 +157,7 @@ def _pieces(
     )
     texts = [TextStream(lm.tokenizer.decode, n, ends, stops) for n in new]
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with _placed(lm):
+        with placed(lm):
             fresh_BT = session.more(1 if block and not session.made else block or max(new))
         for row in going:
             text = texts[row]
@@ -223,91 +178,43 @@ def _beam_search(
     max_length: int | None = None,
     repetition_penalty: float = 1.0,
     no_repeat_ngram_size: int = 0,
+    stop: str | Sequence[str] = (),
     stop_ids: Sequence[int] = (),
     **others: Any,
 ) -> list[Generation]:
     if others:
         raise UserError(f"{min(others).replace('_', '-')} has no part in beam search (num-beams {beams.num_beams})")
     policy = Policy(repetition_penalty=repetition_penalty, no_repeat_ngram_size=no_repeat_ngram_size)
-    ends = _stop_ids(lm, stop_ids)
-    rows, new = _rows(lm, prompts, max_new_tokens, max_length, "error")
+    stops = check_stops(lm.tokenizer, stop)
+    ends = check_stop_ids(lm.tokenizer, lm.config.model.vocab_size, stop_ids)
+    rows, new = encode_rows(lm.tokenizer, lm.config.model, prompts, max_new_tokens, max_length)
     if not rows:
         return []
-    model = model_functions(lm.config.model, lm.config.train.compute_dtype)
-    with _placed(lm):
-        found = search(lm.params, rows, new, model, policy, beams, ends, lm.config.model.block_size)
+
+    def read(ids: Sequence[int], limit: int) -> TextStream:
+        text = TextStream(lm.tokenizer.decode, limit, ends, stops)
+        text.add(ids)
+        return text
+
+    def stopped(ids: Sequence[int]) -> bool:
+        return read(ids, len(ids)).finish_reason == "stop"
+
+    with placed(lm):
+        found = search(
+            lm.params,
+            rows,
+            new,
+            model=functions_of(lm),
+            policy=policy,
+            beams=beams,
+            stop_ids=ends,
+            context=lm.config.model.block_size,
+            stopped=stopped if stops else None,
+        )
     out = []
-    for row in range(len(rows)):
+    for row, limit in enumerate(new):
         for beam in range(beams.num_return_sequences):
-            ids = found.ids_BWn[row, beam, : found.length_BW[row, beam]].tolist()
-            ended = bool(ids) and ids[-1] in ends
-            ids = ids[:-1] if ended else ids
+            text = read(found.ids_BWn[row, beam, : found.length_BW[row, beam]].tolist(), limit)
             score = float(found.score_BW[row, beam])
-            out.append(Generation(lm.tokenizer.decode(ids), ids, "stop" if ended else "length", score))
+            out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out
-
-
-@lru_cache(maxsize=16)
-def model_functions(config: ModelConfig, dtype: str) -> Model:
-    """The model as decoding takes it; for the same model the same functions, so that compiled programs are found again."""
-    model = GPT(config, dtype=jnp.dtype(dtype))
-
-    def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
-        extended: Any = model.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        return extended
-
-    return Model(extend, lambda start_B, size: init_cache(config, start_B, size, model.dtype))
-
-
-def _placed(lm: LM) -> AbstractContextManager[None]:
-    """The mesh on which the weights are, where there is more than one device to it."""
-    sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
-    if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-        return on_mesh(sharding.mesh, lm.config.model)  # type: ignore[arg-type]
-    return nullcontext()
-
-
-def _rows(
-    lm: LM,
-    prompts: Sequence[str | Sequence[int]],
-    max_new_tokens: int | None,
-    max_length: int | None,
-    beyond: str,
-) -> tuple[list[list[int]], list[int]]:
-    if beyond not in ("error", "slide"):
-        raise UserError(f"beyond must be error or slide, not {beyond!r}")
-    model = lm.config.model
-    rows = [encode_prompt(lm.tokenizer, model.vocab_size, prompt) for prompt in prompts]
-    new = limits(rows, max_new_tokens, max_length)
-    if beyond == "slide":
-        return [ids[-model.block_size :] for ids in rows], new
-    check_room(model, rows, new)
-    return rows, new
-
-
-def _stop_ids(lm: LM, stop_ids: Sequence[int]) -> tuple[int, ...]:
-    eos = lm.tokenizer.eos_id
-    for i in stop_ids:
-        if not 0 <= i < lm.config.model.vocab_size:
-            raise UserError(f"stop id {i}: the vocabulary has {lm.config.model.vocab_size}")
-    return tuple(sorted({*stop_ids} | ({eos} if eos is not None else set())))
-
-
-def explain(lm: LM, prompt: str | Sequence[int], policy: Policy, key: jax.Array) -> Choice:
-    """How the token after a prompt is chosen: every rule's effect, the random number, the token.
-
-    Args:
-        lm: the model.
-        prompt: string, or ids.
-        policy: the rules.
-        key: of the row; `generate` gives row i `jax.random.fold_in(its key, i)`.
-
-    Raises:
-        UserError: no ids for the prompt, or more than the context holds.
-    """
-    [ids], _ = _rows(lm, [prompt], 1, None, "error")
-    model = model_functions(lm.config.model, lm.config.train.compute_dtype)
-    history = History(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
-    with _placed(lm):
-        logits_11V, _ = model.extend(lm.params, history.ids_BS, model.cache(history.start_B, len(ids)), True)
-    return explain_choice(logits_11V[:, -1], history, policy, key)

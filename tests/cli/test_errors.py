@@ -1,0 +1,68 @@
+"""A command that refuses its input says one line on standard error, whatever the libraries beneath have to say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from folders import SMALL, run_folder
+
+from jaxgpt.cli import main
+from jaxgpt.data.encode import unheard
+from jaxgpt.train import manifest
+
+
+def panicking_tokenizer(run: Path) -> None:
+    """The library's Rust gives up on this one, and says so by itself."""
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    none = dict.fromkeys(("pre_tokenizer", "post_processor", "decoder"))
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0]]}
+    value = {"version": "1.0", "added_tokens": [], "normalizer": normalizer, "model": model, **none}
+    (run / "tokenizer.json").write_text(json.dumps(value))
+
+
+def unreadable_arrays(run: Path) -> None:
+    resealed(run, "params/manifest.ocdbt", lambda data: data[:50])
+
+
+def cut_metadata(run: Path) -> None:
+    resealed(run, "params/_METADATA", lambda data: data[:500])
+
+
+def bottomless_metadata(run: Path) -> None:
+    resealed(run, "_CHECKPOINT_METADATA", lambda _: b"[" * 100_000)
+
+
+def resealed(run: Path, name: str, change: Callable[[bytes], bytes]) -> None:
+    """A file changed together with its checksum, so that Orbax comes to read it."""
+    folder = run / "checkpoints" / "0"
+    (folder / name).write_bytes(change((folder / name).read_bytes()))
+    manifest.write(folder, manifest.checksums(folder, manifest.read(folder)))
+
+
+@pytest.mark.parametrize("damage", [panicking_tokenizer, unreadable_arrays, cut_metadata, bottomless_metadata])
+def test_standard_error_is_one_line(
+    damage: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path / "run", SMALL)
+    damage(run)
+    capfd.readouterr()
+    assert main(["sample", str(run), "--prompt", "To", "--max-new-tokens", "2"]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("jaxgpt: ")
+    assert str(run) in err
+
+
+def test_what_is_said_where_nothing_fails_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    with unheard():
+        os.write(2, b"a warning\n")
+    assert capfd.readouterr().err == "a warning\n"
+    with pytest.raises(ZeroDivisionError), unheard():
+        os.write(2, b"a trace\n") / 0
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "after\n"
