@@ -1,8 +1,6 @@
 """Train a GPT: `python train.py [PRESET] [--flags]`, the same as `jaxgpt train`."""
 
-import sys
-
-from jaxgpt.cli import main
+from jaxgpt.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    entry("train")

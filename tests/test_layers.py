@@ -11,7 +11,7 @@ import pytest
 from helpers import repository
 
 ORDER = [
-    {"strict"},
+    {"strict", "cache"},
     {"config"},
     {"presets"},
     {"model", "data", "decoding", "parallel"},

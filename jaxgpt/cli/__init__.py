@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from jaxgpt.cache import keep_compiled
 from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.train import TrainingFailed
 
@@ -29,7 +30,10 @@ COMMANDS = {
 }
 FILES = {"import": "import_", "prove-resume": "prove_resume"}  # where a command's name can be no module's
 USAGE = "usage: jaxgpt COMMAND ...\n\n" + "\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items())
-USAGE += "\n\njaxgpt COMMAND --help tells more of each.\n"
+USAGE += """
+
+jaxgpt COMMAND --help tells more of each. With --no-cache, a command neither keeps nor reuses compiled programs.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,9 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def entry() -> None:
-    """The console script."""
-    code = main()
+def entry(*before: str) -> None:
+    """The console script: a process of its own, which keeps what it compiles unless `--no-cache` stands among its words.
+
+    Args:
+        before: words that stand before those of the command line.
+    """
+    words = [*before, *sys.argv[1:]]
+    if "--no-cache" in words:
+        words.remove("--no-cache")
+    else:
+        keep_compiled()
+    code = main(words)
     # Loaded only by what several processes can run. One of them that failed does not wait for the others.
     if code and (join := sys.modules.get("jaxgpt.parallel.join")):
         join.leave(code)

@@ -58,11 +58,12 @@ def run(args: Sequence[str]) -> int:
 
 
 def _train(config: Config, args: Args) -> int:
-    from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel import keep_memory, use_cores
     from jaxgpt.parallel.join import on_loss
     from jaxgpt.parallel.processes import agree, count, decide, leader
 
     use_cores(config.mesh, count())
+    keep_memory(config)
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
     from jaxgpt.train.build import build

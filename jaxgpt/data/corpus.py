@@ -6,8 +6,9 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxgpt.cache import cache_dir
 from jaxgpt.config import DataConfig, UserError
-from jaxgpt.data.download import cache_dir, fetch
+from jaxgpt.data.download import fetch
 
 # Modules that every Python since 3.11 has as plain ASCII source, in the order in which they are read.
 PYTHON_MODULES = """

@@ -27,13 +27,6 @@ class _NotTheFile(OSError):
     """What arrived is not what was asked for: none of it is kept."""
 
 
-def cache_dir() -> Path:
-    """`$JAXGPT_CACHE`, else the user's cache folder."""
-    if own := os.environ.get("JAXGPT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"
-
-
 def fetch(
     url: str, sha256: str, size: int, path: Path, flag: str, timeout: float = 30, schemes: tuple[str, ...] = ("https",)
 ) -> Path:

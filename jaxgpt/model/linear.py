@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.model.cpu import transposed_copy
 from jaxgpt.model.weights import Transposed, transposed_matmul
 
 
@@ -20,7 +21,7 @@ def matmul(x: jax.Array, kernel: jax.Array, n_in: int = 1) -> jax.Array:
     """Contract the last `n_in` axes of `x` with the first `n_in` of `kernel`.
 
     The gradients are the textbook's, `dx = dy W^T` and `dW = x^T dy`, and are written out because XLA on a CPU, left to
-    transpose the product by itself, gives dW a transposed copy of x that recomputes the residual chain of every layer.
+    transpose the product by itself, computes the whole residual chain of every layer again for x^T.
     """
     return jnp.tensordot(x, kernel, n_in)
 
@@ -35,7 +36,15 @@ def _matmul_backward(n_in: int, saved: tuple[jax.Array, jax.Array], dy: jax.Arra
     batch = list(range(x.ndim - n_in))
     outputs = (tuple(range(dy.ndim - n_out, dy.ndim)), tuple(range(n_in, kernel.ndim)))
     dx = jnp.tensordot(dy, kernel, outputs)
-    return dx, jnp.tensordot(x, dy, (batch, batch))
+
+    def on_cpu(x: jax.Array, dy: jax.Array) -> jax.Array:
+        tokens = math.prod(x.shape[: len(batch)])
+        return (transposed_copy(x.reshape(tokens, -1)) @ dy.reshape(tokens, -1)).reshape(kernel.shape)
+
+    def elsewhere(x: jax.Array, dy: jax.Array) -> jax.Array:
+        return jnp.tensordot(x, dy, (batch, batch))
+
+    return dx, jax.lax.platform_dependent(x, dy, cpu=on_cpu, default=elsewhere)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)

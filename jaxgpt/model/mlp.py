@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -13,7 +14,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.model.linear import Linear, constrain
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),  # x Phi(x)
+    "gelu": lambda x: 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5))),  # x Phi(x)
     "gelu_new": functools.partial(jax.nn.gelu, approximate=True),  # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021 (Primer)

@@ -1,5 +1,16 @@
 """Devices, meshes and the sharding table."""
 
-from jaxgpt.parallel.mesh import batch_sharding, everywhere, make_mesh, on_mesh, resolve, settle, shardings, use_cores
+from jaxgpt.parallel.host import keep_memory, use_cores
+from jaxgpt.parallel.mesh import batch_sharding, everywhere, make_mesh, on_mesh, resolve, settle, shardings
 
-__all__ = ["batch_sharding", "everywhere", "make_mesh", "on_mesh", "resolve", "settle", "shardings", "use_cores"]
+__all__ = [
+    "batch_sharding",
+    "everywhere",
+    "keep_memory",
+    "make_mesh",
+    "on_mesh",
+    "resolve",
+    "settle",
+    "shardings",
+    "use_cores",
+]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -43,15 +42,6 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def use_cores(config: MeshConfig, processes: int = 1) -> None:
-    """Make every core of a CPU a device (more, where the mesh asks for more). Before JAX's first use of a device."""
-    if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    asked = math.prod(size for size in _sizes(config).values() if size > 0)
-    jax.config.update("jax_num_cpu_devices", max(cores, math.ceil(asked / processes)))
-
-
 def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshConfig, str]:
     """Put numbers to a mesh's -1, so that the devices divide the batch.
 
@@ -62,7 +52,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshCon
         UserError: more devices asked for than there are, or a batch, width or number of heads that does not divide, or
             devices that would stay idle in a run of several processes.
     """
-    sizes = _sizes(config.mesh)
+    sizes = sizes_of(config.mesh)
     rows = config.train.batch_size // config.train.accumulation
     fixed = math.prod(size for size in sizes.values() if size > 0)
     if fixed > n_devices:
@@ -108,7 +98,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     Raises:
         UserError: mesh.data is no multiple of the number of slices.
     """
-    shape = tuple(_sizes(config).values())
+    shape = tuple(sizes_of(config).values())
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
     slices: dict[int, list[Any]] = {}
     for device in chosen:
@@ -194,7 +184,8 @@ def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
         return np.array(devices).reshape(shape)
 
 
-def _sizes(config: MeshConfig) -> dict[str, int]:
+def sizes_of(config: MeshConfig) -> dict[str, int]:
+    """Devices along each axis, in the order of `AXES`."""
     return {f.name: getattr(config, f.name) for f in fields(config)}
 
 
@@ -214,7 +205,7 @@ def _divides(config: Config, sizes: dict[str, int], rows: int) -> bool:
 def _nearest(config: Config, n_devices: int) -> str:
     """The mesh of most devices that splits nothing further than was asked, and that devices, batch and widths allow."""
     rows = config.train.batch_size // config.train.accumulation
-    asked = _sizes(config.mesh)
+    asked = sizes_of(config.mesh)
     choices = (range(1, min(abs(size), n_devices) + 1) for size in asked.values())
     meshes = (dict(zip(asked, sizes, strict=True)) for sizes in itertools.product(*choices))
     fits = [m for m in meshes if math.prod(m.values()) <= n_devices and _divides(config, m, rows)]

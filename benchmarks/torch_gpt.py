@@ -1,0 +1,50 @@
+"""The peer of the training benchmarks: GPT-2's decoder in plain PyTorch, as one writes it there for speed."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """`x + attn(norm(x))`, then `x + mlp(norm(x))`, with PyTorch's fused causal attention."""
+
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, bias=bias), nn.LayerNorm(width, bias=bias)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        B, T, D = x.shape
+        q, k, v = (
+            t.view(B, T, self.heads, D // self.heads).transpose(1, 2) for t in self.qkv(self.ln_1(x)).split(D, dim=2)
+        )
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, D))
+        return x + self.down(functional.gelu(self.up(self.ln_2(x))))
+
+
+class TorchGPT(nn.Module):
+    """Token and position embeddings, blocks, a norm, and the tied head."""
+
+    def __init__(self, vocab: int, context: int, layers: int, heads: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads, bias) for _ in range(layers))
+        self.ln_f = nn.LayerNorm(width, bias=bias)
+        for name, p in self.named_parameters():
+            if p.dim() == 2:
+                residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(p, std=0.02 / math.sqrt(2 * layers) if residual else 0.02)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = functional.linear(self.ln_f(x), self.wte.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
