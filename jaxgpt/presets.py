@@ -37,6 +37,23 @@ def shakespeare() -> Config:
     )
 
 
+def shakespeare_fast() -> Config:
+    """In seconds where nanoGPT's recipe for a CPU ends after a minute: small, an untied head, Muon in a hurry.
+
+    Command: python train.py shakespeare-fast
+    Expect: validation loss 1.87 in 10 seconds on 2 cores, start and evaluation included
+    """
+    model = _modern(n_layer=2, n_head=4, n_embd=64, block_size=64)
+    optim = _muon(warmup_steps=5)
+    return Config(
+        model=replace(model, tie_embeddings=False),
+        data=DataConfig(dataset="shakespeare"),
+        # A momentum of 0.95 has hardly begun when 240 steps are over.
+        optim=replace(optim, learning_rate=0.03, beta1=0.8, muon_learning_rate=0.06, muon_momentum=0.85, muon_steps=4),
+        train=TrainConfig(steps=240, batch_size=24, eval_every=240, eval_batch_size=128, prompt="ROMEO:"),
+    )
+
+
 def statquest() -> Config:
     """StatQuest's five words, two wide: it learns to answer "awesome <EOS>" in 37 parameters.
 
@@ -280,6 +297,7 @@ DEFAULT = "python-char"
 _FUNCTIONS: tuple[Callable[[], Config], ...] = (
     python_char,
     shakespeare,
+    shakespeare_fast,
     statquest,
     numpy_minimal,
     torch_decoder,
