@@ -97,7 +97,7 @@ def test_what_libtpu_refuses_becomes_one_line(monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_slices_lie_along_data() -> None:
-    devices = [SimpleNamespace(slice_index=i // 2, device_kind="x", platform="x") for i in range(8)]
+    devices = [SimpleNamespace(slice_index=i // 2, device_kind="x", platform="tpu") for i in range(8)]
     with pytest.raises(UserError, match=r"mesh.data 2 is no multiple of the 4 slices"):
         make_mesh(MeshConfig(data=2, fsdp=4, tensor=1), devices)
 
