@@ -26,6 +26,7 @@ FATAL = b"JAX distributed service detected fatal errors"  # how XLA ends a proce
 
 _last_words = threading.Lock()
 _loss: Callable[[], str] = str  # what to say if another process is gone
+_leaving: int | None = None  # with which code this process is about to exit; then others may be gone before it
 
 
 @contextlib.contextmanager
@@ -59,10 +60,12 @@ def joined(config: DistributedConfig) -> Iterator[None]:
 
 def leave(code: int) -> NoReturn:
     """End this process, if it is one of several: it does not wait until they have finished. Else as usual."""
+    global _leaving
     sys.stdout.flush()
     sys.stderr.flush()
     if count() == 1:
         sys.exit(code)
+    _leaving = code
     say_goodbye(LAST_WORDS)
     os._exit(code)
 
@@ -168,6 +171,8 @@ def _tells_of_loss(error: Exception) -> bool:
 
 
 def _lost(reason: str) -> NoReturn:
+    if _leaving is not None:
+        os._exit(_leaving)
     if not _last_words.acquire(blocking=False):
         threading.Event().wait()  # another thread is saying it, and ends the process
     try:

@@ -255,7 +255,7 @@ def kilobytes(name):
 
 here = Path(sys.argv[1])
 import_model(hf_folder(here / "small"), here / "warm")
-config = ModelConfig(vocab_size=40000, block_size=256, n_layer=6, n_head=8, n_embd=512)
+config = ModelConfig(vocab_size=80000, block_size=256, n_layer=12, n_head=8, n_embd=512)
 folder = hf_folder(here / "big", config)
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = kilobytes("VmRSS")
@@ -267,7 +267,7 @@ print((kilobytes("VmHWM") - before) / size)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
-    """A model of 158 MB, half of it one tensor, needs less than 1.3 times that."""
+    """A model of 316 MB, half of it one tensor, needs less than 1.3 times that, the compiler's 30 MB among them."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )

@@ -171,9 +171,20 @@ def test_killed_resumed_by_one_process_and_the_figures_of_a_run_that_nothing_hap
     assert_same_figures("killed", "straight")
 
 
+# The command line in a process that dawdles between its goodbye and its exit: process 0 is gone before it.
+DAWDLE = """
+import time
+from jaxgpt.cli import entry
+from jaxgpt.parallel import join
+goodbye = join.say_goodbye
+join.say_goodbye = lambda seconds: (goodbye(seconds), time.sleep(1.5))
+entry()
+"""
+
+
 def test_processes_that_disagree_are_refused_by_all(place: None) -> None:
-    results = pair(*ranks(lambda n: ["shakespeare", *TINY, "--train.seed", str(n), "--out", "run"]))
-    for code, out, err in results:
+    prompt, late = ranks(lambda n: ["shakespeare", *TINY, "--train.seed", str(n), "--out", "run"])
+    for code, out, err in pair(prompt, ["-c", DAWDLE, *late[2:]]):
         assert (code, out) == (2, "")
         assert err.startswith("jaxgpt: the processes disagree: train.seed is 0 in process 0, 1 in process 1;")
         assert err.count("\n") == 1
