@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "does every law hold here: a table of equivalences, measured",
     "prove-resume": "whether a run that is cut and resumed is the same, bit for bit",
     "plan": "whether a run fits a machine that one does not have, and how fast it can be",
+    "bench": "how fast a run trains and generates here, and where the time goes",
     "replay": "another trainer's recorded run, row by row",
 }
 FILES = {"import": "import_", "prove-resume": "prove_resume"}  # where a command's name can be no module's

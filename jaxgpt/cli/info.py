@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.cli.parse import named_config, parse, print_json, split_target
 from jaxgpt.config import Config
-from jaxgpt.presets import PRESETS, preset
 
 PROG = "jaxgpt info RUN|PRESET"
 
@@ -23,7 +21,7 @@ class Args:
 def run(args: Sequence[str]) -> int:
     target, flags = split_target(args, PROG)
     parsed = parse(Args, flags, PROG, "Parameters by module, FLOPs per token, bytes by kind.")
-    figures = describe(_config(target))
+    figures = describe(with_vocab(named_config(target)))
     if parsed.json:
         print_json({"name": target} | figures)
         return 0
@@ -55,14 +53,6 @@ def with_vocab(config: Config) -> Config:
     from jaxgpt.data import known_vocab_size
 
     return config.with_model(vocab_size=known_vocab_size(config))
-
-
-def _config(target: str) -> Config:
-    if target in PRESETS or not Path(target).exists():
-        return with_vocab(preset(target))
-    from jaxgpt.train.run import open_run
-
-    return open_run(Path(target)).config()
 
 
 def _merged(modules: dict[str, int]) -> list[tuple[str, int]]:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import tyro
@@ -23,6 +24,7 @@ from jaxgpt.config import (
     UserError,
     did_you_mean,
 )
+from jaxgpt.presets import PRESETS, preset
 
 T = TypeVar("T")
 
@@ -74,6 +76,19 @@ def parse_settings(cls: type[S], args: Sequence[str], prog: str, description: st
     sections = [field.name for field in fields(Settings)]
     parsed = parse(cls, args, prog, description, cls(**{name: getattr(base, name) for name in sections}))
     return parsed, replace(base, **{name: getattr(parsed, name) for name in sections})
+
+
+def named_config(target: str) -> Config:
+    """The config of a preset, or of a run directory.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if target in PRESETS or not Path(target).exists():
+        return preset(target)
+    from jaxgpt.train.run import open_run
+
+    return open_run(Path(target)).config()
 
 
 def split_target(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:

@@ -7,13 +7,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import Settings, parse_settings, print_json, split_target
+from jaxgpt.cli.parse import Settings, named_config, parse_settings, print_json, split_target
 from jaxgpt.config import Config, MeshConfig, UserError
-from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.presets import DEFAULT
 
 if TYPE_CHECKING:
     from jaxgpt.parallel.topology import Topology
@@ -49,8 +48,7 @@ class Args(Settings):
 
 def run(args: Sequence[str]) -> int:
     target, flags = split_target(args, PROG)
-    base = _base(target)
-    parsed, config = parse_settings(Args, flags, PROG, HELP, base)
+    parsed, config = parse_settings(Args, flags, PROG, HELP, named_config(target or DEFAULT))
     if not parsed.topology:
         raise UserError("a plan needs a machine: --topology v5e:2x4 (--help lists chips)")
     config = with_vocab(config)
@@ -144,14 +142,6 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
         f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
     ]
     return "\n".join(lines)
-
-
-def _base(target: str) -> Config:
-    if not target or target in PRESETS or not Path(target).exists():
-        return preset(target or DEFAULT)
-    from jaxgpt.train.run import open_run
-
-    return open_run(Path(target)).config()
 
 
 def _gib(size: float) -> str:

@@ -73,7 +73,7 @@ def read_program(text: str) -> Program:
     Raises:
         ValueError: a group of devices is written in a way that is not known here.
     """
-    computations, entry = _split(text)
+    computations, entry = split_computations(text)
     loops: dict[str, int | None] = {}
     calls: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name, lines in computations.items():
@@ -161,7 +161,7 @@ def _along(sizes: dict[str, int], axes: list[tuple[str, str, str]]) -> tuple[int
     return tuple(sum(place) for place in itertools.product(*steps))
 
 
-def _split(text: str) -> tuple[dict[str, list[str]], str]:
+def split_computations(text: str) -> tuple[dict[str, list[str]], str]:
     """Computations of a module by name, as lines; and the name of the one that is run."""
     computations: dict[str, list[str]] = {}
     entry, name = "", ""

@@ -75,18 +75,23 @@ def parameter_table(params: Any) -> dict[str, int]:
     return table
 
 
-def flops_per_token(config: ModelConfig, params: Any) -> int:
-    """Floating-point operations of training on one token: `6 P + 12 L N H T`.
-
-    P: parameters that are multiplied with (kernels, and a tied embedding as the head it also is); 2 forward, 4 backward.
-    The second term: scores and mixing of a full context, causal masking not deducted (PaLM, appendix B).
-    """
-    matmul = sum(
+def multiplied_parameters(config: ModelConfig, params: Any) -> int:
+    """Numbers that every token is multiplied with: kernels, and a tied embedding as the head it also is."""
+    return sum(
         math.prod(leaf.shape)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
         if path[-1].key == "kernel" or (config.tie_embeddings and path[0].key == "wte")
     )
-    return 6 * matmul + 12 * config.n_layer * config.n_head * config.head_width * config.block_size
+
+
+def flops_per_token(config: ModelConfig, params: Any) -> int:
+    """Floating-point operations of training on one token: `6 P + 12 L N H T`.
+
+    P: parameters that are multiplied with; 2 forward, 4 backward. The second term: scores and mixing of a full context,
+    causal masking not deducted (PaLM, appendix B).
+    """
+    attention = 12 * config.n_layer * config.n_head * config.head_width * config.block_size
+    return 6 * multiplied_parameters(config, params) + attention
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:

@@ -1,0 +1,183 @@
+"""Where the time goes: own times of nested events, kinds of instructions, traces of each kind of device, and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import flags, jaxgpt, small
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import Config, OptimConfig, TrainConfig
+from jaxgpt.parallel.hlo import split_computations
+from jaxgpt.study.trace import KINDS, kinds, own_times, spent
+from jaxgpt.train.build import build
+
+
+@pytest.fixture(autouse=True)
+def strict_types() -> None:
+    """Whole steps are traced here, and optax does not keep to strict types."""
+
+
+tree = st.recursive(st.integers(1, 9), lambda inner: st.lists(inner, min_size=1, max_size=4))
+
+
+@given(st.lists(tree, min_size=1, max_size=5), st.randoms())
+def test_own_times_are_what_remains_without_the_events_within(trees: Any, random: Any) -> None:
+    """However events are nested and listed, each second of the leaves counts once."""
+    events, expected = [], {}
+
+    def lay(node: Any, start: int) -> int:
+        name = f"event {len(events)}"
+        events.append(None)
+        place = len(events) - 1
+        end = start + 1  # of its own before what is within it
+        expected[name] = 1.0
+        if isinstance(node, int):
+            end += node
+            expected[name] += node
+        else:
+            for child in node:
+                end = lay(child, end)
+        events[place] = (float(start), float(end), name)
+        return end
+
+    end = 0
+    for node in trees:
+        end = lay(node, end)
+    random.shuffle(events)
+    assert dict(own_times(events)) == expected
+    assert sum(expected.values()) == end
+
+
+def dots(optimizer: str) -> Counter[str]:
+    """The products in a compiled step, by kind; and that all other kinds are there."""
+    config = Config(model=small("gpt2"), optim=OptimConfig(name=optimizer), train=TrainConfig(batch_size=8))  # type: ignore[arg-type]
+    program = build(config)
+    batch = program.put(np.zeros((8, config.model.block_size + 1), np.int32))
+    text = program.lower(program.abstract_state, batch).compile().as_text()
+    kind_of = kinds(text)
+    assert set(kind_of.values()) == set(KINDS)
+    fused = {called: name for name, called in re.findall(r"%([\w.-]+) = .* fusion\(.*calls=%([\w.-]+)", text)}
+    found: Counter[str] = Counter()
+    for body, lines in split_computations(text)[0].items():
+        for name in re.findall(r"%([\w.-]+) = \S+ dot\(", "\n".join(lines)):
+            found[kind_of[fused.get(body, name)]] += 1
+    return found
+
+
+def test_products_are_put_down_to_what_they_are_for() -> None:
+    """Two of attention a layer, and twice as many backward; the optimizer has some if, and only if, it is Muon."""
+    layers = small("gpt2").n_layer
+    adamw, muon = dots("adamw"), dots("muon")
+    assert adamw["attention"] == muon["attention"] == 6 * layers
+    assert adamw["products"] == muon["products"] > 0
+    assert adamw["optimizer"] == 0 < muon["optimizer"]
+    assert adamw["elementwise"] == 0
+
+
+EVENT = "events {{ metadata_id: {id} offset_ps: {start} duration_ps: {length} {stat} }}"
+GPU_OP = 'stats { metadata_id: 1 str_value: "%s" }'
+
+
+def plane(name: str, lines: dict[str, list[tuple[int, int, int, str]]]) -> str:
+    names = {1: "dot.1", 2: "%fusion.2 = f32[4]{0} fusion(...)", 3: "some_kernel", 4: "Thread::wait"}
+    metadata = " ".join(
+        f'event_metadata {{ key: {key} value {{ id: {key} name: "{value}" }} }}' for key, value in names.items()
+    )
+    text = ""
+    for line, events in lines.items():
+        each = " ".join(EVENT.format(id=i, start=s * 10**6, length=n * 10**6, stat=stat) for i, s, n, stat in events)
+        text += f'lines {{ name: "{line}" {each} }} '
+    stat = 'stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }'
+    return f'planes {{ name: "{name}" {metadata} {stat} {text} }} '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # A CPU: threads of the host, a fusion within a wait.
+        plane("/host:CPU", {"thread 1": [(1, 0, 4, ""), (4, 4, 4, ""), (2, 5, 2, "")], "thread 2": [(1, 6, 4, "")]}),
+        # A GPU: kernels that know their instruction; what the host does meanwhile is not looked at.
+        plane("/host:CPU", {"thread": [(1, 0, 99, "")]})
+        + plane("/device:GPU:0", {"Stream 1": [(3, 0, 4, GPU_OP % "dot.1"), (3, 5, 2, GPU_OP % "fusion.2")]})
+        + plane("/device:GPU:1", {"Stream 1": [(3, 6, 4, GPU_OP % "dot.1")]}),
+        # A TPU: instructions and what they are put together to.
+        plane("/device:TPU:0", {"XLA Ops": [(1, 0, 4, ""), (2, 5, 2, "")], "Steps": [(1, 0, 10, "")]})
+        + plane("/device:TPU:1", {"XLA Ops": [(1, 6, 4, "")], "Steps": [(1, 0, 10, "")]}),
+    ],
+    ids=["cpu", "gpu", "tpu"],
+)
+def test_traces_of_every_kind_of_device(text: str) -> None:
+    """Eight microseconds of products and two of updates on two devices in ten: half of their time is idle."""
+    data = jax.profiler.ProfileData
+    profile = data.from_serialized_xspace(data.text_proto_to_serialized_xspace(text))
+    result = spent(profile, {"dot.1": "products", "fusion.2": "optimizer"}, devices=2)
+    assert result.span == pytest.approx(10e-6)
+    assert {k: round(s, 9) for k, s in result.seconds.items() if s} == {
+        "products": 8e-6,
+        "optimizer": 2e-6,
+        "idle": 1e-5,
+    }
+    assert sum(result.shares.values()) == pytest.approx(1)
+
+
+def test_a_trace_without_the_program_is_told() -> None:
+    data = jax.profiler.ProfileData
+    profile = data.from_serialized_xspace(
+        data.text_proto_to_serialized_xspace(plane("/host:CPU", {"a": [(4, 0, 1, "")]}))
+    )
+    with pytest.raises(ValueError, match="no instruction"):
+        spent(profile, {"dot.1": "products"}, devices=2)
+
+
+TINY = flags(model__n_layer=1, model__n_embd=32, model__n_head=2, model__block_size=16, train__batch_size=8)
+
+
+def test_the_command() -> None:
+    """Its figures agree with each other and with its formula."""
+    result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--json")
+    assert result.code == 0
+    figures = json.loads(result.out)
+    step, limits = figures["step"], figures["limits"]
+    assert step["tokens"] == 8 * 16
+    assert step["tokens_per_second"] == pytest.approx(step["tokens"] / step["seconds"])
+    rate = step["tokens_per_second"] * figures["flops_per_token"]
+    assert step["mfu"] == pytest.approx(rate / limits["flops_per_second"])
+    assert step["range"][0] <= step["seconds"] <= step["range"][1]
+    assert set(figures["where"]) == {*KINDS, "idle"}
+    assert sum(figures["where"].values()) == pytest.approx(1)
+    assert all(0 <= share < 1 for share in figures["where"].values())
+    decode = figures["decode"]
+    assert (decode["prompt"], decode["new"]) == (8, 8)
+    least = decode["weight_bytes"] / limits["bytes_per_second"]
+    assert decode["of_limit"] == pytest.approx(least / decode["token_seconds"])
+
+
+def test_the_command_tells_a_person_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--no-decode")
+    assert result.code == 0
+    words = [line.split()[0] for line in result.out.splitlines()[1:]]
+    assert words == ["model", "start", "step", "peak", "where", *KINDS, "idle", "host"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["python-chr"], "did you mean python-char?"),
+        (["python-char", "--seconds", "0"], "--seconds must be above 0 and at most 3600, not 0"),
+        (["python-char", "--seconds", "nan"], "--seconds must be above 0"),
+        (["python-char", "--mesh.data", "3"], "3"),
+    ],
+)
+def test_bad_input(args: list[str], message: str) -> None:
+    result = jaxgpt("bench", *args)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.splitlines()[-1].startswith("jaxgpt: ")
