@@ -69,7 +69,8 @@ def report(config: Config, figures: dict[str, Any]) -> str:
     for kind, share in figures["where"].items():
         about = KINDS.get(kind, "waiting for the host, or for each other's instructions")
         lines.append(f"  {kind:<14}{share:6.1%} {1e3 * share * step['seconds']:9.1f} ms  {about}")
-    lines.append(f"host    makes the next batch in {1e3 * figures['input_seconds']:.2f} ms meanwhile")
+    fed = figures["input_seconds"]
+    lines.append(f"host    makes a batch in {1e3 * fed:.2f} ms, {fed / step['seconds']:.1%} of a step")
     if decode := figures.get("decode"):
         lines.append(
             f"decode  {decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of what memory allows "

@@ -39,6 +39,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "position": (),
     "norm": (),
     "layers": (),
+    "matrix_shards": ("fsdp",),  # Muon's matrices, on their way to
+    "matrices": ("fsdp", "data", "tensor"),  # where it works on them
 }
 
 

@@ -7,21 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax.contrib import MuonDimensionNumbers
 
 from jaxgpt.config import Config
-from jaxgpt.model.layers import STACKED
-
-# Input and output axes of a block's kernel, over which it is a matrix; heads and head widths belong together.
-MATRICES = {
-    "q_proj": ((0,), (1, 2)),
-    "k_proj": ((0,), (1, 2)),
-    "v_proj": ((0,), (1, 2)),
-    "o_proj": ((0, 1), (2,)),
-    "up_proj": ((0,), (1,)),
-    "gate_proj": ((0,), (1,)),
-    "down_proj": ((0,), (1,)),
-}
+from jaxgpt.train.muon import MATRICES, muon, names_of
 
 
 def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
@@ -61,14 +49,14 @@ def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
 
 def decay_mask(params: Any) -> Any:
     """True for the weights that decay: kernels and embeddings. Gains and offsets of norms, and biases, are spared."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: _names(path)[-1] in ("kernel", "embedding"), params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: names_of(path)[-1] in ("kernel", "embedding"), params)
 
 
 def groups(params: Any) -> Any:
     """`muon` for the kernels of the blocks' matrices, `adam` for all else: embeddings, head, norms and biases."""
 
     def group(path: tuple[Any, ...], _: Any) -> str:
-        names = _names(path)
+        names = names_of(path)
         return "muon" if names[-1] == "kernel" and names[-2] in MATRICES else "adam"
 
     return jax.tree_util.tree_map_with_path(group, params)
@@ -93,29 +81,8 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     )
     update = adamw
     if o.name == "muon":
-        muon = optax.contrib.muon(
-            schedule(config, o.muon_learning_rate),
-            ns_steps=o.muon_steps,
-            beta=o.muon_momentum,
-            weight_decay=o.weight_decay,
-            mu_dtype=momentum_dtype,
-            muon_weight_dimension_numbers=_matrices,
-        )
-        update = optax.partition({"muon": muon, "adam": adamw}, groups)
+        rate = schedule(config, o.muon_learning_rate)
+        matrices = muon(rate, o.muon_steps, o.muon_momentum, o.weight_decay, momentum_dtype)
+        update = optax.partition({"muon": matrices, "adam": adamw}, groups)
     clip = optax.clip_by_global_norm(o.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
-
-
-def _matrices(params: Any) -> Any:
-    def dimensions(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers:
-        names = _names(path)
-        skip = names[0] == STACKED  # the axis of layers: a matrix each
-        inputs, outputs = (tuple(axis + skip for axis in axes) for axes in MATRICES[names[-2]])
-        return MuonDimensionNumbers(inputs, outputs)
-
-    return jax.tree_util.tree_map_with_path(dimensions, params)
-
-
-def _names(path: tuple[Any, ...]) -> list[str]:
-    """Names of a leaf from the root of the parameters; linen's boxes around leaves are not counted."""
-    return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]

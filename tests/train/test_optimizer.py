@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import make, small
 
-from jaxgpt.config import Config, OptimConfig, TrainConfig
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.model.layers import stack_layers
+from jaxgpt.parallel import make_mesh, on_mesh
+from jaxgpt.train.muon import _dimension_numbers, orthogonal
 from jaxgpt.train.optimizer import decay_mask, groups, make_optimizer, schedule
 
 
@@ -101,6 +108,58 @@ def test_muon_updates_are_orthogonal_matrices_over_the_right_axes() -> None:
         values = np.linalg.svd(np.asarray(kernel).reshape(shape), compute_uv=False)
         assert values.min() > 0.3 * values.max()
     assert (np.abs(updates["wte"]["embedding"]) < 2e-3).all(), "Adam's step is its learning rate"
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_muon_is_optax_s_own_matrix_by_matrix(scanned: bool) -> None:
+    """Matrices of one shape are worked on together, whichever side is longer; optax takes each on its own."""
+    _, params = make(small("llama", n_layer=3))
+    params = stack_layers(params) if scanned else params
+    c = config(name="muon", weight_decay=0.1, grad_clip=0.0, muon_steps=4, muon_momentum=0.9)
+    ours, others = make_optimizer(c), optax.identity()
+    theirs = optax.contrib.muon(
+        schedule(c, c.optim.muon_learning_rate), ns_steps=4, beta=0.9, weight_decay=0.1,
+        muon_weight_dimension_numbers=_dimension_numbers,
+    )  # fmt: skip
+    reference = optax.partition({"muon": theirs, "adam": others}, groups)
+    matrices = {name for name, group in names(groups(params)).items() if group == "muon"}
+    assert len(matrices) == (7 if scanned else 21)
+
+    @jax.jit
+    def moved(seed: int) -> tuple[Any, Any]:
+        """The second update of each."""
+        grads = [
+            jax.tree.map(lambda x, n=n: jax.random.normal(jax.random.key(seed + n + x.size), x.shape), params)
+            for n in range(2)
+        ]
+        results = []
+        for optimizer in (ours, reference):
+            _, state = optimizer.update(grads[0], optimizer.init(params), params)
+            results.append(optimizer.update(grads[1], state, params)[0])
+        return results[0], results[1]
+
+    updates, expected = map(names, moved(0))
+    for name in matrices:
+        np.testing.assert_allclose(updates[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_each_device_works_on_some_of_the_matrices() -> None:
+    """Twelve matrices of attention and nine of the MLP on eight devices: none has more than two, and the result is the same."""
+    model = small("llama", n_layer=3, n_kv_head=4)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    _, params = make(model)
+    blocks = {name: leaf for name, leaf in params.items() if name.startswith("h_")}
+    kernels = {name: {room: block[room] for room in ("attn", "mlp")} for name, block in blocks.items()}
+    matrices = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), kernels)
+    with on_mesh(mesh, model):
+        compiled = jax.jit(lambda x: orthogonal(x, 2)).lower(matrices).compile()
+        spread = compiled(matrices)
+    batches = {int(n) for n in re.findall(r"= f32\[(\d+),\d+,\d+\]\S* dot\(", compiled.as_text())}
+    assert batches == {2}
+    for a, b in zip(
+        jax.tree.leaves(spread), jax.tree.leaves(jax.jit(lambda x: orthogonal(x, 2))(matrices)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_clipping_is_by_the_global_norm() -> None:

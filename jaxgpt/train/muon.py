@@ -1,0 +1,156 @@
+"""Muon: momentum whose matrices are made orthogonal, those of one shape together, by all devices.
+
+Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
+
+from jaxgpt.model.layers import STACKED
+from jaxgpt.model.linear import constrain
+
+
+class Matrix(NamedTuple):
+    """How a kernel is a matrix.
+
+    Attributes:
+        inputs: its axes; heads and head widths belong together.
+        outputs: its axes.
+        names: the logical axes of inputs and outputs; one of them is the residual stream's width.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    names: tuple[str, str]
+
+
+MATRICES = {
+    "q_proj": Matrix((0,), (1, 2), ("embed", "heads")),
+    "k_proj": Matrix((0,), (1, 2), ("embed", "kv_heads")),
+    "v_proj": Matrix((0,), (1, 2), ("embed", "kv_heads")),
+    "o_proj": Matrix((0, 1), (2,), ("heads", "embed")),
+    "up_proj": Matrix((0,), (1,), ("embed", "mlp")),
+    "gate_proj": Matrix((0,), (1,), ("embed", "mlp")),
+    "down_proj": Matrix((0,), (1,), ("mlp", "embed")),
+}
+# From where the weights lie to a device for each matrix, one collective at a time: the compiler finds no better way by itself.
+WAY = ("matrix_shards", None, None), ("matrices", None, None)
+QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at zero, and within 0.7 and 1.2 from there on
+
+
+def muon(
+    learning_rate: optax.Schedule, steps: int, momentum: float, weight_decay: float, momentum_dtype: Any
+) -> optax.GradientTransformation:
+    """`w <- w - rate (sqrt(max(1, out / in)) orthogonal(m) + decay w)`, m: Nesterov momentum of the gradients.
+
+    Args:
+        learning_rate: of a step.
+        steps: of Newton and Schulz.
+        momentum: its decay.
+        weight_decay: of the weights, times the rate.
+        momentum_dtype: in which it is kept.
+    """
+    # Without steps of its own, optax's is the momentum, every matrix divided by its Frobenius norm.
+    direction = scale_by_muon(
+        ns_steps=0, beta=momentum, mu_dtype=momentum_dtype, weight_dimension_numbers=_dimension_numbers
+    )
+    return optax.chain(
+        direction,
+        optax.stateless(lambda updates, _: orthogonal(updates, steps)),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def orthogonal(updates: Any, steps: int) -> Any:
+    """Matrices of Frobenius norm 1 with their singular values brought near 1, times `sqrt(max(1, out / in))`.
+
+    `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side. Those of one shape lie on one another, and each device
+    works on some of them, whatever the mesh: all of them on each device would cost a large part of a step.
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    stacks = [_stack(path, leaf) for path, leaf in leaves]
+    for place, x_NEO in enumerate(stacks):
+        alike[x_NEO.shape[1:]].append(place)
+    results: list[Any] = [None] * len(leaves)
+    for places in alike.values():
+        way = (None, "embed", _other_axis(leaves[places[0]][0])), (None, "embed", None), *WAY
+        x_NEO = _moved(jnp.concatenate([stacks[place] for place in places]), way)
+        for _ in range(steps):
+            x_NEO = _newton_schulz(x_NEO)
+        x_NEO = _moved(x_NEO, way[::-1])
+        ends = np.cumsum([len(stacks[place]) for place in places])[:-1]
+        for place, part_NEO in zip(places, jnp.split(x_NEO, ends), strict=True):
+            results[place] = _unstack(*leaves[place], part_NEO)
+    return jax.tree.unflatten(tree, results)
+
+
+def _moved(x_NEO: jax.Array, way: Sequence[tuple[str | None, ...]]) -> jax.Array:
+    for names in way:
+        x_NEO = constrain(x_NEO, names)
+    return x_NEO
+
+
+def _newton_schulz(x_NEO: jax.Array) -> jax.Array:
+    a, b, c = QUINTIC
+    if x_NEO.shape[1] <= x_NEO.shape[2]:
+        gram_NEE = x_NEO @ x_NEO.mT
+        return a * x_NEO + (b * gram_NEE + c * (gram_NEE @ gram_NEE)) @ x_NEO
+    gram_NOO = x_NEO.mT @ x_NEO
+    return a * x_NEO + x_NEO @ (b * gram_NOO + c * (gram_NOO @ gram_NOO))
+
+
+def _stack(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    """A kernel, or those of all layers, as matrices `[N, E, O]`: the width of the residual stream, and the other side."""
+    x_NIO = leaf.reshape(-1, *_sides(path, leaf))
+    return x_NIO if _matrix(path).names[0] == "embed" else x_NIO.mT
+
+
+def _unstack(path: tuple[Any, ...], leaf: jax.Array, x_NEO: jax.Array) -> jax.Array:
+    """The inverse of `_stack`, scaled."""
+    inputs, outputs = _sides(path, leaf)
+    x_NIO = x_NEO if _matrix(path).names[0] == "embed" else x_NEO.mT
+    return math.sqrt(max(1.0, outputs / inputs)) * x_NIO.reshape(leaf.shape)
+
+
+def _sides(path: tuple[Any, ...], leaf: jax.Array) -> tuple[int, int]:
+    own = leaf.shape[_layers(path) :]
+    inputs, outputs, _ = _matrix(path)
+    return math.prod(own[axis] for axis in inputs), math.prod(own[axis] for axis in outputs)
+
+
+def _matrix(path: tuple[Any, ...]) -> Matrix:
+    return MATRICES[names_of(path)[-2]]
+
+
+def _other_axis(path: tuple[Any, ...]) -> str:
+    return next(name for name in _matrix(path).names if name != "embed")
+
+
+def _layers(path: tuple[Any, ...]) -> int:
+    """1 if the first axis of a kernel is that of the layers, else 0."""
+    return int(names_of(path)[0] == STACKED)
+
+
+def _dimension_numbers(params: Any) -> Any:
+    def dimensions(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers:
+        inputs, outputs, _ = _matrix(path)
+        return MuonDimensionNumbers(*(tuple(axis + _layers(path) for axis in axes) for axes in (inputs, outputs)))
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)
+
+
+def names_of(path: tuple[Any, ...]) -> list[str]:
+    """Names of a leaf from the root of the parameters; linen's boxes around leaves are not counted."""
+    return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
