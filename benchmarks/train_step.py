@@ -176,8 +176,8 @@ def peak_torch() -> Callable[[], Any]:
     return lambda: a @ b
 
 
-def ours(shape: Shape) -> Callable[[], Any]:
-    """Our step as `jaxgpt train` runs it: the host's batch in, the loss out."""
+def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
+    """Our step as `jaxgpt train` runs it: the host's batch in, the loss out; with settings of `train`."""
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.parallel import keep_memory, use_cores
 
@@ -188,7 +188,7 @@ def ours(shape: Shape) -> Callable[[], Any]:
         ),
         data=DataConfig(dataset="none"),
         optim=OptimConfig(),
-        train=TrainConfig(batch_size=shape.batch),
+        train=TrainConfig(batch_size=shape.batch, **train),
     )  # fmt: skip
     use_cores(config.mesh)
     keep_memory(config)
