@@ -32,7 +32,7 @@ PLANS = {
     "gpt2-v5e": f"{GPT2} --topology v5e:2x4 --mesh.fsdp 8 --train.batch-size 64",
     "gpt2-v6e": f"{GPT2} --topology v6e:2x4 --mesh.fsdp 8 --train.batch-size 64",
     "slices": f"{GPT2} --topology v6e:16x16 --slices 4 --mesh.fsdp 8 --train.batch-size 8192",
-    "llama-7b-v5p": f"{LLAMA} --topology v5p:4x4x4 --mesh.fsdp 64 --train.batch-size 128",
+    "llama-7b-v5p": f"{LLAMA} --topology v5p:4x4x4 --mesh.data 2 --mesh.fsdp 32 --train.batch-size 128",
     "xl-v6e": f"{XL} --topology v6e:4x8 --mesh.fsdp 32 --train.batch-size 128",
     "xl-v5e": f"{XL} --topology v5e:4x8 --mesh.fsdp 32 --train.batch-size 64",
 }

@@ -31,7 +31,7 @@ the compiled program.
 Topologies: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1 and so on, by chips; h100:8 and h200:8, estimates only."""
 
 HOPELESS = 2  # times the memory that there is: beyond this an estimate is answer enough
-CLOSE = 0.6  # of the memory that there is: compiled programs needed up to 1.6 times their estimate
+CLOSE = 0.45  # of the memory that there is: compiled programs needed up to twice their estimate
 PROGRAMS = {"train": "training step", "decode": "sampler"}
 UNITS = {"train": "step", "decode": "token of every row"}
 

@@ -125,7 +125,7 @@ class GPT(nn.Module):
     def hidden(self, tokens_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """What `head` makes the logits from, `[B, T, D]`; arguments as of a call."""
         chex.assert_rank(tokens_BT, 2)
-        return self.stack(self.wte(tokens_BT), key=key)[0]
+        return self.stack(self.embed(tokens_BT), key=key)[0]
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
         """Logits of T more tokens after those in the cache, and the cache with them in it.
@@ -135,9 +135,18 @@ class GPT(nn.Module):
             cache: with room for T more.
             last: only the last token's logits, `[B, 1, V]`.
         """
-        x_BTD, extended = self.stack(self.wte(tokens_BT), cache)
+        x_BTD, extended = self.stack(self.embed(tokens_BT), cache)
         assert extended is not None
         return self.head(x_BTD[:, -1:] if last else x_BTD), extended
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        """Ids to vectors, `[B, T, D]`.
+
+        A device looks up its own columns of the table for all who have the others: ids and vectors travel, which are small
+        beside the table and its gradient.
+        """
+        tokens_BT = constrain(tokens_BT, ("lookup", "length"))
+        return constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
 
     def stack(
         self, x_BTD: jax.Array, cache: KVCache | None = None, key: jax.Array | None = None

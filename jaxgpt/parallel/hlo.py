@@ -94,6 +94,7 @@ def read_program(text: str) -> Program:
         if times[name]:
             for number, line in enumerate(lines):
                 if one := _collective(line, times[name]):
+                    one = _scattered(one, name, lines)
                     channel = re.search(r"channel_id=(\d+)", line)
                     found.setdefault((one.kind, channel[1] if channel else f"{name}:{number}"), one)
     return Program(tuple(found.values()), loops)
@@ -228,6 +229,14 @@ def _collective(line: str, times: int) -> Collective | None:
         # The start's result holds its operands, too, and counters.
         sizes = sizes[1:2] if name == "collective-permute" else sizes[len(sizes) // 2 :]
     return Collective(name, sum(sizes), len(members(line)), times)
+
+
+def _scattered(one: Collective, computation: str, lines: list[str]) -> Collective:
+    """A TPU's reduce-scatter is written as a fused all-reduce, of which every device cuts out its part."""
+    part = _OPCODE.search(lines[-1])
+    if one.kind != "all-reduce" or not computation.startswith("all-reduce-scatter") or not part:
+        return one
+    return one._replace(kind="reduce-scatter", bytes=sum(array_bytes(part["shape"])))
 
 
 def _length(part: str) -> int:

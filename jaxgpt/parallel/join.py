@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NoReturn
 import jax
 
 from jaxgpt.config import DistributedConfig, UserError
-from jaxgpt.parallel.processes import count, say_goodbye
+from jaxgpt.parallel.processes import count, say_goodbye, tells_of_loss
 
 LAST_WORDS = 5  # seconds in which processes that fail for one reason can all say it
 LONGEST = 160  # characters of XLA's reason
@@ -50,7 +50,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         yield
         jax.distributed.shutdown()
     except Exception as e:
-        if _tells_of_loss(e):
+        if tells_of_loss(e):
             _lost(str(e))
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
             raise  # the command line tells it, and leaves
@@ -152,22 +152,6 @@ def _watch_for_aborts(log: BinaryIO) -> None:
 
 
 _kept: list[Any] = []  # C holds no reference
-
-
-def _tells_of_loss(error: Exception) -> bool:
-    """Whether it is what a broken connection to another process looks like."""
-    words = (
-        "Gloo",
-        "Connection",
-        "Socket closed",
-        "UNAVAILABLE",
-        "oordination service",
-        "heartbeat",
-        "timed out",
-        "arrier",
-    )
-    known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
-    return not known and any(word in str(error) for word in words)
 
 
 def _lost(reason: str) -> NoReturn:

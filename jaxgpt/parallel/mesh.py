@@ -25,9 +25,10 @@ T = TypeVar("T")
 AXES = ("data", "fsdp", "tensor")
 
 # Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, everything wide by tensor. Activations: the
-# batch is split by both data and fsdp, and their width is whole.
+# batch is split by both data and fsdp, and their width is whole, but for the moment in which tokens are looked up.
 RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
+    "lookup": ("data",),
     "length": (),
     "width": (),
     "embed": ("fsdp",),

@@ -29,6 +29,17 @@ from jaxgpt.strict import shown
 T = TypeVar("T")
 
 PATIENCE = 24 * 3600 * 1000  # milliseconds for an answer of a process that lives: it may be reading terabytes
+# What errors of JAX, gloo and Orbax say when a connection to another process breaks.
+BROKEN = (
+    "Gloo",
+    "Connection",
+    "Socket closed",
+    "UNAVAILABLE",
+    "oordination service",
+    "heartbeat",
+    "timed out",
+    "arrier",
+)
 
 _rounds = itertools.count()
 
@@ -100,6 +111,12 @@ def first_difference(told: list[dict[str, str]]) -> str:
             if here != there:
                 return f"{name} is {here} in process 0, {there} in process {n}"
     return ""
+
+
+def tells_of_loss(error: Exception) -> bool:
+    """Whether it is what a broken connection to another process looks like; never where this process is alone."""
+    known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
+    return count() > 1 and not known and any(word in str(error) for word in BROKEN)
 
 
 def say_goodbye(seconds: float) -> None:

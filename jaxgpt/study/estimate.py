@@ -171,18 +171,24 @@ def _elementwise(eqn: Any) -> bool:
 
 
 def _implied_traffic(program: Program, topology: Topology) -> dict[str, Traffic]:
-    """What the table implies: weights gathered twice and gradients scattered over fsdp, gradients added over data, and four
-    sums of a block's activations over tensor; all in the compute dtype, for every micro-batch."""
+    """What the table implies, in the compute dtype, for every micro-batch.
+
+    Over fsdp: weights gathered twice, gradients scattered, and tokens' vectors brought from where they are looked up, and
+    back; a table that is no head is not gathered. Over data: gradients added. Over tensor: four sums of a block's activations.
+    """
     config, mesh = program.config, program.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
     pieces, layers = config.train.accumulation, config.model.n_layer
-    whole = sum(leaf.size for leaf in jax.tree.leaves(program.abstract_state.params)) * width / mesh.tensor
+    params = program.abstract_state.params
+    whole = sum(leaf.size for leaf in jax.tree.leaves(params)) * width / mesh.tensor
+    table = 0 if config.model.tie_embeddings else params["wte"]["embedding"].size * width / mesh.tensor
     rows = config.train.batch_size // pieces // (mesh.data * mesh.fsdp)
     block = rows * config.model.block_size * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (
-        Collective("all-gather", whole, mesh.fsdp, 2 * pieces),
-        Collective("reduce-scatter", whole / mesh.fsdp, mesh.fsdp, pieces),
+        Collective("all-gather", whole - table, mesh.fsdp, 2 * pieces),
+        Collective("reduce-scatter", (whole - table) / mesh.fsdp, mesh.fsdp, pieces),
+        Collective("all-to-all", block, mesh.fsdp, 2 * pieces),
         Collective("all-reduce", whole / mesh.fsdp, within, pieces),
         # Between slices every device has its own part of what its slice has added up.
         Collective("all-reduce", whole / mesh.fsdp / within, topology.slices, pieces, True),

@@ -21,7 +21,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.config import UserError
-from jaxgpt.parallel.processes import decide
+from jaxgpt.parallel.processes import decide, tells_of_loss
 from jaxgpt.train import TrainingFailed, manifest
 from jaxgpt.train.catalog import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
 from jaxgpt.train.guard import init_guard
@@ -220,6 +220,8 @@ def _load(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
     try:
         return ocp.load_checkpointables(path.absolute(), parts)
     except Exception as e:
+        if tells_of_loss(e):
+            raise
         raise UserError(
             f"{path} cannot be read as a checkpoint of this run ({type(e).__name__}: {_reason(e)})"
         ) from None

@@ -76,6 +76,10 @@ PROGRAM = """HloModule m
 %piece.2 (p: f32[8]) -> f32[32] {
   ROOT %ag.2 = f32[32]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}
 }
+%all-reduce-scatter.1 (p: f32[32]) -> f32[8] {
+  %ar.1 = f32[32]{0} all-reduce(%p), channel_id=8, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %part = f32[8]{0} dynamic-slice(%ar.1, %offset), dynamic_slice_sizes={8}
+}
 %condition (p: (s32[], f32[8])) -> pred[] {
   %end = s32[]{:T(128)} constant(11)
   %i = s32[] get-tuple-element(%p), index=0
@@ -88,6 +92,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   %w = (s32[], f32[8]{0}) while(%t), condition=%condition, body=%body
   %f1 = f32[32]{0} fusion(%a), kind=kCustom, calls=%piece.1
   %f2 = f32[32]{0} fusion(%a), kind=kCustom, calls=%piece.2
+  %rs = f32[8]{0} fusion(%f1), kind=kCustom, calls=%all-reduce-scatter.1
   %ps = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%a), channel_id=3, source_target_pairs={{0,1},{1,0}}
   %pd = f32[8]{0} collective-permute-done(%ps)
   %s = (f32[4]{0}, u32[], token[]) send(%a, %tok), channel_id=4, is_host_transfer=true, frontend_attributes={\
@@ -96,12 +101,13 @@ _xla_megascale_target="{1:3}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}
 """
 
 
-def test_loops_count_by_their_trips_and_pieces_of_one_collective_once() -> None:
+def test_loops_count_by_their_trips_pieces_of_one_collective_once_and_fused_scatters_as_such() -> None:
     program = read_program(PROGRAM)
     assert program.loops == {"body": 6}
     assert set(program.collectives) == {
         Collective("all-reduce", 32, 4, 6),
         Collective("all-gather", 128, 4),
+        Collective("reduce-scatter", 32, 4),
         Collective("collective-permute", 32, 2),
         Collective("all-reduce", 16, 3, 1, between_slices=True),
     }

@@ -208,9 +208,11 @@ def test_the_tpu_compiler_agrees() -> None:
     assert step.traffic["all-reduce"].bytes == pytest.approx(2 * matrices + 4 * table, abs=64)
     assert step.compiled_flops == pytest.approx(step.model_flops, rel=0.1)
     split = replace(run, mesh=MeshConfig(data=1, fsdp=8, tensor=1))
-    sent = sum(traffic.sent for traffic in compile_step(split, topology).traffic.values())
-    implied = sum(traffic.sent for traffic in estimate(split, topology).traffic.values())
-    assert 0.9 * implied < sent < 1.5 * implied
+    sent, implied = compile_step(split, topology).traffic, estimate(split, topology).traffic
+    for kind in ("reduce-scatter", "all-to-all"):
+        assert sent[kind].sent == pytest.approx(implied[kind].sent, rel=1e-3)
+    # Some weights are kept from the forward pass to the backward pass, where there is room; norms are gathered, too.
+    assert implied["all-gather"].sent / 2 < sent["all-gather"].sent < implied["all-gather"].sent
     token = compile_decode(run, topology)
     rows_of_cache = 2 * 2 * 128  # k and v, two texts a device, 128 tokens each
     assert token.memory["cache"] == pytest.approx(2 * 256 * rows_of_cache, abs=16)  # bfloat16, and where it begins

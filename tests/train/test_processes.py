@@ -20,9 +20,10 @@ from helpers import TEXT, flags, jaxgpt, small_run
 from jax.errors import JaxRuntimeError
 
 from jaxgpt.config import DistributedConfig, MeshConfig, UserError
-from jaxgpt.parallel.join import _scheduled, _tells_of_loss
+from jaxgpt.parallel import processes as room
+from jaxgpt.parallel.join import _scheduled
 from jaxgpt.parallel.mesh import resolve
-from jaxgpt.train import TrainingFailed
+from jaxgpt.train import TrainingFailed, checkpoint
 from jaxgpt.train.catalog import damage, steps
 from jaxgpt.train.manifest import NAME, read
 from jaxgpt.train.metrics import read_metrics
@@ -266,8 +267,27 @@ def test_schedulers_that_start_several_processes(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_loss_looks_like(error: Exception, loss: bool) -> None:
-    assert _tells_of_loss(error) is loss
+def test_what_a_loss_looks_like(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not room.tells_of_loss(error), "there is nobody to lose"
+    monkeypatch.setattr(room, "count", lambda: 2)
+    assert room.tells_of_loss(error) is loss
+
+
+def test_a_loss_while_a_checkpoint_is_read_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: restore")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint.ocp, "load_checkpointables", fail)
+    with pytest.raises(UserError, match="cannot be read as a checkpoint of this run"):
+        checkpoint._load(Path("1"), {})
+    monkeypatch.setattr(room, "count", lambda: 2)
+    with pytest.raises(JaxRuntimeError):
+        checkpoint._load(Path("1"), {})
+    error = JaxRuntimeError("NOT_FOUND: no such array")
+    with pytest.raises(UserError, match="no such array"):
+        checkpoint._load(Path("1"), {})
 
 
 def test_every_process_has_to_take_part() -> None:
@@ -287,12 +307,13 @@ def test_processes_and_batches_that_do_not_divide(place: None) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("processes", [2, 4])
-@pytest.mark.parametrize("mesh", ["data", "fsdp", "tensor", "fsdp and tensor"])
+@pytest.mark.parametrize(
+    ("processes", "mesh"),
+    [(n, axis) for n in (2, 4) for axis in ("data", "fsdp", "tensor")]
+    + [(4, "data and tensor"), (4, "fsdp and tensor")],
+)
 def test_as_one_process(place: None, processes: int, mesh: str) -> None:
     sizes = {"mesh__data": 1} | {f"mesh__{axis}": 2 if "and" in mesh else processes for axis in mesh.split(" and ")}
-    if processes == 2 and "and" in mesh:
-        pytest.skip("needs four")
     length = flags(train__steps=8)
     with launched(processes, "shakespeare", *TINY, *length, *flags(**sizes), "--out", "several") as launcher:
         out, err = launcher.communicate(timeout=300)
@@ -336,6 +357,23 @@ def test_asked_to_stop_and_resumed_by_another_number_of_processes(
     assert (launcher.returncode, err) == (0, "")
     jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1")
     assert_same_figures("run", "straight")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_a_launcher_that_is_asked_to_stop_passes_it_on(place: None, number: int) -> None:
+    """All save at one step, one of them says how to go on, and nobody is left."""
+    with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
+        wait_until(lambda: reached("run", 6), launcher)
+        pids = children(launcher)
+        launcher.send_signal(number)
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    [*_, last] = steps(Path("run/checkpoints"))
+    assert err == f"jaxgpt: stopped and saved at step {last}; go on with: jaxgpt train --resume --out run\n"
+    assert damage(Path("run/checkpoints", str(last))) == ""
+    assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.mark.long

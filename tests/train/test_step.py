@@ -219,6 +219,13 @@ def test_devices_talk_as_the_mesh_says() -> None:
     assert fsdp["all-reduce"] + fsdp["reduce-scatter"]
 
 
+def test_nobody_gathers_the_vectors_of_the_whole_batch_to_look_them_up() -> None:
+    p = program("llama", mesh=MeshConfig(data=2, fsdp=2), shape={"vocab_size": 512, "n_layer": 1})
+    text = compiled(p)
+    assert "all-gather" in text
+    assert f"f32[{p.config.train.batch_size},{p.config.model.block_size},{p.config.model.n_embd}]" not in text
+
+
 def test_a_block_split_by_tensor_sums_twice() -> None:
     """Forward: after attention, and after the MLP (Shoeybi et al. 2019, section 3)."""
 

@@ -103,7 +103,7 @@ def tied(s: Subject) -> float:
         raise Skipped("model.tie_embeddings is off: the head has weights of its own")
     model, ids = s.model, s.random_ids((2, s.length), below=max(c.vocab_size // 2, 1))
     weigh = jax.random.normal(jax.random.key(0), (*ids.shape, c.vocab_size))
-    hidden_BTD = model.apply({"params": s.params}, ids, method=lambda m, ids: m.stack(m.wte(ids))[0])
+    hidden_BTD = model.apply({"params": s.params}, ids, method=lambda m, ids: m.stack(m.embed(ids))[0])
 
     def whole(table: jax.Array) -> tuple[jax.Array, jax.Array]:
         params = s.params | {"wte": s.params["wte"] | {"embedding": table}}
