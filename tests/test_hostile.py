@@ -288,6 +288,7 @@ QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
     [
         ({"num_hidden_layers": 10**12, "layer_types": None}, "model.n_layer must be"),
         ({"num_hidden_layers": 10**12}, "layer_types"),
+        ({"head_dim": 2**30}, r"model\.head_dim must be .* at most 65536"),
         ({"layer_types": 5}, "layer_types 5 .* must be a list"),
         ({"use_sliding_window": True, "sliding_window": "4"}, "whole numbers"),
         ({"rope_parameters": "default"}, "rope_parameters 'default' .* must be an object"),
