@@ -15,9 +15,15 @@ import uvloop
 
 class _Loop(uvloop.Loop):
     def close(self) -> None:
-        if not self.is_closed() and (tasks := asyncio.all_tasks(self)):
-            self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        if not self.is_closed():
+            self.run_until_complete(_others())
         super().close()
+
+
+async def _others() -> None:
+    """Wait for all other tasks; and for those who wait for them, who are told of an error one turn of the loop later."""
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

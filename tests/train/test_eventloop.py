@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,29 @@ def test_a_loop_ends_what_it_has_begun(module) -> None:  # type: ignore[no-untyp
     assert loop.is_closed()
     loop.close()  # a second time does nothing, as of any loop
     assert (asyncio.new_event_loop, uvloop.new_event_loop) == MAKERS
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_every_error_has_a_reader(turns: int) -> None:
+    """Also one that comes as the loop is left: what nobody read is logged when its task is forgotten."""
+
+    async def failing(after: int) -> None:
+        for _ in range(after):
+            await asyncio.sleep(0)
+        raise ArithmeticError
+
+    async def both() -> None:
+        await asyncio.gather(failing(0), failing(turns))
+
+    heard: list[dict[str, object]] = []
+    with eventloop.loops_that_finish():
+        loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _, context: heard.append(context))
+    with pytest.raises(ArithmeticError):
+        loop.run_until_complete(both())
+    loop.close()
+    gc.collect()
+    assert not heard
 
 
 def test_orbax_reads_in_such_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
