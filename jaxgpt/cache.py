@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 COMPILED_BYTES = 2 * 2**30  # beyond this, programs that were not used for longest make room
@@ -21,8 +23,10 @@ def keep_compiled() -> None:
     """Have JAX keep what it compiles, and take it from there next time. Before JAX is imported.
 
     What JAX's own variables say already stands. Programs for a CPU use what that CPU can do, which JAX does not look at
-    when it reads one: each kind of CPU has a folder.
+    when it reads one: each kind of CPU has a folder. Nor does it look at what it runs: JAX compresses programs, by
+    zstandard where that is installed, and only zlib, its other way, has a checksum and refuses a changed byte.
     """
+    sys.modules.setdefault("zstandard", None)  # type: ignore[arg-type]
     settings = {
         "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "compiled" / _cpu()),
         "JAX_COMPILATION_CACHE_MAX_SIZE": str(COMPILED_BYTES),
@@ -32,6 +36,27 @@ def keep_compiled() -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
+    if all(os.environ[name] == value for name, value in settings.items()):  # a folder that JAX keeps as told here
+        _remove_cut_off(Path(settings["JAX_COMPILATION_CACHE_DIR"]))
+
+
+def _remove_cut_off(folder: Path) -> None:
+    """Delete programs whose writer was killed: those without the time of their use, which is written after them.
+
+    JAX never writes a program again that is there: it would warn of one for ever, and up to 0.10 could add no others.
+    """
+    if any(_cut_off(folder)):
+        from filelock import FileLock
+
+        with FileLock(folder / ".lockfile"):  # JAX's own: what is being written now is not cut off
+            for path in _cut_off(folder):
+                path.unlink()
+
+
+def _cut_off(folder: Path) -> Iterator[Path]:
+    for path in folder.glob("*-cache"):
+        if not path.with_name(path.name.removesuffix("cache") + "atime").exists():
+            yield path
 
 
 def _cpu() -> str:

@@ -18,6 +18,7 @@ from jaxgpt.strict import did_you_mean as did_you_mean
 from jaxgpt.strict import parse_json, shown
 
 MAX_LAYERS = 1024  # the deepest published decoders have some hundreds; each is traced by itself
+MAX_HEAD = 2**16  # published heads are some hundreds wide; RoPE's angles are as many, and there before any weight is
 MAX_VOCAB = 2**24  # ids; the largest published vocabularies have some 2**18
 MAX_PARAMETERS = 10**13  # 40 TB in float32
 MAX_BATCH = 2**28  # ids in the batch of an update, 1 GB of int32
@@ -67,8 +68,9 @@ class ModelConfig:
         _bounds("model", self, "vocab_size", 0, MAX_VOCAB)
         for name in ("block_size", "n_head", "n_embd", "rope_original_context"):
             _bounds("model", self, name, 1, 2**24)
-        for name in ("n_kv_head", "head_dim", "n_inner", "sliding_window"):
+        for name in ("n_kv_head", "n_inner", "sliding_window"):
             _bounds("model", self, name, 0, 2**31 - 1)
+        _bounds("model", self, "head_dim", 0, MAX_HEAD)
         _bounds("model", self, "dropout", 0.0, 1.0, open_end=True)
         for name in ("norm_eps", "init_std", "logit_softcap"):
             _bounds("model", self, name, 0.0, 1e6)

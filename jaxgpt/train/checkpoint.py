@@ -24,6 +24,7 @@ from jaxgpt.config import UserError
 from jaxgpt.parallel.processes import decide, tells_of_loss
 from jaxgpt.train import TrainingFailed, manifest
 from jaxgpt.train.catalog import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
+from jaxgpt.train.eventloop import loops_that_finish
 from jaxgpt.train.guard import init_guard
 from jaxgpt.train.run import write_atomically
 from jaxgpt.train.step import TrainState
@@ -218,16 +219,18 @@ def restore_params(directory: Path, step: int, abstract: Any, ema: bool) -> Any:
 
 def _load(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
     try:
-        return ocp.load_checkpointables(path.absolute(), parts)
+        with loops_that_finish():
+            return ocp.load_checkpointables(path.absolute(), parts)
     except Exception as e:
         if tells_of_loss(e):
             raise
+        cause = e.__cause__ or e  # Orbax's own error lists the kinds of files that it knows
         raise UserError(
-            f"{path} cannot be read as a checkpoint of this run ({type(e).__name__}: {_reason(e)})"
+            f"{path} cannot be read as a checkpoint of this run ({type(cause).__name__}: {_reason(cause)})"
         ) from None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's way of telling it

@@ -1,7 +1,11 @@
-"""The same targets, led by coverage: `python tests/fuzz/guided.py TARGET [-runs=N]`, where atheris is installed.
+"""The same targets, led by coverage, where atheris is installed, which is no dependency:
 
-Atheris (libFuzzer for Python) is no dependency; it changes bytes so that they reach new branches of our own code. It
-stops at the first input that is neither refused in one line nor dealt with rightly, and keeps it as a file `crash-...`.
+    python -m venv venv && venv/bin/pip install atheris -e '.[test]'
+    venv/bin/python tests/fuzz/guided.py TARGET -max_total_time=90
+
+TARGET is one of `inputs.MAKES`, the rest are options of libFuzzer (-runs=N, ...). Atheris changes bytes so that they reach
+new branches of our own code. It stops at the first input that is neither refused in one line nor dealt with rightly, and
+keeps it as a file `crash-...` in the folder that it names.
 """
 
 from __future__ import annotations

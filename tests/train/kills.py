@@ -3,10 +3,10 @@
     python tests/train/kills.py --kills 100
 
 A run has dropout, accumulation, an average of its weights, a guard, checkpoints by steps and by time, and several epochs.
-It is killed again and again until it ends: at the n-th time it touches a file of the run (so that every moment of
-writing, committing and deleting checkpoints and of writing metrics has its turn), some moments after Orbax's temporary
-folder appears, or at any time at all. Then weights, optimizer, average, guard, metrics, kept checkpoints and the sample
-must be those of the straight run, bit for bit.
+It is killed again and again until it ends: at the n-th time it touches a file of the run or of its cache (so that every
+moment of writing, committing and deleting checkpoints, of writing metrics and of keeping compiled programs has its turn),
+some moments after Orbax's temporary folder appears, or at any time at all. Then weights, optimizer, average, guard, metrics,
+kept checkpoints and the sample must be those of the straight run, bit for bit, and nothing is said of a damaged cache.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxgpt.cache import COMPILED_BYTES, keep_compiled
 from jaxgpt.cli import main
 from jaxgpt.train.build import build
 from jaxgpt.train.catalog import steps, val_losses
@@ -99,6 +100,9 @@ def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
         tally.set_aside += len(list((folder / name / "checkpoints").glob("*.damaged*")))
         different = differences(folder / "straight", folder / name)
         different += [] if _sample(out) == _sample((folder / f"{name}.out").read_text()) else ["the sample"]
+        different += (
+            [] if "compilation cache" not in (folder / f"{name}.err").read_text() else ["a warning of its cache"]
+        )
         tally.identical += not different
         if tell:
             print(
@@ -186,10 +190,13 @@ def _sample(out: str) -> str:
 
 
 def _child(folder: Path, name: str, kill_at_event: int, args: list[str]) -> None:
-    """The command itself, in a process that kills itself just before it touches a file of the run for the n-th time."""
+    """The command itself, in a process that kills itself just before it touches one of its files for the n-th time."""
     os.chdir(folder)
     sys.stdout, sys.stderr = (Path(f"{name}.{stream}").open("w") for stream in ("out", "err"))  # noqa: SIM115
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    os.environ["JAXGPT_CACHE"] = str(folder / f"{name}.cache")
+    keep_compiled()
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_compilation_cache_max_size", COMPILED_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_num_cpu_devices", 1)
     jax.config.update("jax_platforms", "cpu")
@@ -198,7 +205,7 @@ def _child(folder: Path, name: str, kill_at_event: int, args: list[str]) -> None
 
     def hook(event: str, values: tuple[object, ...]) -> None:
         nonlocal events
-        if event in kinds and name in str(values[0]).split("/"):
+        if event in kinds and {name, f"{name}.cache"} & set(str(values[0]).split("/")):
             events += 1
             if events == kill_at_event:
                 os.kill(os.getpid(), signal.SIGKILL)

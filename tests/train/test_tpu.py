@@ -21,6 +21,7 @@ from jaxgpt.parallel import batch_sharding, on_mesh
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.train.build import Program
 
+LAYERS, HEADS = 2, 4
 B, T = 64, 1024  # a device's scores are more than fits beside its processor, where nobody counts them
 pytestmark = [
     pytest.mark.long,
@@ -36,7 +37,9 @@ def compiled(**train: Any) -> Any:
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
     config = Config(
-        model=ModelConfig(vocab_size=512, block_size=T, n_layer=2, n_head=4, n_kv_head=2, n_embd=256, positions="rope"),
+        model=ModelConfig(
+            vocab_size=512, block_size=T, n_layer=LAYERS, n_head=HEADS, n_kv_head=2, n_embd=256, positions="rope"
+        ),
         train=TrainConfig(**({"batch_size": B, "compute_dtype": "bfloat16"} | train)),
         mesh=MeshConfig(data=2, fsdp=1, tensor=2),
     )
@@ -54,4 +57,6 @@ def test_splash_holds_no_scores(scan_layers: bool) -> None:
     assert "tpu_custom_call" in flash.as_text()
     assert not scores.search(flash.as_text())
     assert scores.search(plain.as_text())
-    assert flash.memory_analysis().temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes / 2
+    # The weights of every layer are what the plain way keeps for the backward pass, in bfloat16 at least.
+    kept = LAYERS * (B // 2) * (HEADS // 2) * T * T * 2
+    assert plain.memory_analysis().temp_size_in_bytes - flash.memory_analysis().temp_size_in_bytes > kept

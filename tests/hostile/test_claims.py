@@ -1,0 +1,164 @@
+"""Configs that claim more than their files or any memory hold are refused before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import LLAMA, SMALL, hf_folder, nanogpt_folder, run_folder
+from forged import npy, npz
+from helpers import MODELS, jaxgpt, small
+
+from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
+from jaxgpt.convert import llama
+from jaxgpt.convert.files import Weights
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.tensors import leaf_shapes
+from jaxgpt.convert.weights import check_weights
+from jaxgpt.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_parameters_are_counted_before_there_are_any(name: str, bias: bool) -> None:
+    config = small(name, bias=bias)
+    assert config.parameters == sum(int(np.prod(shape)) for shape in leaf_shapes(config).values())
+
+
+def test_all_presets_are_allowed() -> None:
+    assert max(preset(name).model.parameters for name in PRESETS) < 10**10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_layer": 10**12}, "model.n_layer must be at least 1 and at most 1024, not 1000000000000"),
+        ({"n_layer": 10**400}, "model.n_layer must be"),
+        ({"dropout": 10**400}, "model.dropout must be at least 0 and below 1"),
+        ({"n_embd": 2**24}, "13.5 PB|parameters, .* TB in float32"),
+        ({"vocab_size": 2**31}, "model.vocab_size must be at least 0 and at most"),
+        ({"n_inner": 2**31 - 1, "n_embd": 2**16}, "TB in float32"),
+        ({"head_dim": 2**16 + 2}, "model.head_dim must be at least 0 and at most 65536"),
+        ({"n_head": 2**20, "head_dim": 2**16, "n_embd": 2**12}, "TB in float32"),
+        ({"block_size": 2**24, "n_embd": 2**20}, "TB in float32"),
+    ],
+)
+def test_a_model_that_no_memory_holds(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ModelConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_no_memory_holds() -> None:
+    with pytest.raises(UserError, match=r"are 137,438,953,472 ids: at most 268,435,456 are put into an update"):
+        Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=2**29))
+
+
+def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:
+    """Also where the tokenizer would have as many words as the model claims ids."""
+    folder = hf_folder(tmp_path / "hf")
+    for claim in ({"n_layer": 1000}, {"vocab_size": 2**24}, {"n_embd": 2**16}, {"n_layer": 10**12}):
+        config = json.loads((folder / "config.json").read_text()) | claim
+        (tmp_path / "claims.json").write_text(json.dumps(config))
+        with pytest.raises(UserError, match=r"no tensor of layer|has the shape|at most 1024"):
+            check_weights(Weights(folder), _described(config), _gpt2_form())
+
+
+def _described(config: dict[str, Any]) -> ModelConfig:
+    from jaxgpt.convert import gpt2
+
+    return gpt2.config_from_hf(Options(config, "config.json"))
+
+
+def _gpt2_form() -> Any:
+    from jaxgpt.convert.models import GPT2
+
+    return GPT2
+
+
+QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_hidden_layers": 10**12, "layer_types": None}, "model.n_layer must be"),
+        ({"num_hidden_layers": 10**12}, "layer_types"),
+        ({"head_dim": 2**30}, r"model\.head_dim must be .* at most 65536"),
+        ({"layer_types": 5}, "layer_types 5 .* must be a list"),
+        ({"use_sliding_window": True, "sliding_window": "4"}, "whole numbers"),
+        ({"rope_parameters": "default"}, "rope_parameters 'default' .* must be an object"),
+        ({"rope_parameters": [1, 2]}, "rope_parameters .* must be an object"),
+    ],
+)
+def test_layers_are_counted_not_spelled_out(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        llama.config_from_hf(Options(QWEN | values, "config.json"), qwen3=True)
+
+
+def test_a_model_type_of_any_kind(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "hf")
+    (folder / "config.json").write_text('{"model_type": ["gpt2"]}')
+    assert "model_type ['gpt2'] is not computed here" in jaxgpt("import", str(folder), "run").err
+
+
+LITTLE_MEMORY = """
+import resource, sys
+from jaxgpt.cli import main
+import jaxgpt.lm, jaxgpt.convert.models, jaxgpt.convert.replay, jaxgpt.cli.sample
+cases = sys.stdin.read().splitlines()
+main(cases[0].split("\\t"))  # what a first command makes once is not counted
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for case in cases:
+    print(main(case.split("\\t")), flush=True)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+def test_nothing_large_is_made_of_a_claim(tmp_path: Path) -> None:
+    """Files that claim terabytes: each command ends with 2 and one line, and all of them take less than 100 MB."""
+    cases = []
+    for name, claim in {
+        "layers": {"n_layer": 1024},
+        "width": {"n_embd": 2**16},
+        "vocab": {"vocab_size": 2**24},
+    }.items():
+        folder = hf_folder(tmp_path / f"hf-{name}")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | claim))
+        cases.append(["import", str(folder), f"run-{name}", "--tokenizer", "ids"])
+    for name, claim in {
+        "width": {"n_embd": 2**16},
+        "vocab": {"vocab_size": 2**24},
+        "block": {"block_size": 2**24},
+    }.items():
+        run = run_folder(tmp_path / f"run-of-{name}", SMALL)
+        saved = json.loads((run / "config.json").read_text())
+        saved["model"] |= claim
+        (run / "config.json").write_text(json.dumps(saved))
+        cases.append(["sample", str(run), "--prompt", "To"])
+    recording, _ = nanogpt_folder(tmp_path / "bomb")
+    npz(recording / "offsets.npz", split=npy((2**26,), "<i8", b"\0" * 2**29), ix=npy((2**26,), "<i8", b"\0" * 2**29))
+    cases.append(["replay", str(recording)])
+    for name in ("config.json", "tokenizer.json"):
+        run = run_folder(tmp_path / f"large-{name}", SMALL)
+        with (run / name).open("r+b") as f:
+            f.truncate(2**38)
+        cases.append(["sample", str(run), "--prompt", "To"])
+    result = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY],
+        input="\n".join(map("\t".join, cases)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *codes, megabytes = map(int, result.stdout.split())
+    assert codes == [2] * len(cases), result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("jaxgpt: ")]
+    assert len(lines) == len(cases) + 1, result.stderr
+    assert megabytes < 100

@@ -1,0 +1,111 @@
+"""Headers, links and archives that lie about what is in them, or where; ids that no vocabulary has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SMALL, hf_folder, nanogpt_folder
+from forged import npy, npz, pickled
+from helpers import jaxgpt
+
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.convert.files import Weights, read_arrays, text_beside
+from jaxgpt.data import load_dataset
+from jaxgpt.data.tokens import Tokens
+
+LIES = {
+    "beyond the file": ({"data_offsets": [0, 10**15]}, "cut off or no safetensors"),
+    "negative": ({"data_offsets": [-4, 20]}, "cut off or no safetensors"),
+    "backwards": ({"data_offsets": [20, 0]}, "cut off or no safetensors"),
+    "a hole": ({"data_offsets": [4, 24]}, "cut off or no safetensors"),
+    "type": ({"dtype": "F1024"}, "cut off or no safetensors"),
+    "overflow": ({"shape": [2**40, 2**40]}, "cut off or no safetensors"),
+    "shape": ({"shape": [10**12]}, "cut off or no safetensors"),
+    "negative shape": ({"shape": [-5]}, "cut off or no safetensors"),
+    "float shape": ({"shape": [5.0]}, "cut off or no safetensors"),
+}
+
+
+def lying(header: dict[str, Any], length: int | None = None) -> bytes:
+    text = json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + b"\0" * 20
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_header_that_lies(case: str, tmp_path: Path) -> None:
+    said, message = LIES[case]
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(lying({"x": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]} | said}))
+    with pytest.raises(UserError, match=message):
+        Weights(path)
+
+
+def test_overlapping_tensors_and_a_header_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    entry = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
+    for data in (lying({"x": entry, "y": entry}), lying({"x": entry}, 2**62), lying({"x": entry}, 10**8), b"\xff" * 8):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match="cut off or no safetensors file"):
+            Weights(path)
+
+
+def test_a_link_may_not_lead_elsewhere(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret.safetensors", hf_folder(tmp_path / "hf")
+    (folder / "model.safetensors").rename(secret)
+    (folder / "model.safetensors").symlink_to(secret)
+    result = jaxgpt("import", str(folder), "run")
+    assert result.code == 2
+    assert "is a link to" in result.err
+    assert "outside of its folder" in result.err
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../x", "", "a\0", "..\\..\\x", "x" * 300])
+def test_a_recipe_names_no_text_elsewhere(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither in its folder nor beside it"):
+        text_beside(tmp_path / "recording", name)
+    folder, _ = nanogpt_folder(tmp_path / "nano")
+    recipe = json.loads((folder / "recipe.json").read_text())
+    (folder / "recipe.json").write_text(json.dumps(recipe | {"text": name}))
+    assert jaxgpt("import", str(folder), "run").code == 2
+
+
+def test_arrays_as_numpy_writes_them(tmp_path: Path) -> None:
+    a, b = np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(3, 2))
+    np.savez_compressed(tmp_path / "x.npz", a=a, b=b)
+    got = read_arrays(tmp_path / "x.npz", "a", "b")
+    assert [x.tolist() for x in got] == [a.tolist(), b.tolist()]
+
+
+ARRAYS = {
+    "object": npy((1,), "|O", pickled()),
+    "float": npy((1,), "<f8", b"\0" * 8),
+    "larger than it is": npy((10**12,), "<i8", b"\0" * 8),
+    "smaller than it is": npy((1,), "<i8", b"\0" * 80),
+    "no array": b"\x80\x04x",
+    "code for a header": b"\x93NUMPY\x01\x00\x20\x00" + b"__import__('os').mkdir('it-ran')",
+}
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_an_archive_that_lies(case: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no a that can be read"):
+        read_arrays(npz(tmp_path / "x.npz", a=ARRAYS[case]), "a")
+    assert not (tmp_path / "it-ran").exists()
+
+
+def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
+    ids = np.arange(5000, dtype="<u4") % 256
+    ids[4000] = 2**31 + 5
+    head = np.array([20240801, 7, len(ids)] + [0] * 253, "<i4").tobytes()
+    (tmp_path / "train.bin").write_bytes(head + ids.tobytes())
+    config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
+    with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is beyond the vocabulary of 300"):
+        load_dataset(config)
+    with pytest.raises(UserError, match="id 300 is beyond"):  # past what is looked at when files are opened
+        Tokens([np.array([299, 300, 1])], 300).take(1, 2)
+    with pytest.raises(UserError, match="id -1 is beyond"):
+        Tokens([np.array([299, -1, 1])]).take(0, 2)

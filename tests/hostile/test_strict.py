@@ -1,0 +1,90 @@
+"""JSON that readers disagree on, files without end, names and values that would break a line: one line says so."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from helpers import jaxgpt
+
+from jaxgpt.config import DataConfig, UserError, from_json
+from jaxgpt.strict import parse_json, read_bytes, read_json
+from jaxgpt.train.metrics import read_metrics
+from jaxgpt.train.plot import plot_losses
+
+JSON = {
+    "key twice": (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
+    "nan": (b'{"a": NaN}', "NaN is not JSON"),
+    "infinity": (b'{"a": -Infinity}', "-Infinity is not JSON"),
+    "large": (b'{"a": 1e400}', "'1e400' is beyond float64"),
+    "long": (b'{"a": 1' + b"0" * 5000 + b"}", "beyond 64 bits"),
+    "65 bits": (b'{"a": 18446744073709551616}', "beyond 64 bits"),
+    "deep": (b"[" * 100_000, "nested too deeply"),
+    "mark": (b"\xef\xbb\xbf{}", "BOM"),
+    "bytes": (b'{"a": "\xff"}', "can't decode byte 0xff"),
+    "half": (b'{"a": "\\ud800"}', "surrogates not allowed"),
+    "cut": (b'{"a": ', "Expecting value"),
+    "two": (b"{} {}", "Extra data"),
+}
+
+
+@pytest.mark.parametrize("case", JSON)
+def test_json_that_readers_disagree_on(case: str) -> None:
+    text, message = JSON[case]
+    with pytest.raises(UserError, match=message) as error:
+        parse_json(text, "config.json")
+    assert str(error.value).startswith("config.json: not valid JSON (")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_json_of_64_bits_and_pairs_is_fine() -> None:
+    value = {"a": [2**64 - 1, -(2**63), 1.7e308, "\U0001f600"]}
+    assert parse_json(json.dumps(value), "x") == value
+
+
+def test_only_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="it is no file"):
+        read_json(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as f:
+        f.truncate(2**40)
+    with pytest.raises(UserError, match=r"1,099,511,627,776 bytes, at most 16,777,216 are read"):
+        read_bytes(tmp_path / "large")
+
+
+def test_an_error_is_one_line_whatever_it_quotes() -> None:
+    assert str(UserError("no file a\nb\r\x1b[31m\u2028\udc80: give another")) == (
+        "no file a\\nb\\r\\x1b[31m\\u2028\\udc80: give another"
+    )
+    assert len(str(UserError("x" * 10**6))) < 1010
+    assert jaxgpt("info", "a\nb").err.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\udcff"])
+def test_a_path_that_no_file_has(value: str) -> None:
+    with pytest.raises(UserError, match=r"data\.path .* holds what is no character"):
+        DataConfig(path=value)
+
+
+def test_a_deep_value_of_a_setting_is_named_shortly() -> None:
+    with pytest.raises(UserError, match=r"model\.n_layer must be of type int") as error:
+        from_json('{"model": {"n_layer": ' + "[" * 500 + "]" * 500 + "}}")
+    assert len(str(error.value)) < 200
+
+
+def test_metrics_of_every_wrong_kind(tmp_path: Path) -> None:
+    lines = [b'{"step": 1, "loss": 2.0}', b'{"step": true, "loss": 1.0}', b'{"step": -1}', b'{"step": 2, "loss": NaN}']
+    lines += [
+        b"[" * 5000,
+        b"\xff\xfe",
+        b'{"step": 3, "step": 4}',
+        b"null",
+        b'{"step": 5, "loss": "low", "val_loss": 3}',
+    ]
+    lines += [b'{"step": 6, "loss": 1e400}', b'{"step": 99999999999999999999}', b'{"step": 7, "lo']
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 5]
+    plot_losses(tmp_path / "metrics.jsonl", tmp_path / "loss.png", "runs/$a^$b_")
+    assert (tmp_path / "loss.png").stat().st_size > 1000

@@ -1,0 +1,82 @@
+"""Tokenizers that would hang or lie, and published ones that look as if they would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import TEXT
+
+from jaxgpt.config import UserError
+from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
+
+CHAR = json.loads(make_tokenizer("char", "abc", 0, 0).to_json())
+BYTES = json.loads(make_tokenizer("byte", "", 0, 0).to_json())
+
+
+def changed(base: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    return base | {k: v for k, v in parts.items() if k != "model"} | {"model": base["model"] | parts.get("model", {})}
+
+
+def pattern(text: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": text}, "behavior": "Isolated", "invert": False}
+
+
+TOKENIZERS = {
+    "explodes": (changed(BYTES, pre_tokenizer=pattern("(a+)+$")), "repeats a group"),
+    "explodes by name": (changed(BYTES, pre_tokenizer=pattern(r"(?<x>a|aa){0}\g<x>+$")), "repeats a group"),
+    "explodes in a normalizer": (
+        changed(BYTES, normalizer={"type": "Replace", "pattern": {"Regex": "(a|aa){1,99}$"}, "content": ""}),
+        "repeats a group",
+    ),
+    "order": (changed(CHAR, model={"vocab": {"b": 0, "a": 1}}), "order of their code points"),
+    "holes": (changed(CHAR, model={"vocab": {"a": 0, "b": 2}}), "ids are not 0, 1, 2"),
+    "one id twice": (changed(CHAR, model={"vocab": {"a": 0, "b": 0}}), "two of its words have the same id"),
+    "no ids": (changed(CHAR, model={"vocab": {}}), "it has no words"),
+    "a far id": (changed(BYTES, model={"vocab": {"a": 2**32 - 1}}), "id 4294967295 is not below 16777216"),
+    "true for an id": (changed(CHAR, model={"vocab": {"a": False, "b": True}}), "cannot read this file"),
+    "a list": ([], "no model with a vocabulary"),
+    "of another type": ({"model": 5}, "no model with a vocabulary"),
+    "merges of nothing": (changed(BYTES, model={"merges": [["xyz", "q"]]}), "cannot read this file"),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+def test_a_tokenizer_that_would_hang_or_lie(case: str, tmp_path: Path) -> None:
+    value, message = TOKENIZERS[case]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(value))
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(tmp_path)
+
+
+def test_patterns_of_published_models_are_read(tmp_path: Path) -> None:
+    """Brackets within a class of characters are no group: DeepSeek's and GPT-4o's patterns have such."""
+    for text in (
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|\s+",
+        r"[^\r\n\p{L}]?\p{Lu}*\p{Ll}+(?i:'s|'t)?|\p{N}{1,3}",
+    ):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(changed(BYTES, pre_tokenizer=pattern(text))))
+        assert load_tokenizer(tmp_path).vocab_size == 256
+
+
+def test_ids_with_holes_are_below_the_vocabulary_size(tmp_path: Path) -> None:
+    vocab = BYTES["model"]["vocab"] | {"zz": 999}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed(BYTES, model={"vocab": vocab})))
+    assert load_tokenizer(tmp_path).vocab_size == 1000
+
+
+def test_a_text_has_one_row_of_ids(tmp_path: Path) -> None:
+    """Dropout of merges, and pieces cut where an unknown pattern finds other words, would give it several."""
+    base = json.loads(make_tokenizer("bpe", TEXT, 300, 0).to_json())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed(base, model={"dropout": 0.5})))
+    plain = make_tokenizer("bpe", TEXT, 300, 0).encode(TEXT).tolist()
+    assert load_tokenizer(tmp_path).encode(TEXT).tolist() == plain
+    hundreds = changed(
+        base, pre_tokenizer={"type": "Sequence", "pretokenizers": [pattern(r"[\s\S]{7}"), BYTES["pre_tokenizer"]]}
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(hundreds))
+    tokenizer: Any = load_tokenizer(tmp_path)
+    long = TEXT * 8
+    assert tokenizer.encode(long).tolist() == tokenizer._tokenizer.encode(long).ids
