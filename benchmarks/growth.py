@@ -36,9 +36,9 @@ WAYS = {
 LONG = SHAPES["gpt2"]._replace(context=1024)
 SIDES: dict[str, dict[str, Any]] = {
     "jaxgpt": {},
-    "jaxgpt, loss_chunk 4096": {"loss_chunk": 4096},
-    "jaxgpt, remat dots": {"remat": "dots", "loss_chunk": 4096},
-    "jaxgpt, remat full": {"remat": "full", "loss_chunk": 4096},
+    "jaxgpt, loss_chunk 128": {"loss_chunk": 128},
+    "jaxgpt, remat dots": {"remat": "dots", "loss_chunk": 128},
+    "jaxgpt, remat full": {"remat": "full", "loss_chunk": 128},
     "torch": {},
 }
 

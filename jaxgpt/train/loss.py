@@ -36,9 +36,10 @@ def chunked_cross_entropy(
         head: hidden states to logits, each position on its own.
         x_BTD: hidden states.
         targets_BT: as of `cross_entropy`.
-        chunk: positions; the last chunk is filled up with targets that do not count.
+        chunk: positions, at most T; the last chunk is filled up with targets that do not count.
     """
     B, T, D = x_BTD.shape
+    chunk = min(chunk, T)
     fill = -T % chunk
     x_nBcD = jnp.pad(x_BTD, ((0, 0), (0, fill), (0, 0))).reshape(B, -1, chunk, D).swapaxes(0, 1)
     targets_nBc = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1).reshape(B, -1, chunk).swapaxes(0, 1)

@@ -69,3 +69,4 @@ def test_no_array_of_all_logits_in_the_program() -> None:
 
     assert largest(0) >= B * T * config.vocab_size
     assert largest(2) == B * 2 * config.vocab_size
+    assert largest(10 * T) == B * T * config.vocab_size, "a chunk beyond the end is not filled up"
