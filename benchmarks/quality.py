@@ -33,7 +33,7 @@ CURVE = {
     "--optim.learning-rate 0.02 --optim.muon-learning-rate 0.05",
     1.60: "--model.n-layer 3 --model.n-embd 128 --model.block-size 96 --train.steps 450 --train.batch-size 32 "
     "--optim.learning-rate 0.015 --optim.muon-learning-rate 0.04",
-    1.50: "--model.n-layer 4 --model.n-head 6 --model.n-embd 192 --model.block-size 128 --train.steps 700 "
+    1.50: "--model.n-layer 4 --model.n-head 6 --model.n-embd 192 --model.block-size 128 --train.steps 580 "
     "--train.batch-size 32 --optim.learning-rate 0.01 --optim.muon-learning-rate 0.03",
 }
 

@@ -4,8 +4,10 @@ python benchmarks/train_step.py                             nanoGPT's CPU shape
 python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT-2's 124M
 python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a look whether it works
 python benchmarks/train_step.py --nanogpt DIR               a checkout of nanoGPT's model.py besides
+python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
 
-Every side is a process of its own, which has compiled and warmed up before the first round; only one works at a time.
+Every side is a process of its own, which has compiled and warmed up before the first round; only one works at a time. All use
+the GPU where there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory.
 A round of a side lasts about --seconds; printed are the median over the rounds and their range. Peers: `torch`
 (benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and
 clipping by the global norm, as our own step has. MFU: 6 x weights in products + 12 L D T FLOPs a token (attention not
@@ -51,6 +53,7 @@ SHAPES = {
     "nanogpt-cpu": Shape(4, 4, 128, 64, 65, 12, False),
     "medium": Shape(6, 6, 384, 256, 65, 8, False),
     "gpt2": Shape(12, 12, 768, 128, 50257, 4, True),
+    "gpt2-gpu": Shape(12, 12, 768, 1024, 50304, 16, False),
 }
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
 
@@ -62,10 +65,11 @@ def main() -> None:
     parser.add_argument("--nanogpt", default="", help="a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round of a side")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of products")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        serve(args.side, SHAPES[args.shape[0]], args.nanogpt)
+        serve(args.side, SHAPES[args.shape[0]], args.nanogpt, args.dtype)
         return
     sides = ["jaxgpt", *args.peers] + (["nanogpt", "nanogpt-compiled"] if args.nanogpt else [])
     results: dict[str, Any] = {}
@@ -79,7 +83,8 @@ def main() -> None:
 def compare(name: str, sides: list[str], args: argparse.Namespace) -> dict[str, Any]:
     """Medians of one shape, printed as they are returned."""
     shape = SHAPES[name]
-    with processes(["peak-jax", "peak-torch", *sides], name, args.nanogpt) as ask:
+    flags = ["--shape", name, "--nanogpt", args.nanogpt, "--dtype", args.dtype]
+    with processes(["peak-jax", "peak-torch", *sides], flags) as ask:
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         peaks = []
         for _ in range(args.rounds):
@@ -108,13 +113,15 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> dict[str, 
 
 
 @contextmanager
-def processes(sides: list[str], shape: str, nanogpt: str) -> Iterator[Callable[[str, float], float]]:
+def processes(sides: list[str], flags: list[str]) -> Iterator[Callable[[str, float], float]]:
     """A process for each side; asked for so many seconds of work, one answers with its figure."""
     running: dict[str, subprocess.Popen[str]] = {}
     try:
         for side in sides:
-            command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--shape", shape, "--nanogpt", nanogpt]
-            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            command = [sys.executable, "-W", "ignore", __file__, "--side", side, *flags]
+            # Where all share a GPU, nobody takes it for himself.
+            env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
             _line(running[side], side)  # compiled and warm, before the next one starts
 
         def ask(side: str, seconds: float) -> float:
@@ -139,13 +146,12 @@ def _line(process: subprocess.Popen[str], side: str) -> str:
     return line
 
 
-def serve(side: str, shape: Shape, nanogpt: str) -> None:
+def serve(side: str, shape: Shape, nanogpt: str, dtype: str) -> None:
     """In a process of its own: answer requests for seconds of work until standard input ends."""
     if side.startswith("peak"):
-        work = peak_jax() if side == "peak-jax" else peak_torch()
-        flops = 2 * 1024 * 2048 * 2048
+        work, flops = peak_jax(dtype) if side == "peak-jax" else peak_torch(dtype)
     else:
-        work = ours(shape) if side == "jaxgpt" else peer(side, shape, nanogpt)
+        work = ours(shape, compute_dtype=dtype) if side == "jaxgpt" else peer(side, shape, nanogpt, dtype)
         flops = 0
     for _ in range(3):
         work()
@@ -159,21 +165,39 @@ def serve(side: str, shape: Shape, nanogpt: str) -> None:
         print(flops / min(times) if flops else statistics.median(times), flush=True)
 
 
-def peak_jax() -> Callable[[], Any]:
+def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
+    """A large product, and its FLOPs."""
     import jaxgpt  # noqa: F401, I001
     import jax
     import jax.numpy as jnp
 
-    a, b = jnp.ones((1024, 2048)), jnp.ones((2048, 2048))
+    n = 2048 if jax.default_backend() == "cpu" else 8192
+    a, b = jnp.ones((n // 2, n), dtype), jnp.ones((n, n), dtype)
     product = jax.jit(jnp.dot)
-    return lambda: product(a, b).block_until_ready()
+    return lambda: product(a, b).block_until_ready(), n**3
 
 
-def peak_torch() -> Callable[[], Any]:
+def peak_torch(dtype: str) -> tuple[Callable[[], Any], int]:
+    """The same."""
     import torch
 
-    a, b = torch.ones((1024, 2048)), torch.ones((2048, 2048))
-    return lambda: a @ b
+    device = torch_device()
+    n = 2048 if device == "cpu" else 8192
+    a, b = (torch.ones(shape, dtype=getattr(torch, dtype), device=device) for shape in ((n // 2, n), (n, n)))
+
+    def work() -> None:
+        a @ b
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+    return work, n**3
+
+
+def torch_device() -> str:
+    import torch
+
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX has it
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
@@ -209,10 +233,11 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     return work
 
 
-def peer(side: str, shape: Shape, nanogpt: str) -> Callable[[], Any]:
+def peer(side: str, shape: Shape, nanogpt: str, dtype: str = "float32") -> Callable[[], Any]:
     """PyTorch's step: forward, backward, clipping, AdamW."""
     import torch
 
+    device = torch_device()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
     name = side.removesuffix("-compiled")
@@ -252,13 +277,16 @@ def peer(side: str, shape: Shape, nanogpt: str) -> Callable[[], Any]:
         def loss_of(x: Any, y: Any) -> Any:
             return forward(x, y)
 
+    model.to(device)
     forward = torch.compile(model) if side.endswith("-compiled") else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99), fused=True)
     generator = torch.Generator().manual_seed(0)
 
     def work() -> None:
         batch = torch.randint(0, shape.vocab, (shape.batch, shape.context + 1), generator=generator)
-        loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+        batch = batch.to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
