@@ -13,7 +13,7 @@ from jaxgpt.config import Config, MeshConfig
 from jaxgpt.parallel.mesh import sizes_of
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are given back when they are freed, whatever its thresholds
-ACTIVATIONS = 64  # bytes of temporaries a token, layer and width: about 16 arrays of float32
+ACTIVATIONS = 120  # bytes of temporaries a token, layer and width: about 30 arrays of float32
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
