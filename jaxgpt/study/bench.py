@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jaxgpt.config import Config
+from jaxgpt.config import Config, UserError
 from jaxgpt.data import Windows
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import Policy, Session
@@ -43,8 +43,10 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
         say: told what is done next.
 
     Raises:
-        UserError: the config does not fit the devices.
+        UserError: the config does not fit the devices, or the context has no room for a sample.
     """
+    if decode and config.model.block_size < 3:
+        raise UserError(f"a sample needs a model.block_size of at least 3, not {config.model.block_size}: --no-decode")
     stages: dict[str, float] = {}
     say("compiling")
     with _timed(stages, "weights"):

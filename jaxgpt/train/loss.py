@@ -52,7 +52,7 @@ def chunked_cross_entropy(
 
 
 def token_count(targets_BT: jax.Array) -> jax.Array:
-    """How many targets are counted, as a float32 scalar.
+    """How many targets are counted, as a float32 scalar: exact up to 2^24 of them.
 
     Added up as such: over several devices it then travels with the gradients. An integer would be a sum of its own, early,
     and on a CPU the device that comes to it first keeps a thread while it waits, which the others need.

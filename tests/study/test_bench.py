@@ -173,7 +173,8 @@ def test_the_command_tells_a_person_the_same(capsys: pytest.CaptureFixture[str])
         (["python-chr"], "did you mean python-char?"),
         (["python-char", "--seconds", "0"], "--seconds must be above 0 and at most 3600, not 0"),
         (["python-char", "--seconds", "nan"], "--seconds must be above 0"),
-        (["python-char", "--mesh.data", "3"], "3"),
+        (["python-char", "--mesh.data", "3"], "does not divide the 32 windows"),
+        (["python-char", "--model.block-size", "2"], "model.block_size of at least 3, not 2: --no-decode"),
     ],
 )
 def test_bad_input(args: list[str], message: str) -> None:
