@@ -214,7 +214,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
         optim=OptimConfig(),
         train=TrainConfig(batch_size=shape.batch, **train),
     )  # fmt: skip
-    use_cores(config.mesh)
+    use_cores(config.mesh, model=config.model)
     keep_memory(config)
     import numpy as np
 

@@ -34,7 +34,7 @@ def run(args: Sequence[str]) -> int:
     config = with_vocab(config)
     from jaxgpt.parallel import keep_memory, use_cores
 
-    use_cores(config.mesh)
+    use_cores(config.mesh, model=config.model)
     keep_memory(config)
     from jaxgpt.study.bench import bench
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.cli.parse import Settings, parse_settings, print_json
-from jaxgpt.config import MeshConfig, UserError
+from jaxgpt.config import UserError, from_json
 from jaxgpt.presets import DEFAULT, preset
 
 PROG = "jaxgpt prove-resume [PRESET]"
@@ -54,7 +54,8 @@ def run(args: Sequence[str]) -> int:
 def _leg(order: Path) -> int:
     from jaxgpt.parallel import use_cores
 
-    use_cores(MeshConfig(**json.loads(order.read_text())["config"]["mesh"]))
+    config = from_json(json.dumps(json.loads(order.read_text())["config"]))
+    use_cores(config.mesh, model=config.model)
     from jaxgpt.train.prove import leg
 
     print_json(leg(order))

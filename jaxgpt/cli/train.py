@@ -62,7 +62,7 @@ def _train(config: Config, args: Args) -> int:
     from jaxgpt.parallel.join import on_loss
     from jaxgpt.parallel.processes import agree, count, decide, leader
 
-    use_cores(config.mesh, count())
+    use_cores(config.mesh, count(), config.model)
     keep_memory(config)
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset

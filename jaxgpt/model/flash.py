@@ -1,7 +1,8 @@
-"""Causal attention that never holds the T x T scores: cuDNN's on NVIDIA GPUs, Pallas' splash attention on TPUs.
+"""Causal attention by kernels that never hold the T x T scores: cuDNN's on NVIDIA GPUs, Pallas' splash attention on TPUs.
 
 Each computes `attend` under `causal_mask` for whole sequences that begin at slot 0, tile by tile with a running softmax
-(Dao et al. 2022). None gives out weights, and none drops any: looking inside, dropout and the cache need `attend`.
+(Dao et al. 2022); `tiled_attention` does so for CPUs. None gives out weights, and none drops any: looking inside, dropout
+and the cache need `attend`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 # (q_BTNH, k_BTKH, v_BTKH, scale, window) -> out_BTNH; K divides N; a window of 0 has no limit
 Flash = Callable[[jax.Array, jax.Array, jax.Array, float, int], jax.Array]
@@ -53,19 +53,32 @@ def splash_attention(
     Args:
         interpret: run the kernel operation by operation, which a CPU can.
     """
-    T, N, K = q_BTNH.shape[1], q_BTNH.shape[2], k_BTKH.shape[2]
-    heads, kv_heads = (_mesh_axes("batch", "length", name, "head_dim") for name in ("heads", "kv_heads"))
-    if heads != kv_heads:
-        # Fewer key heads than ways to split the query heads: every query head brings its own.
-        k_BTKH, v_BTKH = (jnp.repeat(x, N // K, axis=2) for x in (k_BTKH, v_BTKH))
+    T = q_BTNH.shape[1]
     tile = min(TILE, LANES * math.ceil(T / LANES))
     padded = ((0, 0), (0, -T % tile), (0, 0), (0, 0))
     q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padded) for x in (q_BTNH * jnp.asarray(scale, q_BTNH.dtype), k_BTKH, v_BTKH))
     local = functools.partial(_splash_local, window=window, tile=tile, interpret=interpret)
-    if heads is not None:
-        # The kernel is opaque to XLA's partitioner, and knows nothing of axes that vary over the mesh.
-        local = jax.shard_map(local, in_specs=(heads, heads, heads), out_specs=heads, check_vma=False)
-    return local(q_BTNH, k_BTKH, v_BTKH)[:, :T]
+    return on_each_device(local, q_BTNH, k_BTKH, v_BTKH)[:, :T]
+
+
+def on_each_device(
+    local: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+) -> jax.Array:
+    """`local(q, k, v)` of every device's own rows and heads, for what the partitioner cannot divide: kernels and loops."""
+    axes = (("batch", "length", name, "head_dim") for name in ("heads", "kv_heads"))
+    if jax.sharding.get_abstract_mesh().empty:
+        return local(q_BTNH, k_BTKH, v_BTKH)
+    heads, kv_heads = map(nn.spmd.logical_to_mesh_axes, axes)
+    if heads != kv_heads:
+        # Fewer key heads than ways to split the query heads: every query head brings its own.
+        each = q_BTNH.shape[2] // k_BTKH.shape[2]
+        k_BTKH, v_BTKH = (jnp.repeat(x, each, axis=2) for x in (k_BTKH, v_BTKH))
+    # Kernels know nothing of axes that vary over the mesh.
+    divided = jax.shard_map(local, in_specs=(heads, heads, heads), out_specs=heads, check_vma=False)
+    return divided(q_BTNH, k_BTKH, v_BTKH)
 
 
 def _splash_local(
@@ -88,8 +101,3 @@ def _splash_local(
     )
     by_head = (jnp.swapaxes(x, 1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
     return jnp.swapaxes(jax.vmap(kernel)(*by_head), 1, 2)
-
-
-def _mesh_axes(*names: str) -> PartitionSpec | None:
-    """Where the table puts an array with these axes; None where there is no mesh."""
-    return None if jax.sharding.get_abstract_mesh().empty else nn.spmd.logical_to_mesh_axes(names)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.model.cpu import apart
+
+Turns = tuple[jax.Array, jax.Array]
 
 
 def sinusoidal(positions_BT: jax.Array, width: int) -> jax.Array:
@@ -51,18 +56,24 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
     return keep * frequency + (1 - keep) * frequency / config.rope_factor
 
 
-def rope_angles(positions_BT: jax.Array, config: ModelConfig) -> jax.Array:
-    """Angles for `rotate`, `[B, T, H / 2]` radians in float32."""
+def rope_turns(positions_BT: jax.Array, config: ModelConfig) -> Turns:
+    """Cosine and sine of each position's angles, for `rotate`: two of `[B, T, H / 2]` in float32."""
     frequency = jnp.asarray(rope_frequencies(config), jnp.float32)
-    return positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
+    angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
+    turns: Turns = jax.lax.platform_dependent(angle_BTh, cpu=functools.partial(apart, _turns), default=_turns)
+    return turns
 
 
-def rotate(x_BTNH: jax.Array, angle_BTh: jax.Array) -> jax.Array:
+def _turns(angle_BTh: jax.Array) -> Turns:
+    return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
+
+
+def rotate(x_BTNH: jax.Array, turns: Turns) -> jax.Array:
     """Turn each pair `(x[i], x[i + H/2])` by its angle: scores of rotated q and k depend on distance alone.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, with x1, x2 the halves of the head ("rotate half").
     """
-    chex.assert_rank([x_BTNH, angle_BTh], [4, 3])
-    cos, sin = jnp.cos(angle_BTh)[:, :, None, :], jnp.sin(angle_BTh)[:, :, None, :]
+    chex.assert_rank([x_BTNH, *turns], [4, 3, 3])
+    cos, sin = (each[:, :, None, :] for each in turns)
     x1, x2 = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTNH.dtype)

@@ -6,23 +6,35 @@ import ctypes
 import math
 import os
 import sys
+from dataclasses import replace
 
 import jax
+from jax.sharding import Mesh
 
-from jaxgpt.config import Config, MeshConfig
+from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import sizes_of
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are given back when they are freed, whatever its thresholds
 ACTIVATIONS = 120  # bytes of temporaries a token, layer and width: about 30 arrays of float32
+LARGE = 50_000_000  # parameters, without those of a vocabulary, which may not be known yet
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
-def use_cores(config: MeshConfig, processes: int = 1) -> None:
-    """Make every core of a CPU a device (more, where the mesh asks for more)."""
+def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
+    """Make every core of a CPU a device; more, where the mesh asks for more, and one of all cores for a large model.
+
+    Args:
+        mesh: what is asked for.
+        processes: that share it.
+        model: what is trained, if anything. Each device holds and updates all weights: many take more memory, and more
+            time than is won by products that need not share their threads.
+    """
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    asked = math.prod(size for size in sizes_of(config).values() if size > 0)
-    jax.config.update("jax_num_cpu_devices", max(_cores(), math.ceil(asked / processes)))
+    asked = math.prod(size for size in sizes_of(mesh).values() if size > 0)
+    large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
+    own = 1 if large else _cores()
+    jax.config.update("jax_num_cpu_devices", max(own, math.ceil(asked / processes)))
 
 
 def keep_memory(config: Config) -> None:
@@ -40,6 +52,11 @@ def keep_memory(config: Config) -> None:
         # No blocks outside the heap, none given back, and one heap: those of threads are limited to 64 MB.
         for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1)):
             libc.mallopt(parameter, value)
+
+
+def for_one_run(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
+    """Compiler options for a program that runs once. On a CPU less is spent on its speed; its numbers stay as they are."""
+    return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
 
 
 def _cores() -> int:

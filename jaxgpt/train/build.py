@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -17,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.layers import stack_layers, unstack_layers
-from jaxgpt.parallel import batch_sharding, everywhere, make_mesh, on_mesh, resolve, settle, shardings
+from jaxgpt.parallel import batch_sharding, everywhere, for_one_run, make_mesh, on_mesh, resolve, settle, shardings
 from jaxgpt.parallel.processes import count
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
@@ -86,8 +88,22 @@ class Program:
 
     def init(self) -> TrainState:
         """The state before the first update, made where it belongs."""
-        init = jax.jit(lambda seed: nn.unbox(self._layout(self._init(seed))), out_shardings=self.state_shardings)
+        init = jax.jit(
+            lambda seed: nn.unbox(self._layout(self._init(seed))),
+            out_shardings=self.state_shardings,
+            compiler_options=for_one_run(self.mesh),
+        )
         return init(self.config.train.seed)
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """The update is compiled meanwhile, in a thread of its own. `step` finds it, for jax keeps what it has compiled."""
+        shape = self.config.train.batch_size, self.config.model.block_size + 1
+        windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh))
+        with ThreadPoolExecutor(1) as pool:
+            compiled = pool.submit(lambda: self.lower(self.abstract_state, windows).compile())
+            yield
+            compiled.result()
 
     def start_from(self, params: Any) -> TrainState:
         """The state before the first update, with weights that exist already."""

@@ -10,6 +10,7 @@ import jax
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.model.flash import Flash, cudnn_attention, splash_attention
+from jaxgpt.model.tiled import SHORT, tiled_attention
 
 
 class Kernel(NamedTuple):
@@ -19,17 +20,19 @@ class Kernel(NamedTuple):
         run: the function.
         home: whether a device is of the kind that it is made for.
         lacks: what else is missing on such a device, `""`: nothing.
+        shortest: from which `model.block_size` on it is faster than `attend`.
     """
 
     run: Flash
     home: Callable[[jax.Device], bool]
     lacks: Callable[[Config, jax.Device], str]
+    shortest: int = 0
 
 
 def choose_attention(config: Config, device: jax.Device | None) -> tuple[Flash | None, str]:
     """The kernel that `train.attention` means on a device, None for `attend`, and what should be said of the choice.
 
-    `auto` is the kernel that is made for the device, if the config lets it run.
+    `auto` is the kernel that is made for the device, if it is worth it and the config lets it run.
 
     Raises:
         UserError: a kernel is asked for by name and cannot run.
@@ -44,7 +47,7 @@ def choose_attention(config: Config, device: jax.Device | None) -> tuple[Flash |
             raise UserError(f"train.attention {asked} {lack}: xla would, and auto chooses what can run")
         return kernel.run, ""
     for name, kernel in KERNELS.items():
-        if kernel.home(device):
+        if kernel.home(device) and config.model.block_size >= kernel.shortest:
             lack = kernel.lacks(config, device)
             return (
                 (None, f"attention by xla, with all T x T scores in memory: {name} {lack}")
@@ -79,4 +82,7 @@ def _dropout(config: Config) -> str:
 KERNELS = {
     "cudnn": Kernel(cudnn_attention, lambda device: bool(_capability(device)), _cudnn_lacks),
     "splash": Kernel(splash_attention, lambda device: device.platform == "tpu", lambda config, _: _dropout(config)),
+    "tiled": Kernel(
+        tiled_attention, lambda device: device.platform == "cpu", lambda config, _: _dropout(config), SHORT
+    ),
 }

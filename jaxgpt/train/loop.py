@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -81,10 +82,11 @@ def fit(
             checkpoint stays.
     """
     last = decide(lambda: latest_valid(run.checkpoints, program.config, reporter.note)) if resume else None
-    if last is not None:
-        state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
-    else:
-        state = program.init() if start is None else start
+    with program.compiling() if (last or 0) < (until or program.config.train.steps) else nullcontext():
+        if last is not None:
+            state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
+        else:
+            state = program.init() if start is None else start
     train = program.config.train
     try:
         metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=last)

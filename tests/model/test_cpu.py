@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from helpers import small
 
 from jaxgpt.model.cpu import transposed_copy
 from jaxgpt.model.linear import matmul
+from jaxgpt.model.positions import rope_turns, rotate
 
 
 def weight_gradient(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -21,8 +27,20 @@ def test_the_transposed_matrix_is_an_array_of_its_own() -> None:
     assert "call(" in fused_with_its_source
 
 
-def test_other_devices_get_the_plain_product() -> None:
-    arguments = jnp.ones((2, 8, 16)), jnp.ones((16, 32))
+def turned(x_BTNH: jax.Array) -> jax.Array:
+    positions = jnp.arange(x_BTNH.shape[1])[None]
+    return rotate(x_BTNH, rope_turns(positions, small("modern")))
+
+
+def test_a_position_has_one_sine() -> None:
+    """Fused with the heads that turn by it, it would be computed for each of them."""
+    program = jax.jit(turned).lower(jnp.ones((2, 5, 3, 4))).compile().as_text()
+    assert re.search(r"\[(1,)?5,2\]\S* sine\(", program)
+    assert "call(" in program
+
+
+@pytest.mark.parametrize(("function", "shapes"), [(weight_gradient, [(2, 8, 16), (16, 32)]), (turned, [(2, 5, 3, 4)])])
+def test_other_devices_are_told_nothing(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]]) -> None:
     for platform, calls in (("cpu", True), ("tpu", False), ("cuda", False)):
-        lowered = jax.jit(weight_gradient).trace(*arguments).lower(lowering_platforms=(platform,))
+        lowered = jax.jit(function).trace(*map(jnp.ones, shapes)).lower(lowering_platforms=(platform,))
         assert ("inlineable" in lowered.as_text()) == calls, platform

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -11,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import make, random_ids, small
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.attention import attend, causal_mask
 from jaxgpt.model.flash import Flash, cudnn_attention, splash_attention
+from jaxgpt.model.tiled import tiled_attention, tiles
 from jaxgpt.parallel import make_mesh, on_mesh
 
 splash = functools.partial(splash_attention, interpret=True)
@@ -52,6 +56,10 @@ def assert_same(found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...]) -
         (fused, 12, 1, 5),
         (splash, 100, 2, 0),  # neither a whole number of tiles
         (splash, 130, 1, 3),
+        (tiled_attention, 1, 2, 0),
+        (tiled_attention, 130, 2, 0),  # tiles of 65
+        (tiled_attention, 130, 1, 70),
+        (tiled_attention, 390, 4, 100),  # three tiles, of which a query sees two
     ],
 )
 def test_a_kernel_is_attention(kernel: Callable[..., jax.Array], T: int, K: int, window: int) -> None:
@@ -60,25 +68,60 @@ def test_a_kernel_is_attention(kernel: Callable[..., jax.Array], T: int, K: int,
     assert_same(forward_and_backward(kernel, window, *args), forward_and_backward(reference, window, *args))
 
 
+@given(T=st.integers(1, 5000), window=st.integers(0, 5000))
+def test_tiles_are_all_that_is_seen(T: int, window: int) -> None:
+    """Side by side they are the sequence, and where a query may see a key, both its tile and the key's know of it."""
+    spans = tiles(T, window)
+    assert [a for a, *_ in spans] == [0, *(e for _, e, *_ in spans[:-1])]
+    assert spans[-1][1] == T
+    for a, e, first, end in spans:
+        assert e - a <= 1024
+        assert first <= max(0, a - (window or T) + 1)  # of the tile's first query
+        assert end >= min(T, e - 1 + (window or T))  # of its last key
+
+
+def test_tiles_hold_no_scores() -> None:
+    scores = re.compile(r"\[(\d+,)*256,256\]")
+    args = inputs(256, 4, 4)
+    held = {
+        kernel: bool(scores.search(forward_and_backward.lower(kernel, 0, *args).compile().as_text()))
+        for kernel in (tiled_attention, reference)
+    }
+    assert held == {tiled_attention: False, reference: True}
+
+
+def test_tiles_in_bfloat16() -> None:
+    """Scores and sums stay in float32."""
+    args = inputs(130, 4, 2)
+    found = forward_and_backward(tiled_attention, 0, *(x.astype(jnp.bfloat16) for x in args))
+    for a, b in zip(found, forward_and_backward(reference, 0, *args), strict=True):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("kernel", [splash, tiled_attention])
 @pytest.mark.parametrize("K", [4, 1])
-def test_splash_on_a_mesh(K: int) -> None:
+def test_a_kernel_on_a_mesh(K: int, kernel: Flash) -> None:
     """Every device its rows and heads, also where the key heads are fewer than the ways to split."""
     config = small("gpt2", n_head=4, n_kv_head=K)
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
     args = inputs(40, 4, K)
     with on_mesh(mesh, config):
-        found = forward_and_backward(splash, 0, *args)
+        found = forward_and_backward(kernel, 0, *args)
         placed = nn.spmd.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
     assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)
     assert_same(found, forward_and_backward(reference, 0, *args))
 
 
-@pytest.mark.parametrize("name", ["scaled", pytest.param("modern", marks=pytest.mark.long)])
-def test_a_model_computes_the_same_with_a_kernel(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("scaled", fused), pytest.param("modern", fused, marks=pytest.mark.long), ("modern", tiled_attention)],
+)
+def test_a_model_computes_the_same_with_a_kernel(name: str, kernel: Flash) -> None:
     config = small(name)
     model, params = make(config)
     tokens = random_ids(config, (2, 9))
-    found = GPT(config, flash=fused).apply({"params": params}, tokens)
+    found = GPT(config, flash=kernel).apply({"params": params}, tokens)
     np.testing.assert_allclose(found, model.apply({"params": params}, tokens), atol=1e-5, rtol=1e-5)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxgpt.config import Config
+from jaxgpt.config import Config, MeshConfig
 from jaxgpt.parallel import host
 from jaxgpt.presets import preset
 
@@ -39,3 +39,22 @@ def test_memory_is_kept_where_glibc_would_give_it_back(
 def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: object())
     host.keep_memory(preset("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "devices"),
+    [
+        ("python-char", MeshConfig(), 4),
+        ("gpt2", MeshConfig(), 1),  # one copy of the weights
+        ("gpt2", MeshConfig(data=2), 2),
+        ("python-char", MeshConfig(data=2, fsdp=4), 8),
+    ],
+)
+def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, int] = {}
+    for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(host.jax.config, "update", told.__setitem__)
+    monkeypatch.setattr(host, "_cores", lambda: 4)
+    host.use_cores(mesh, model=preset(name).model)
+    assert told == {"jax_num_cpu_devices": devices}

@@ -10,6 +10,7 @@ from helpers import small
 
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.model.flash import cudnn_attention, splash_attention
+from jaxgpt.model.tiled import tiled_attention
 from jaxgpt.train.build import build
 from jaxgpt.train.kernels import choose_attention
 
@@ -30,6 +31,10 @@ def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Co
     ("made", "device", "kernel", "said"),
     [
         (config(), CPU, None, ""),
+        (config(block_size=128), CPU, tiled_attention, ""),
+        (config(block_size=128, dropout=0.1), CPU, None, "tiled drops no weights"),
+        (config("tiled"), CPU, tiled_attention, ""),
+        (config("xla", block_size=128), CPU, None, ""),
         (config(), AMD, None, ""),
         (config(), HOPPER, cudnn_attention, ""),
         (config(head_dim=256), HOPPER, cudnn_attention, ""),
@@ -54,6 +59,7 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: Any, said: st
     ("made", "device", "message"),
     [
         (config("cudnn"), CPU, "train.attention cudnn does not run on cpu devices"),
+        (config("tiled"), HOPPER, "train.attention tiled does not run on gpu devices"),
         (config("splash"), HOPPER, "train.attention splash does not run on gpu devices"),
         (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16: xla would"),
     ],

@@ -1,0 +1,120 @@
+"""Causal attention in XLA's own products that never holds the T x T scores: what a CPU trains with.
+
+Forward, a tile of queries at a time meets the keys that it may see; backward, a tile of keys the queries that see it, whose
+weights are computed once more from what each query's softmax was divided by (Dao 2023, section 3.1). What lies beyond the
+diagonal's tiles is never computed, and the scores of a tile stay in a core's cache.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxgpt.model.flash import on_each_device
+
+SHORT = 128  # tokens of a sequence that is worth tiles
+LONG = 1024  # tokens of a tile at most
+TILES = 4  # of a sequence, unless they became too long; each is compiled by itself
+SCORES = (
+    2**15
+)  # of a tile, for which heads are taken together where one has less: an operation costs microseconds to begin
+LOWEST = jnp.finfo(jnp.float32).min
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def tiled_attention(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int) -> jax.Array:
+    """`attend` under `causal_mask`, some heads at a time; a `Flash`."""
+    scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
+    return on_each_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH)
+
+
+def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int) -> jax.Array:
+    B, T, N, H = q_BTNH.shape
+    each = N // k_BTKH.shape[2]
+    size = tiles(T, window)[0][1]
+    together = max(n for n in range(1, B * N + 1) if B * N % n == 0 and (n == 1 or n * size * T <= SCORES))
+    q, k, v = (
+        x.swapaxes(1, 2).reshape(-1, together, T, H)
+        for x in (q_BTNH, jnp.repeat(k_BTKH, each, 2), jnp.repeat(v_BTKH, each, 2))
+    )
+    return _all_heads(window, q, k, v).reshape(B, N, T, H).swapaxes(1, 2)
+
+
+def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
+    """Where each tile begins and ends, the first token that it may see, and the end of those that may see it."""
+    number = min(TILES, max(2, T // SHORT))
+    size = min(-(-T // number), LONG)
+    reach = -(-(window or T) // size) * size  # whole tiles
+    return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _all_heads(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return _forward(window, q, k, v)[0]
+
+
+def _forward(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    out_and_lse = jax.lax.map(lambda heads: _forward_heads(window, *heads), (q, k, v))
+    out, lse = checkpoint_name(out_and_lse, "attention")
+    return out, (q, k, v, out, lse)
+
+
+def _forward_heads(window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mixed values, and the logarithm of what each query's softmax was divided by."""
+    slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
+    for a, e, first, _ in tiles(len(slot), window):
+        k, v = k_NSH[:, first:e], v_NSH[:, first:e]
+        scores_NTS = _product("NTH,NSH->NTS", q_NTH[:, a:e], k)
+        scores_NTS = jnp.where(_seen(slot[a:e, None], slot[None, first:e], window), scores_NTS, LOWEST)
+        highest_NT1 = scores_NTS.max(-1, keepdims=True)
+        weights_NTS = jnp.exp(scores_NTS - highest_NT1)
+        total_NT1 = weights_NTS.sum(-1, keepdims=True)
+        outs.append((_product("NTS,NSH->NTH", weights_NTS.astype(v.dtype), v) / total_NT1).astype(v.dtype))
+        lses.append((highest_NT1 + jnp.log(total_NT1))[..., 0])
+    return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
+
+
+def _backward(window: int, kept: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.lax.map(lambda heads: _backward_heads(window, *heads), (*kept, dout, kept[1].swapaxes(2, 3)))
+
+
+def _backward_heads(
+    window: int,
+    q_NTH: jax.Array,
+    k_NSH: jax.Array,
+    v_NSH: jax.Array,
+    out_NTH: jax.Array,
+    lse_NT: jax.Array,
+    dout_NTH: jax.Array,
+    k_NHS: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys in rows and queries in columns, so that no product asks for the weights transposed."""
+    dtype = q_NTH.dtype
+    delta_NT = _product("NTH,NTH->NT", dout_NTH, out_NTH)
+    slot, dk, dv, dq = jnp.arange(k_NSH.shape[1]), [], [], []
+    spans = tiles(len(slot), window)
+    for a, e, _, end in spans:
+        q, k, v, dout = q_NTH[:, a:end], k_NSH[:, a:e], v_NSH[:, a:e], dout_NTH[:, a:end]
+        lse_N1T, delta_N1T = lse_NT[:, None, a:end], delta_NT[:, None, a:end]
+        seen_ST = _seen(slot[None, a:end], slot[a:e, None], window)
+        scores_NST = _product("NSH,NTH->NST", k, q)
+        weights_NST = jnp.where(seen_ST, jnp.exp(scores_NST - lse_N1T), 0.0)
+        dscores_NST = (weights_NST * (_product("NSH,NTH->NST", v, dout) - delta_N1T)).astype(dtype)
+        dv.append(_product("NST,NTH->NSH", weights_NST.astype(dtype), dout).astype(dtype))
+        dk.append(_product("NST,NTH->NSH", dscores_NST, q).astype(dtype))
+        dq.append((a, end, _product("NHS,NST->NHT", k_NHS[:, :, a:e], dscores_NST)))
+    sums = [sum(part[:, :, a - start : e - start] for start, end, part in dq if start <= a < end) for a, e, *_ in spans]
+    return jnp.concatenate(sums, 2).swapaxes(1, 2).astype(dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1)
+
+
+_all_heads.defvjp(_forward, _backward)
+
+
+def _seen(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
+    """As `causal_mask`, of one sequence. In the order in which it is used: a transposed mask is read by columns."""
+    distance = query - key
+    return (distance >= 0) & (distance < window) if window else distance >= 0
