@@ -172,8 +172,11 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pyte
         ([], "has to come first"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
         (["python-char", "--topology", "v9:2x4"], "no chip 'v9'"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "3"], "32 windows"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"], "does not divide model.n_head 4: 4 would"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "32 windows"),
+        (
+            ["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"],
+            "4: --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4 would",
+        ),
         (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "asks for 16 devices (fsdp 16), there are 8"),
     ],
 )
