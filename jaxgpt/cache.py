@@ -22,22 +22,21 @@ def cache_dir() -> Path:
 def keep_compiled() -> None:
     """Have JAX keep what it compiles, and take it from there next time. Before JAX is imported.
 
-    What JAX's own variables say already stands. Programs for a CPU use what that CPU can do, which JAX does not look at
-    when it reads one: each kind of CPU has a folder. Nor does it look at what it runs: JAX compresses programs, by
-    zstandard where that is installed, and only zlib, its other way, has a checksum and refuses a changed byte.
+    What JAX's own variables say already stands, and how large a folder that they name may get is not said here: JAX notes
+    when a program was used only where there is a limit, and warns of every program without that note, as others leave it.
+    Programs for a CPU use what that CPU can do, which JAX does not look at when it reads one: each kind of CPU has a
+    folder. Nor does it look at what it runs: JAX compresses programs, by zstandard where that is installed, and only
+    zlib, its other way, has a checksum and refuses a changed byte.
     """
     sys.modules.setdefault("zstandard", None)  # type: ignore[arg-type]
-    settings = {
-        "JAX_COMPILATION_CACHE_DIR": str(cache_dir() / "compiled" / _cpu()),
-        "JAX_COMPILATION_CACHE_MAX_SIZE": str(COMPILED_BYTES),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        # Attention by cuDNN carries a pointer, which would be another one in every process.
-        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "true",
-    }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    if all(os.environ[name] == value for name, value in settings.items()):  # a folder that JAX keeps as told here
-        _remove_cut_off(Path(settings["JAX_COMPILATION_CACHE_DIR"]))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    # Attention by cuDNN carries a pointer, which would be another one in every process.
+    os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
+    own, limit = str(cache_dir() / "compiled" / _cpu()), str(COMPILED_BYTES)
+    if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", own) != own:
+        return
+    if os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", limit) == limit:
+        _remove_cut_off(Path(own))
 
 
 def _remove_cut_off(folder: Path) -> None:

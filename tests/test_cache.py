@@ -47,6 +47,8 @@ def test_what_the_user_says_of_the_cache_stands(words: list[list[str]]) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = "elsewhere"
     cache.keep_compiled()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
+    # Other programs keep theirs there without a limit, and without the times of use that JAX then asks for.
+    assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ
 
 
 # zstandard, as JAX calls it where it is installed, by a compression that like it has no checksum.

@@ -61,7 +61,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshCon
     if fixed > n_devices:
         asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         raise UserError(
-            f"the mesh asks for {fixed} devices ({asked}), there are {n_devices}: {_nearest(config, n_devices)}"
+            f"the mesh asks for {fixed} devices ({asked}), there are {n_devices}: {_nearest(config, n_devices, rows)}"
         )
     free = next((name for name, size in sizes.items() if size == -1), None)
     note = ""
@@ -71,17 +71,18 @@ def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshCon
         sizes[free] = max(fits, default=1)
         if sizes[free] < rest:
             note = f"{fixed * sizes[free]} of {n_devices} devices in use: {rest} do not divide the batch of {rows}"
-    ways = sizes["data"] * sizes["fsdp"]
-    if rows % ways:
-        nearest = max(d for d in range(1, ways + 1) if rows % d == 0)
-        raise UserError(
-            f"mesh.data * mesh.fsdp = {ways} does not divide the {rows} windows of a (micro-)batch: "
-            f"{nearest} would, or a train.batch_size of {_multiple(config.train.batch_size, ways * config.train.accumulation)}"
-        )
     for value, name, axis in _split_widths(config.model):
         if value % sizes[axis]:
-            nearest = max(d for d in range(1, sizes[axis] + 1) if value % d == 0)
-            raise UserError(f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {nearest} would")
+            raise UserError(
+                f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {_nearest(config, n_devices, rows)}"
+            )
+    ways = sizes["data"] * sizes["fsdp"]
+    if rows % ways:
+        raise UserError(
+            f"mesh.data * mesh.fsdp = {ways} does not divide the {rows} windows of a (micro-)batch: "
+            f"{_nearest(config, n_devices, rows)}, or a train.batch_size of "
+            f"{_multiple(config.train.batch_size, ways * config.train.accumulation)}"
+        )
     used = math.prod(sizes.values())
     if processes > 1 and used < n_devices:
         raise UserError(
@@ -205,12 +206,13 @@ def _divides(config: Config, sizes: dict[str, int], rows: int) -> bool:
     return widths and rows % (sizes["data"] * sizes["fsdp"]) == 0
 
 
-def _nearest(config: Config, n_devices: int) -> str:
+def _nearest(config: Config, n_devices: int, rows: int) -> str:
     """The mesh of most devices that splits nothing further than was asked, and that devices, batch and widths allow."""
-    rows = config.train.batch_size // config.train.accumulation
-    asked = sizes_of(config.mesh)
-    choices = (range(1, min(abs(size), n_devices) + 1) for size in asked.values())
-    meshes = (dict(zip(asked, sizes, strict=True)) for sizes in itertools.product(*choices))
+    choices = []
+    for axis, size in sizes_of(config.mesh).items():
+        most = n_devices if size == -1 else min(size, n_devices)
+        choices.append([d for d in range(1, most + 1) if _divides(config, dict.fromkeys(AXES, 1) | {axis: d}, rows)])
+    meshes = (dict(zip(AXES, sizes, strict=True)) for sizes in itertools.product(*choices))
     fits = [m for m in meshes if math.prod(m.values()) <= n_devices and _divides(config, m, rows)]
     best = max(fits, key=lambda mesh: math.prod(mesh.values()))
     return " ".join(f"--mesh.{name} {size}" for name, size in best.items()) + " would do"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +98,8 @@ def _compiled(
     """Compile, and read what came out. A program that is too big is an answer, too: the compiler says how big."""
     chip = topology.chip
     try:
-        compiled = lower().compile(compiler_options=dict(QUICK) if quick else None)
+        with _nothing_kept():
+            compiled = lower().compile(compiler_options=dict(QUICK) if quick else None)
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:
@@ -125,6 +127,18 @@ def _compiled(
         compiled=True,
         loops_once=bool(made.loops),
     )
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """JAX keeps nothing that it compiles: it cannot read a program again without the device, and warns each time."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _too_big(text: str) -> tuple[float, float]:

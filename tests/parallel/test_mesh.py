@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import jax
 import pytest
 from helpers import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.parallel.mesh import RULES, make_mesh, resolve, rules_for, spec
+from jaxgpt.parallel.mesh import AXES, RULES, make_mesh, resolve, rules_for, spec
 
 
 def config(mesh: MeshConfig, batch_size: int = 12, accumulation: int = 1, **model: int) -> Config:
@@ -53,15 +56,43 @@ def test_the_rest_goes_where_it_fits(
             config(MeshConfig(data=3, fsdp=2, tensor=8), 6),
             r"asks for 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: --mesh.data 1 --mesh.fsdp 2 --mesh.tensor 4",
         ),
-        (config(MeshConfig(data=8)), "= 8 does not divide the 12 windows .* 6 would, or a train.batch_size of"),
-        (config(MeshConfig(data=1, tensor=8), 16), "mesh.tensor 8 does not divide model.n_head 4: 4 would"),
-        (config(MeshConfig(data=1, fsdp=8), 16, n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: 5 would"),
+        (
+            config(MeshConfig(data=8)),
+            "= 8 does not divide the 12 windows .* --mesh.data 6 .* would do, or a train.batch_size of",
+        ),
+        (
+            config(MeshConfig(data=1, tensor=8), 16),
+            "mesh.tensor 8 does not divide model.n_head 4: .* --mesh.tensor 4 would",
+        ),
+        # Five would divide the width, but not the batch.
+        (config(MeshConfig(data=1, fsdp=8), 16, n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: .*fsdp 4 "),
+        # No batch helps three to divide the width.
+        (config(MeshConfig(fsdp=3), 16), "mesh.fsdp 3 does not divide model.n_embd 16: --mesh.data 4 --mesh.fsdp 2 "),
         (config(MeshConfig(data=8), 16, accumulation=4), "= 8 does not divide the 4 windows"),
     ],
 )
 def test_what_does_not_divide_is_refused_with_both_numbers(made: Config, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(made, 8)
+
+
+@settings(max_examples=50)
+@given(
+    st.tuples(*[st.integers(1, 2**17)] * 3),
+    st.sampled_from([8, 2**17]),
+    st.integers(1, 64),
+    st.sampled_from([12, 20, 64]),
+)
+def test_the_mesh_that_would_do_does(sizes: tuple[int, int, int], devices: int, batch: int, width: int) -> None:
+    """In time, too, however large the numbers are."""
+    asked = config(MeshConfig(**dict(zip(AXES, sizes, strict=True))), batch, n_embd=width)
+    try:
+        resolve(asked, devices)
+    except UserError as e:
+        offered = re.search(r"--mesh.data (\d+) --mesh.fsdp (\d+) --mesh.tensor (\d+) would do", str(e))
+        assert offered
+        mesh = MeshConfig(**dict(zip(AXES, map(int, offered.groups()), strict=True)))
+        assert resolve(replace(asked, mesh=mesh), devices) == (mesh, "")
 
 
 def test_an_axis_that_the_mesh_does_not_divide_stays_whole() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import warnings
 from dataclasses import replace
 
 import jax
@@ -172,8 +173,11 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pyte
         ([], "has to come first"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
         (["python-char", "--topology", "v9:2x4"], "no chip 'v9'"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "3"], "32 windows"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"], "does not divide model.n_head 4: 4 would"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "32 windows"),
+        (
+            ["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"],
+            "4: --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4 would",
+        ),
         (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "asks for 16 devices (fsdp 16), there are 8"),
     ],
 )
@@ -196,6 +200,8 @@ def test_the_tpu_compiler_agrees() -> None:
     wide = replace(run.model, n_embd=256, vocab_size=512, block_size=128, n_layer=1, positions="none")
     run = replace(run, model=wide, train=replace(run.train, compute_dtype="bfloat16"))
     step = compile_step(run, topology)
+    with warnings.catch_warnings(action="error"):
+        assert compile_step(run, topology) == step, "a second plan finds nothing that it cannot read"
     guess = estimate(run, topology)
     assert step.compiled
     assert step.fits

@@ -31,14 +31,21 @@ pytestmark = [
 ]
 
 
-def compiled(**train: Any) -> Any:
+def compiled(window: int = 0, **train: Any) -> Any:
     from jax.experimental import topologies
 
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
     config = Config(
         model=ModelConfig(
-            vocab_size=512, block_size=T, n_layer=LAYERS, n_head=HEADS, n_kv_head=2, n_embd=256, positions="rope"
+            vocab_size=512,
+            block_size=T,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            n_kv_head=2,
+            n_embd=256,
+            positions="rope",
+            sliding_window=window,
         ),
         train=TrainConfig(**({"batch_size": B, "compute_dtype": "bfloat16"} | train)),
         mesh=MeshConfig(data=2, fsdp=1, tensor=2),
@@ -50,10 +57,10 @@ def compiled(**train: Any) -> Any:
         return p.lower(state, batch).compile()
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_splash_holds_no_scores(scan_layers: bool) -> None:
+@pytest.mark.parametrize(("scan_layers", "window"), [(False, 0), (True, 0), (False, 256)])
+def test_splash_holds_no_scores(scan_layers: bool, window: int) -> None:
     scores = re.compile(rf"\[(\d+,)*{T},{T}\]")
-    flash, plain = (compiled(attention=kernel, scan_layers=scan_layers) for kernel in ("auto", "xla"))
+    flash, plain = (compiled(window, attention=kernel, scan_layers=scan_layers) for kernel in ("auto", "xla"))
     assert "tpu_custom_call" in flash.as_text()
     assert not scores.search(flash.as_text())
     assert scores.search(plain.as_text())
