@@ -2,9 +2,10 @@
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a look whether it works
+python benchmarks/decode.py --compiled          beside transformers' static cache under torch.compile, too: on a GPU
 
-Needs torch and transformers. The limit is what memory allows: bytes of weights read for every token, over the read
-bandwidth measured in the same run, between the others.
+All use the GPU where there is one, and share its memory. Needs torch and transformers. The limit is what memory allows:
+bytes of weights read for every token, over the read bandwidth measured in the same run, between the others.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--devices", type=int, default=1, help="CPU devices over which our weights are split")
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--compiled", action="store_true", help="also transformers with a static cache, compiled")
     parser.add_argument("--long", type=int, default=0, help="also time a token after 16 and after so many")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared
 
     import jaxgpt  # noqa: F401, I001  (before jax: it sets a flag)
 
@@ -52,18 +55,23 @@ def main() -> None:
     torch.manual_seed(0)
     hf = transformers.GPT2LMHeadModel(hf_config).eval()
     config, params = ours(hf, args.layers, args.devices)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    hf = hf.to(device)
     rng = np.random.default_rng(0)
     block = rng.standard_normal(500_000_000 // 4).astype(np.float32)
-    tensor = torch.from_numpy(block)
+    tensor = torch.from_numpy(block).to(device)
 
     def bandwidth() -> float:
         start = time.perf_counter()
-        tensor.sum()
+        tensor.sum().item()
         return block.nbytes / (time.perf_counter() - start) / 1e9
 
-    def theirs(model: Any, batch: int) -> Callable[[], Any]:
-        ids = torch.from_numpy(rng.integers(0, 50_000, (batch, args.prompt)))
-        return lambda: model.generate(ids, do_sample=False, max_new_tokens=args.new, min_new_tokens=args.new)
+    def theirs(model: Any, batch: int, compiled: bool = False) -> Callable[[], Any]:
+        ids = torch.from_numpy(rng.integers(0, 50_000, (batch, args.prompt))).to(device)
+        how: dict[str, Any] = {"do_sample": False, "max_new_tokens": args.new, "min_new_tokens": args.new}
+        if compiled:
+            how |= {"cache_implementation": "static", "compile_config": transformers.CompileConfig()}
+        return lambda: model.generate(ids, **how).cpu()
 
     def mine(kind: str, batch: int) -> Callable[[], Any]:
         low = lower(params, kind)  # type: ignore[arg-type]
@@ -91,8 +99,12 @@ def main() -> None:
     for batch in args.batches:
         runs = {"transformers float32": theirs(hf, batch)} | {f"jaxgpt {k}": mine(k, batch) for k in args.kinds}
         if "bfloat16" in args.kinds:
-            hf_low = hf_low or transformers.GPT2LMHeadModel(hf_config).to(torch.bfloat16).eval()
+            hf_low = hf_low or transformers.GPT2LMHeadModel(hf_config).to(device, torch.bfloat16).eval()
             runs["transformers bfloat16"] = theirs(hf_low, batch)
+        if args.compiled:
+            runs[f"transformers {'bfloat16' if hf_low else 'float32'} compiled"] = theirs(
+                hf_low or hf, batch, compiled=True
+            )
         first = {}
         for name, run in runs.items():
             start = time.perf_counter()
@@ -122,7 +134,7 @@ def main() -> None:
         )
         for name, value in speed.items():
             ratio = value / speed["transformers float32"]
-            print(f"  {name:22} {value:7.1f} tokens/s, {ratio:.2f} x transformers, {value / limit:.0%} of the limit")
+            print(f"  {name:30} {value:7.1f} tokens/s, {ratio:.2f} x transformers, {value / limit:.0%} of the limit")
     if args.long:
         session = Session(
             params, [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long],

@@ -5,6 +5,7 @@ python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT
 python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a look whether it works
 python benchmarks/train_step.py --nanogpt DIR               a checkout of nanoGPT's model.py besides
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
+python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled     1.5B, 8 x 1,024 (80 GB)
 
 Every side is a process of its own, which has compiled and warmed up before the first round; only one works at a time. All use
 the GPU where there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory.
@@ -54,6 +55,7 @@ SHAPES = {
     "medium": Shape(6, 6, 384, 256, 65, 8, False),
     "gpt2": Shape(12, 12, 768, 128, 50257, 4, True),
     "gpt2-gpu": Shape(12, 12, 768, 1024, 50304, 16, False),
+    "gpt2-xl-gpu": Shape(48, 25, 1600, 1024, 50304, 8, False),
 }
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
 
