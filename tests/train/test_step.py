@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +148,33 @@ def test_one_program_for_all_steps() -> None:
     p = program(dropout=0.1)
     train(p, 4)
     assert p._step._cache_size() == 1
+
+
+def test_the_update_is_compiled_while_the_weights_are_made() -> None:
+    """And found by the first step, for all that it was compiled in another thread and without arrays."""
+    p = program(mesh=MeshConfig(data=2))
+    with p.compiling():
+        state = p.init()
+    batch = p.put(windows(p))
+    seen: list[str] = []
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        state, _ = p.step(state, batch)
+        assert not [event for event in seen if "backend_compile" in event]
+        jax.jit(lambda x: x + 41)(1.0)
+        assert [event for event in seen if "backend_compile" in event]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_the_first_weights_are_the_same_however_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    cheap = program().init().params
+    monkeypatch.setattr("jaxgpt.train.build.for_one_run", lambda mesh: None)
+    jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
 def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
