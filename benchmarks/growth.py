@@ -37,9 +37,7 @@ LONG = SHAPES["gpt2"]._replace(context=1024)
 SIDES: dict[str, dict[str, Any]] = {
     "jaxgpt": {},
     "jaxgpt, loss_chunk 128": {"loss_chunk": 128},
-    "jaxgpt, remat dots": {"remat": "dots", "loss_chunk": 128},
     "jaxgpt, remat full": {"remat": "full", "loss_chunk": 128},
-    "jaxgpt, scanned": {"loss_chunk": 128, "scan_layers": True},
     "jaxgpt, scanned, remat dots": {"remat": "dots", "loss_chunk": 128, "scan_layers": True},
     "jaxgpt, scanned, remat full": {"remat": "full", "loss_chunk": 128, "scan_layers": True},
     "torch": {},

@@ -22,8 +22,8 @@ def cache_dir() -> Path:
 def keep_compiled() -> None:
     """Have JAX keep what it compiles, and take it from there next time. Before JAX is imported.
 
-    What JAX's own variables say already stands, and how large a folder that they name may get is not said here: JAX notes
-    when a program was used only where there is a limit, and warns of every program without that note, as others leave it.
+    What JAX's own variables say already stands. A size limit is set only for our own folder: JAX notes when a program was
+    used only where there is a limit, and warns of every program without that note, as others leave it.
     Programs for a CPU use what that CPU can do, which JAX does not look at when it reads one: each kind of CPU has a
     folder. Nor does it look at what it runs: JAX compresses programs, by zstandard where that is installed, and only
     zlib, its other way, has a checksum and refuses a changed byte.

@@ -218,7 +218,7 @@ class TrainConfig:
     keep_every: int = 0  # checkpoints that stay: those of every so many steps; 0: none for that
     seed: int = 1337  # of the weights, the batches and the dropout masks, each from a stream of its own name
     compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of matrix products; weights are float32 always
-    attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = "auto"  # xla: T x T scores; for GPU, TPU, CPU
+    attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = "auto"  # of GPU, TPU, CPU; xla: any
     remat: Literal["none", "dots", "offload", "full"] = "none"  # what the backward pass computes again
     scan_layers: bool = False  # one compiled block for all layers: deep models compile faster; slower on a CPU
     loss_chunk: int = 0  # positions of a window whose logits are held at once (costs a product more); 0: all

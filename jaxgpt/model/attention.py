@@ -17,7 +17,7 @@ from jaxgpt.model.dropout import dropout
 from jaxgpt.model.flash import Flash
 from jaxgpt.model.linear import Linear, constrain
 from jaxgpt.model.norms import Norm
-from jaxgpt.model.positions import Turns, rotate
+from jaxgpt.model.positions import Rotation, rotate
 
 
 def causal_mask(slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window: int = 0) -> jax.Array:
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         self,
         x_BTD: jax.Array,
         mask_BNTS: jax.Array | None,
-        turns: Turns | None,
+        rotation: Rotation | None,
         cache: tuple[jax.Array, jax.Array, jax.Array] | None,
         layer: int | jax.Array,
         key: jax.Array | None,
@@ -105,8 +105,8 @@ class Attention(nn.Module):
         if c.qk_norm:
             q_BTNH = Norm(c, self.dtype, "rmsnorm", name="q_norm")(q_BTNH)
             k_BTKH = Norm(c, self.dtype, "rmsnorm", name="k_norm")(k_BTKH)
-        if turns is not None:
-            q_BTNH, k_BTKH = rotate(q_BTNH, turns), rotate(k_BTKH, turns)
+        if rotation is not None:
+            q_BTNH, k_BTKH = rotate(q_BTNH, rotation), rotate(k_BTKH, rotation)
         if c.scale_attn_by_inverse_layer_idx:
             q_BTNH = q_BTNH / jnp.asarray(layer + 1, self.dtype)
         scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0

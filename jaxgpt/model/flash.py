@@ -1,8 +1,8 @@
 """Causal attention by kernels that never hold the T x T scores: cuDNN's on NVIDIA GPUs, Pallas' splash attention on TPUs.
 
 Each computes `attend` under `causal_mask` for whole sequences that begin at slot 0, tile by tile with a running softmax
-(Dao et al. 2022); `tiled_attention` does so for CPUs. None gives out weights, and none drops any: looking inside, dropout
-and the cache need `attend`.
+(Dao et al. 2022). None gives out weights, and none drops any: looking inside, dropout and the cache need `attend`. For CPUs
+tiled.py keeps the same contract without a kernel.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from jaxgpt.model.layers import STACKED
 from jaxgpt.model.linear import Embedding, Linear, constrain
 from jaxgpt.model.mlp import MLP
 from jaxgpt.model.norms import Norm
-from jaxgpt.model.positions import Turns, rope_turns, sinusoidal
+from jaxgpt.model.positions import Rotation, rope_rotation, sinusoidal
 
 _policies = jax.checkpoint_policies
 _kernels = _policies.save_only_these_names("attention")  # a flash kernel is no product, and goes by its name
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self,
         x_BTD: jax.Array,
         mask_BNTS: jax.Array | None,
-        turns: Turns | None,
+        rotation: Rotation | None,
         cache: LayerCache | None,
         layer: int | jax.Array,
         key: jax.Array | None,
@@ -66,7 +66,7 @@ class Block(nn.Module):
 
         norm = Norm(c, self.dtype, name="ln_1")
         attention = Attention(c, self.dtype, self.flash, name="attn")
-        y_BTD, written = attention(norm(x_BTD) if pre else x_BTD, mask_BNTS, turns, cache, layer, part_of(key, 0))
+        y_BTD, written = attention(norm(x_BTD) if pre else x_BTD, mask_BNTS, rotation, cache, layer, part_of(key, 0))
         x_BTD = x_BTD + dropout(y_BTD, c.dropout, part_of(key, 1))
         x_BTD = x_BTD if pre else norm(x_BTD)
 
@@ -168,16 +168,16 @@ class GPT(nn.Module):
             x_BTD = x_BTD + self.wpe(positions_BT)
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + sinusoidal(positions_BT, c.n_embd).astype(x_BTD.dtype)
-        turns = rope_turns(positions_BT, c) if c.positions == "rope" else None
+        rotation = rope_rotation(positions_BT, c) if c.positions == "rope" else None
         x_BTD = dropout(x_BTD, c.dropout, part_of(key, 0))
         x_BTD = constrain(x_BTD, ("batch", "length", "width"))
 
         stacked: Any = self.get_variable("params", STACKED)
         if stacked is None:
-            x_BTD, written = self._unrolled(x_BTD, mask_BNTS, turns, cache, key)
+            x_BTD, written = self._unrolled(x_BTD, mask_BNTS, rotation, cache, key)
         else:
             assert cache is None, "decoding takes weights per layer"
-            x_BTD = self._scanned(stacked, x_BTD, mask_BNTS, turns, key)
+            x_BTD = self._scanned(stacked, x_BTD, mask_BNTS, rotation, key)
         if c.final_norm:
             x_BTD = self.ln_f(x_BTD)
         self.sow("intermediates", "hidden", x_BTD)
@@ -190,7 +190,7 @@ class GPT(nn.Module):
         self,
         x_BTD: jax.Array,
         mask_BNTS: jax.Array | None,
-        turns: Turns | None,
+        rotation: Rotation | None,
         cache: KVCache | None,
         key: jax.Array | None,
     ) -> tuple[jax.Array, list[Any]]:
@@ -198,7 +198,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.h):
             self.sow("intermediates", "hidden", x_BTD)
             layer_cache = None if cache is None else (cache.k[layer], cache.v[layer], cache.length)
-            x_BTD, kv = block(x_BTD, mask_BNTS, turns, layer_cache, layer, part_of(key, layer + 1))
+            x_BTD, kv = block(x_BTD, mask_BNTS, rotation, layer_cache, layer, part_of(key, layer + 1))
             written.append(kv)
         return x_BTD, written
 
@@ -207,7 +207,7 @@ class GPT(nn.Module):
         stacked: Any,
         x_BTD: jax.Array,
         mask_BNTS: jax.Array | None,
-        turns: Turns | None,
+        rotation: Rotation | None,
         key: jax.Array | None,
     ) -> jax.Array:
         block = Block(self.config, self.dtype, self.flash, parent=None)
@@ -215,7 +215,7 @@ class GPT(nn.Module):
         def run(x_BTD: jax.Array, of_layer: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             layer, params = of_layer
             variables = {"params": params}
-            return block.apply(variables, x_BTD, mask_BNTS, turns, None, layer, part_of(key, layer + 1))[0], None
+            return block.apply(variables, x_BTD, mask_BNTS, rotation, None, layer, part_of(key, layer + 1))[0], None
 
         if self.remat != "none":
             run = jax.checkpoint(run, policy=REMAT[self.remat], prevent_cse=False)

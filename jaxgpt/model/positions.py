@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.model.cpu import apart
+from jaxgpt.model.cpu import not_inlined
 
-Turns = tuple[jax.Array, jax.Array]
+Rotation = tuple[jax.Array, jax.Array]
 
 
 def sinusoidal(positions_BT: jax.Array, width: int) -> jax.Array:
@@ -56,24 +56,26 @@ def rope_frequencies(config: ModelConfig) -> np.ndarray:
     return keep * frequency + (1 - keep) * frequency / config.rope_factor
 
 
-def rope_turns(positions_BT: jax.Array, config: ModelConfig) -> Turns:
+def rope_rotation(positions_BT: jax.Array, config: ModelConfig) -> Rotation:
     """Cosine and sine of each position's angles, for `rotate`: two of `[B, T, H / 2]` in float32."""
     frequency = jnp.asarray(rope_frequencies(config), jnp.float32)
     angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
-    turns: Turns = jax.lax.platform_dependent(angle_BTh, cpu=functools.partial(apart, _turns), default=_turns)
-    return turns
+    rotation: Rotation = jax.lax.platform_dependent(
+        angle_BTh, cpu=functools.partial(not_inlined, _cos_sin), default=_cos_sin
+    )
+    return rotation
 
 
-def _turns(angle_BTh: jax.Array) -> Turns:
+def _cos_sin(angle_BTh: jax.Array) -> Rotation:
     return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 
-def rotate(x_BTNH: jax.Array, turns: Turns) -> jax.Array:
+def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
     """Turn each pair `(x[i], x[i + H/2])` by its angle: scores of rotated q and k depend on distance alone.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, with x1, x2 the halves of the head ("rotate half").
     """
-    chex.assert_rank([x_BTNH, *turns], [4, 3, 3])
-    cos, sin = (each[:, :, None, :] for each in turns)
+    chex.assert_rank([x_BTNH, *rotation], [4, 3, 3])
+    cos, sin = (each[:, :, None, :] for each in rotation)
     x1, x2 = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTNH.dtype)

@@ -1,13 +1,16 @@
 """Causal attention in XLA's own products that never holds the T x T scores: what a CPU trains with.
 
-Forward, a tile of queries at a time meets the keys that it may see; backward, a tile of keys the queries that see it, whose
-weights are computed once more from what each query's softmax was divided by (Dao 2023, section 3.1). What lies beyond the
-diagonal's tiles is never computed, and the scores of a tile stay in a core's cache.
+Forward, a tile of queries at a time meets all keys that it may see; what lies beyond the diagonal's tiles is never computed.
+Kept is each query's log-sum-exp, `log(sum(exp(scores)))`. Backward, a tile of keys meets the queries that see it, and their
+weights, `exp(scores - log-sum-exp)`, are computed once more (Dao 2023, section 3.1). In memory are the scores of one tile of
+a few heads, which a core's cache holds up to some hundreds of tokens.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +18,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.model.flash import on_each_device
 
-SHORT = 128  # tokens of a sequence that is worth tiles
-LONG = 1024  # tokens of a tile at most
-TILES = 4  # of a sequence, unless they became too long; each is compiled by itself
-SCORES = (
-    2**15
-)  # of a tile, for which heads are taken together where one has less: an operation costs microseconds to begin
+SHORTEST = 128  # tokens of a sequence that is worth tiles
+TILE = 256  # tokens, where there are no more than the most or fewer than the least tiles
+TILES = 2, 8  # the least and the most; each is compiled by itself
+# Small heads are taken together up to so many scores (128 KiB): an operation costs microseconds to begin.
+SCORES = 2**15
 LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -34,37 +36,58 @@ def tiled_attention(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, sca
 
 def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int) -> jax.Array:
     B, T, N, H = q_BTNH.shape
-    each = N // k_BTKH.shape[2]
-    size = tiles(T, window)[0][1]
-    together = max(n for n in range(1, B * N + 1) if B * N % n == 0 and (n == 1 or n * size * T <= SCORES))
-    q, k, v = (
-        x.swapaxes(1, 2).reshape(-1, together, T, H)
-        for x in (q_BTNH, jnp.repeat(k_BTKH, each, 2), jnp.repeat(v_BTKH, each, 2))
-    )
-    return _all_heads(window, q, k, v).reshape(B, N, T, H).swapaxes(1, 2)
+    q, k, v = (x.swapaxes(1, 2).reshape(-1, T, H) for x in (q_BTNH, k_BTKH, v_BTKH))
+    return _attention(window, q, k, v).reshape(B, N, T, H).swapaxes(1, 2)
 
 
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
     """Where each tile begins and ends, the first token that it may see, and the end of those that may see it."""
-    number = min(TILES, max(2, T // SHORT))
-    size = min(-(-T // number), LONG)
+    size = -(-T // min(max(T // TILE, TILES[0]), TILES[1]))
     reach = -(-(window or T) // size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _all_heads(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Of heads `[N, T, H]` of all rows; those of keys and values may be fewer."""
     return _forward(window, q, k, v)[0]
 
 
 def _forward(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out_and_lse = jax.lax.map(lambda heads: _forward_heads(window, *heads), (q, k, v))
-    out, lse = checkpoint_name(out_and_lse, "attention")
+    out, lse = _over_heads(functools.partial(_forward_heads, window), q, *_for_each_query(q, k, v))
+    out, lse = checkpoint_name((out, lse), "attention")
     return out, (q, k, v, out, lse)
 
 
+def _backward(window: int, residuals: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, ...]:
+    q, k, v, out, lse = residuals
+    each_k, each_v = _for_each_query(q, k, v)
+    # Transposed before the loop, in which it would be part of the product.
+    arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2))
+    dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), *arrays)
+    dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
+    return dq, dk, dv
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _for_each_query(q: jax.Array, *keys: jax.Array) -> list[jax.Array]:
+    """For every head of queries the head of keys that it reads."""
+    return [jnp.repeat(x, len(q) // len(x), axis=0) for x in keys]
+
+
+def _over_heads(function: Callable[..., Any], *arrays: jax.Array) -> Any:
+    """`function` of as many heads at a time as `SCORES` allows, one group after the other."""
+    N, T = arrays[0].shape[:2]
+    size = tiles(T, 0)[0][1]
+    group = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * size * T <= SCORES))
+    results = jax.lax.map(lambda of_group: function(*of_group), [x.reshape(-1, group, *x.shape[1:]) for x in arrays])
+    return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
+
+
 def _forward_heads(window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mixed values, and the logarithm of what each query's softmax was divided by."""
+    """Mixed values, and each query's log-sum-exp."""
     slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
     for a, e, first, _ in tiles(len(slot), window):
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
@@ -76,10 +99,6 @@ def _forward_heads(window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.A
         outs.append((_product("NTS,NSH->NTH", weights_NTS.astype(v.dtype), v) / total_NT1).astype(v.dtype))
         lses.append((highest_NT1 + jnp.log(total_NT1))[..., 0])
     return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
-
-
-def _backward(window: int, kept: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, ...]:
-    return jax.lax.map(lambda heads: _backward_heads(window, *heads), (*kept, dout, kept[1].swapaxes(2, 3)))
 
 
 def _backward_heads(
@@ -104,17 +123,14 @@ def _backward_heads(
         scores_NST = _product("NSH,NTH->NST", k, q)
         weights_NST = jnp.where(seen_ST, jnp.exp(scores_NST - lse_N1T), 0.0)
         dscores_NST = (weights_NST * (_product("NSH,NTH->NST", v, dout) - delta_N1T)).astype(dtype)
-        dv.append(_product("NST,NTH->NSH", weights_NST.astype(dtype), dout).astype(dtype))
-        dk.append(_product("NST,NTH->NSH", dscores_NST, q).astype(dtype))
+        dv.append(_product("NST,NTH->NSH", weights_NST.astype(dtype), dout))
+        dk.append(_product("NST,NTH->NSH", dscores_NST, q))
         dq.append((a, end, _product("NHS,NST->NHT", k_NHS[:, :, a:e], dscores_NST)))
     sums = [sum(part[:, :, a - start : e - start] for start, end, part in dq if start <= a < end) for a, e, *_ in spans]
     return jnp.concatenate(sums, 2).swapaxes(1, 2).astype(dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1)
 
 
-_all_heads.defvjp(_forward, _backward)
-
-
 def _seen(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
-    """As `causal_mask`, of one sequence. In the order in which it is used: a transposed mask is read by columns."""
+    """As `causal_mask`, of one sequence. Asked for in the order of the scores: a mask transposed later is read by columns."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

@@ -26,14 +26,14 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     Args:
         mesh: what is asked for.
         processes: that share it.
-        model: what is trained, if anything. Each device holds and updates all weights: many take more memory, and more
-            time than is won by products that need not share their threads.
+        model: what is trained, if anything. Where only the batch is split, each device holds and updates all weights: many
+            take more memory, and more time than is won by products that need not share their threads (on two cores).
     """
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     asked = math.prod(size for size in sizes_of(mesh).values() if size > 0)
     large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
-    own = 1 if large else _cores()
+    own = 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else _cores()
     jax.config.update("jax_num_cpu_devices", max(own, math.ceil(asked / processes)))
 
 
@@ -54,8 +54,8 @@ def keep_memory(config: Config) -> None:
             libc.mallopt(parameter, value)
 
 
-def for_one_run(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
-    """Compiler options for a program that runs once. On a CPU less is spent on its speed; its numbers stay as they are."""
+def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
+    """For a program that is called once. On a CPU the compiler spends less on its speed; its numbers stay as they are."""
     return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
 
 

@@ -60,9 +60,8 @@ def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshCon
     fixed = math.prod(size for size in sizes.values() if size > 0)
     if fixed > n_devices:
         asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-        raise UserError(
-            f"the mesh asks for {fixed} devices ({asked}), there are {n_devices}: {_nearest(config, n_devices, rows)}"
-        )
+        instead = _nearest(config, n_devices, rows, processes)
+        raise UserError(f"the mesh asks for {fixed} devices ({asked}), there are {n_devices}: {instead}")
     free = next((name for name, size in sizes.items() if size == -1), None)
     note = ""
     if free:
@@ -74,13 +73,13 @@ def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshCon
     for value, name, axis in _split_widths(config.model):
         if value % sizes[axis]:
             raise UserError(
-                f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {_nearest(config, n_devices, rows)}"
+                f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {_nearest(config, n_devices, rows, processes)}"
             )
     ways = sizes["data"] * sizes["fsdp"]
     if rows % ways:
         raise UserError(
             f"mesh.data * mesh.fsdp = {ways} does not divide the {rows} windows of a (micro-)batch: "
-            f"{_nearest(config, n_devices, rows)}, or a train.batch_size of "
+            f"{_nearest(config, n_devices, rows, processes)}, or a train.batch_size of "
             f"{_multiple(config.train.batch_size, ways * config.train.accumulation)}"
         )
     used = math.prod(sizes.values())
@@ -206,8 +205,11 @@ def _divides(config: Config, sizes: dict[str, int], rows: int) -> bool:
     return widths and rows % (sizes["data"] * sizes["fsdp"]) == 0
 
 
-def _nearest(config: Config, n_devices: int, rows: int) -> str:
-    """The mesh of most devices that splits nothing further than was asked, and that devices, batch and widths allow."""
+def _nearest(config: Config, n_devices: int, rows: int, processes: int) -> str:
+    """The mesh of most devices that splits nothing further than was asked, and that devices, batch and widths allow.
+
+    Of several processes each has to take part, with all its devices.
+    """
     choices = []
     for axis, size in sizes_of(config.mesh).items():
         most = n_devices if size == -1 else min(size, n_devices)
@@ -215,6 +217,8 @@ def _nearest(config: Config, n_devices: int, rows: int) -> str:
     meshes = (dict(zip(AXES, sizes, strict=True)) for sizes in itertools.product(*choices))
     fits = [m for m in meshes if math.prod(m.values()) <= n_devices and _divides(config, m, rows)]
     best = max(fits, key=lambda mesh: math.prod(mesh.values()))
+    if processes > 1 and math.prod(best.values()) < n_devices:
+        return f"no such mesh over all {n_devices} devices would"
     return " ".join(f"--mesh.{name} {size}" for name, size in best.items()) + " would do"
 
 

@@ -19,7 +19,16 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.layers import stack_layers, unstack_layers
-from jaxgpt.parallel import batch_sharding, everywhere, for_one_run, make_mesh, on_mesh, resolve, settle, shardings
+from jaxgpt.parallel import (
+    batch_sharding,
+    everywhere,
+    make_mesh,
+    on_mesh,
+    quick_compile_options,
+    resolve,
+    settle,
+    shardings,
+)
 from jaxgpt.parallel.processes import count
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
@@ -91,17 +100,21 @@ class Program:
         init = jax.jit(
             lambda seed: nn.unbox(self._layout(self._init(seed))),
             out_shardings=self.state_shardings,
-            compiler_options=for_one_run(self.mesh),
+            compiler_options=quick_compile_options(self.mesh),
         )
         return init(self.config.train.seed)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """The update is compiled meanwhile, in a thread of its own. `step` finds it, for jax keeps what it has compiled."""
+        """The update is compiled meanwhile, in a thread of its own. `step` finds it, for jax keeps what it has compiled.
+
+        The end of this waits for the compiler, after an error as well, and raises what the compiler raises.
+        """
+        state = self.abstract_state  # traced here: cached properties are not made for two threads
         shape = self.config.train.batch_size, self.config.model.block_size + 1
         windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh))
         with ThreadPoolExecutor(1) as pool:
-            compiled = pool.submit(lambda: self.lower(self.abstract_state, windows).compile())
+            compiled = pool.submit(lambda: self.lower(state, windows).compile())
             yield
             compiled.result()
 
@@ -111,6 +124,7 @@ class Program:
         init = jax.jit(
             lambda params: init_state(self._layout(params), self.optimizer, optim.ema_decay > 0, optim.guarded),
             out_shardings=self.state_shardings,
+            compiler_options=quick_compile_options(self.mesh),
         )
         return init(params)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Mean speed of training so far, without what evaluation and the first step (its compilation) took."""
+    """Mean speed of training so far, without what evaluation and the first step took."""
 
     def __init__(self, elapsed_seconds: float) -> None:
         self.started = time.perf_counter() - elapsed_seconds

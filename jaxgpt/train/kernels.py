@@ -10,7 +10,7 @@ import jax
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.model.flash import Flash, cudnn_attention, splash_attention
-from jaxgpt.model.tiled import SHORT, tiled_attention
+from jaxgpt.model.tiled import SHORTEST, tiled_attention
 
 
 class Kernel(NamedTuple):
@@ -20,7 +20,7 @@ class Kernel(NamedTuple):
         run: the function.
         home: whether a device is of the kind that it is made for.
         lacks: what else is missing on such a device, `""`: nothing.
-        shortest: from which `model.block_size` on it is faster than `attend`.
+        shortest: from which `model.block_size` on it is faster than `attend` (measured in float32).
     """
 
     run: Flash
@@ -83,6 +83,6 @@ KERNELS = {
     "cudnn": Kernel(cudnn_attention, lambda device: bool(_capability(device)), _cudnn_lacks),
     "splash": Kernel(splash_attention, lambda device: device.platform == "tpu", lambda config, _: _dropout(config)),
     "tiled": Kernel(
-        tiled_attention, lambda device: device.platform == "cpu", lambda config, _: _dropout(config), SHORT
+        tiled_attention, lambda device: device.platform == "cpu", lambda config, _: _dropout(config), SHORTEST
     ),
 }

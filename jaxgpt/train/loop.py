@@ -82,25 +82,27 @@ def fit(
             checkpoint stays.
     """
     last = decide(lambda: latest_valid(run.checkpoints, program.config, reporter.note)) if resume else None
-    with program.compiling() if (last or 0) < (until or program.config.train.steps) else nullcontext():
-        if last is not None:
-            state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
-        else:
-            state = program.init() if start is None else start
     train = program.config.train
-    try:
-        metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=last)
+    with stop_on_signal() as stop:
+        with program.compiling() if (last or 0) < (until or train.steps) else nullcontext():
+            if last is not None:
+                state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
+            else:
+                state = program.init() if start is None else start
         try:
-            keep = Keep(train.keep_last, train.keep_best, train.keep_every)
-            with Checkpoints(run.checkpoints, keep) as checkpoints, stop_on_signal() as stop:
-                return _Loop(program, data, reporter, checkpoints, metrics, stop).run(state, until or train.steps)
-        finally:
-            metrics.close()
-    except OSError as e:
-        raise TrainingFailed(f"{e.filename or run.path}: {e.strerror or e}: stopped, {kept(run.checkpoints)}") from None
-    except TrainingFailed as e:
-        advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
-        raise TrainingFailed(f"{e}: stopped, {kept(run.checkpoints)}{advice}") from None
+            metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=last)
+            try:
+                keep = Keep(train.keep_last, train.keep_best, train.keep_every)
+                with Checkpoints(run.checkpoints, keep) as checkpoints:
+                    return _Loop(program, data, reporter, checkpoints, metrics, stop).run(state, until or train.steps)
+            finally:
+                metrics.close()
+        except OSError as e:
+            why = f"{e.filename or run.path}: {e.strerror or e}"
+            raise TrainingFailed(f"{why}: stopped, {kept(run.checkpoints)}") from None
+        except TrainingFailed as e:
+            advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
+            raise TrainingFailed(f"{e}: stopped, {kept(run.checkpoints)}{advice}") from None
 
 
 class _Diverged(TrainingFailed):
@@ -152,7 +154,7 @@ class _Loop:
             batch = self.program.read(shape, partial(self._rows, windows, step))
             state, figures = self.program.step(state, batch)
             self.pending.append((step, figures))
-            # The first step's figures are waited for: its compilation is no part of the speed.
+            # The first step's figures are waited for: what only it takes is no part of the speed.
             self._read(LAG if step > first else 0)
             done = step + 1
             if self._is_evaluated(done):

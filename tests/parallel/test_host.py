@@ -47,6 +47,7 @@ def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("python-char", MeshConfig(), 4),
         ("gpt2", MeshConfig(), 1),  # one copy of the weights
         ("gpt2", MeshConfig(data=2), 2),
+        ("gpt2", MeshConfig(data=1, fsdp=-1), 4),  # a part of them for each
         ("python-char", MeshConfig(data=2, fsdp=4), 8),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -238,6 +239,21 @@ def test_too_many_updates_left_out_in_a_row(overflow: None) -> None:
         run(config, "out", reporter=reporter)
     assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
     assert steps(Path("out/checkpoints")) == []
+
+
+def test_a_signal_while_the_step_is_compiled_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling is the longest part of a start; the run stops as soon as it can, and can go on."""
+    lower = Program.lower
+
+    def asked(self: Program, *args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return lower(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "lower", asked)
+        assert run(small_run(), "out").interrupted
+    assert len(steps(Path("out/checkpoints"))) == 1
+    assert not run(small_run(), "out", resume=True).interrupted
 
 
 def test_a_second_signal_ends_at_once() -> None:

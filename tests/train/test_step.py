@@ -173,7 +173,7 @@ def test_the_update_is_compiled_while_the_weights_are_made() -> None:
 
 def test_the_first_weights_are_the_same_however_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
-    monkeypatch.setattr("jaxgpt.train.build.for_one_run", lambda mesh: None)
+    monkeypatch.setattr("jaxgpt.train.build.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
