@@ -34,6 +34,7 @@ def tiled_attention(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, sca
     return on_each_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH)
 
 
+@functools.partial(jax.jit, static_argnames="window")  # traced once for all layers
 def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int) -> jax.Array:
     B, T, N, H = q_BTNH.shape
     q, k, v = (x.swapaxes(1, 2).reshape(-1, T, H) for x in (q_BTNH, k_BTKH, v_BTKH))

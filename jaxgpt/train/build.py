@@ -67,8 +67,13 @@ class Program:
         return make_optimizer(self.config)
 
     @cached_property
+    def _fresh(self) -> Any:
+        return jax.jit(lambda seed: self._layout(self._init(seed)))  # traced once for shapes and numbers
+
+    @cached_property
     def _boxed_state(self) -> TrainState:
-        return jax.eval_shape(lambda: self._layout(self._init(0)))
+        boxed: TrainState = jax.eval_shape(self._fresh, 0)
+        return boxed
 
     @cached_property
     def state_shardings(self) -> TrainState:
@@ -98,7 +103,7 @@ class Program:
     def init(self) -> TrainState:
         """The state before the first update, made where it belongs."""
         init = jax.jit(
-            lambda seed: nn.unbox(self._layout(self._init(seed))),
+            lambda seed: nn.unbox(self._fresh(seed)),
             out_shardings=self.state_shardings,
             compiler_options=quick_compile_options(self.mesh),
         )

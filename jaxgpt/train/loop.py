@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -20,7 +20,6 @@ from jaxgpt.parallel.processes import Poll, decide, leader
 from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import Program
 from jaxgpt.train.catalog import kept, latest_valid, val_losses
-from jaxgpt.train.checkpoint import Checkpoints, Keep, restore_state
 from jaxgpt.train.clock import Clock
 from jaxgpt.train.evaluate import Evaluation, eval_params, evaluate
 from jaxgpt.train.guard import first_bad
@@ -29,6 +28,9 @@ from jaxgpt.train.run import Run
 from jaxgpt.train.step import TrainState
 from jaxgpt.train.stop import Stop, stop_on_signal
 from jaxgpt.train.versions import versions
+
+if TYPE_CHECKING:
+    from jaxgpt.train.checkpoint import Checkpoints
 
 LAG = 2  # steps that may be under way before the oldest one's figures are read
 SAVE, STOP = 1, 2  # what a process may wish between two steps; the stronger wish of all wins
@@ -85,6 +87,8 @@ def fit(
     train = program.config.train
     with stop_on_signal() as stop:
         with program.compiling() if (last or 0) < (until or train.steps) else nullcontext():
+            from jaxgpt.train.checkpoint import Checkpoints, Keep, restore_state  # Orbax is long to import
+
             if last is not None:
                 state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
             else:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
+from optax.contrib import MuonState, scale_by_muon
 
 from jaxgpt.model.layers import STACKED
 from jaxgpt.model.linear import constrain
@@ -45,6 +45,7 @@ MATRICES = {
 }
 # From where the weights lie to a device for each matrix, one collective at a time: the compiler finds no better way by itself.
 WAY = ("matrix_shards", None, None), ("matrices", None, None)
+EPS = 1e-8  # added to the norm that matrices are divided by
 QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at zero, and within 0.7 and 1.2 from there on
 
 
@@ -60,23 +61,37 @@ def muon(
         weight_decay: of the weights, times the rate.
         momentum_dtype: in which it is kept.
     """
-    # Without steps of its own, optax's is the momentum, every matrix divided by its Frobenius norm.
-    direction = scale_by_muon(
-        ns_steps=0, beta=momentum, mu_dtype=momentum_dtype, weight_dimension_numbers=_dimension_numbers
-    )
     return optax.chain(
-        direction,
+        nesterov(momentum, momentum_dtype),
         optax.stateless(lambda updates, _: orthogonal(updates, steps)),
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(learning_rate),
     )
 
 
-def orthogonal(updates: Any, steps: int) -> Any:
-    """Matrices of Frobenius norm 1 with their singular values brought near 1, times `sqrt(max(1, out / in))`.
+def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
+    """The momentum of `optax.contrib.scale_by_muon`, and its state, without what it does to each matrix by itself.
 
-    `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side. Those of one shape lie on one another, and each device
-    works on some of them, whatever the mesh: all of them on each device would cost a large part of a step.
+    `m <- decay m + (1 - decay) g`; out comes `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)` at update t.
+    """
+
+    def update(grads: Any, state: MuonState, _: Any = None) -> tuple[Any, MuonState]:
+        count = optax.safe_increment(state.count)
+        momentum = optax.tree.update_moment(grads, state.mu, decay, 1)
+        ahead = decay / (1 - decay ** optax.safe_increment(count))
+        now = (1 - decay) / (1 - decay**count)
+        updates = jax.tree.map(lambda m, g: ahead * m + now * g, momentum, grads)
+        return updates, MuonState(count, optax.tree.cast(momentum, dtype), state.ns_coeffs)
+
+    return optax.GradientTransformation(scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init, update)
+
+
+def orthogonal(updates: Any, steps: int) -> Any:
+    """Matrices with their singular values brought near 1, times `sqrt(max(1, out / in))`.
+
+    Of Frobenius norm 1 first, then `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side. Those of one shape lie
+    on one another, and each device works on some of them, whatever the mesh: all of them on each device would cost a large
+    part of a step.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -87,6 +102,7 @@ def orthogonal(updates: Any, steps: int) -> Any:
     for places in alike.values():
         way = (None, "embed", _other_axis(leaves[places[0]][0])), (None, "embed", None), *WAY
         x_NEO = _moved(jnp.concatenate([stacks[place] for place in places]), way)
+        x_NEO /= jnp.linalg.norm(x_NEO, axis=(1, 2), keepdims=True) + EPS
         for _ in range(steps):
             x_NEO = _newton_schulz(x_NEO)
         x_NEO = _moved(x_NEO, way[::-1])
@@ -141,14 +157,6 @@ def _other_axis(path: tuple[Any, ...]) -> str:
 def _layers(path: tuple[Any, ...]) -> int:
     """1 if the first axis of a kernel is that of the layers, else 0."""
     return int(names_of(path)[0] == STACKED)
-
-
-def _dimension_numbers(params: Any) -> Any:
-    def dimensions(path: tuple[Any, ...], _: Any) -> MuonDimensionNumbers:
-        inputs, outputs, _ = _matrix(path)
-        return MuonDimensionNumbers(*(tuple(axis + _layers(path) for axis in axes) for axes in (inputs, outputs)))
-
-    return jax.tree_util.tree_map_with_path(dimensions, params)
 
 
 def names_of(path: tuple[Any, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from helpers import make, small
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model.layers import stack_layers
 from jaxgpt.parallel import make_mesh, on_mesh
-from jaxgpt.train.muon import _dimension_numbers, orthogonal
+from jaxgpt.train.muon import MATRICES, names_of, orthogonal
 from jaxgpt.train.optimizer import decay_mask, groups, make_optimizer, schedule
 
 
@@ -116,10 +117,17 @@ def test_muon_is_optax_s_own_matrix_by_matrix(scanned: bool) -> None:
     _, params = make(small("llama", n_layer=3))
     params = stack_layers(params) if scanned else params
     c = config(name="muon", weight_decay=0.1, grad_clip=0.0, muon_steps=4, muon_momentum=0.9)
+
+    def sides(path: tuple[Any, ...], _: Any) -> optax.contrib.MuonDimensionNumbers:
+        matrix = MATRICES[names_of(path)[-2]]
+        return optax.contrib.MuonDimensionNumbers(
+            *(tuple(axis + scanned for axis in axes) for axes in (matrix.inputs, matrix.outputs))
+        )
+
     ours, others = make_optimizer(c), optax.identity()
     theirs = optax.contrib.muon(
         schedule(c, c.optim.muon_learning_rate), ns_steps=4, beta=0.9, weight_decay=0.1,
-        muon_weight_dimension_numbers=_dimension_numbers,
+        muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, sides),
     )  # fmt: skip
     reference = optax.partition({"muon": theirs, "adam": others}, groups)
     matrices = {name for name, group in names(groups(params)).items() if group == "muon"}
