@@ -208,7 +208,8 @@ class TrainConfig:
     steps: int = 1000  # updates
     batch_size: int = 32  # windows in one update, over all devices
     accumulation: int = 1  # pieces in which an update's batch is worked through; the result is the same
-    eval_every: int = 250  # steps between evaluations of the whole validation split; the last step always has one
+    eval_every: int = 250  # steps between evaluations; the last step always has one, of the whole validation split
+    eval_windows: int = 0  # windows, spread over the validation split, of the evaluations before that one; 0: all
     eval_batch_size: int = 0  # windows at once in evaluation; 0: as in training
     log_every: int = 10  # steps between lines of metrics.jsonl
     checkpoint_every: int = 0  # steps between checkpoints; 0: with every evaluation
@@ -233,6 +234,7 @@ class TrainConfig:
             "seed",
             "checkpoint_every",
             "sample_tokens",
+            "eval_windows",
             "eval_batch_size",
             "keep_best",
             "keep_every",

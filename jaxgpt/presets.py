@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
 
+PYTHON = DataConfig(dataset="python", train_fraction=0.98)  # short runs: what is held out is worked through in a second
+
 
 def python_char() -> Config:
     """A character model of Python's own standard library: no download.
@@ -17,9 +19,9 @@ def python_char() -> Config:
     """
     return Config(
         model=_modern(n_layer=4, n_head=4, n_embd=128, block_size=128),
-        data=DataConfig(dataset="python", train_fraction=0.95),
+        data=PYTHON,
         optim=_muon(warmup_steps=50),
-        train=TrainConfig(steps=300, batch_size=32, eval_every=100, prompt="def ", sample_tokens=400),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=100, eval_windows=96, prompt="def ", sample_tokens=400),
     )
 
 
@@ -33,7 +35,9 @@ def shakespeare() -> Config:
         model=_modern(n_layer=4, n_head=4, n_embd=128, block_size=128),
         data=DataConfig(dataset="shakespeare"),
         optim=_muon(warmup_steps=50),
-        train=TrainConfig(steps=400, batch_size=32, eval_every=100, prompt="ROMEO:", sample_tokens=400),
+        train=TrainConfig(
+            steps=400, batch_size=32, eval_every=100, eval_windows=96, prompt="ROMEO:", sample_tokens=400
+        ),
     )
 
 
@@ -117,9 +121,9 @@ def numpy_minimal() -> Config:
             attn_proj=False,
             init_std=0.1,
         ),
-        data=DataConfig(dataset="python", train_fraction=0.95),
+        data=PYTHON,
         optim=_adamw(warmup_steps=50),
-        train=TrainConfig(steps=500, batch_size=32, eval_every=250, prompt="def ", sample_tokens=200),
+        train=TrainConfig(steps=500, batch_size=32, eval_every=250, eval_windows=96, prompt="def ", sample_tokens=200),
     )
 
 
@@ -145,9 +149,9 @@ def torch_decoder() -> Config:
             head_bias=True,
             dropout=0.1,
         ),
-        data=DataConfig(dataset="python", train_fraction=0.95),
+        data=PYTHON,
         optim=OptimConfig(learning_rate=3e-4, min_lr=0.0, schedule="linear", warmup_steps=100, beta2=0.98),
-        train=TrainConfig(steps=2000, batch_size=32, eval_every=500, prompt="def ", sample_tokens=200),
+        train=TrainConfig(steps=2000, batch_size=32, eval_every=500, eval_windows=96, prompt="def ", sample_tokens=200),
     )
 
 
@@ -167,9 +171,9 @@ def gpt2_style() -> Config:
             tie_embeddings=False,
             head_bias=True,
         ),
-        data=DataConfig(dataset="python", train_fraction=0.95),
+        data=PYTHON,
         optim=_adamw(warmup_steps=50),
-        train=TrainConfig(steps=300, batch_size=32, eval_every=150, prompt="def ", sample_tokens=200),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=150, eval_windows=96, prompt="def ", sample_tokens=200),
     )
 
 
@@ -193,9 +197,9 @@ def llama_tiny() -> Config:
             activation="silu",
             bias=False,
         ),
-        data=DataConfig(dataset="python", train_fraction=0.95),
+        data=PYTHON,
         optim=_adamw(warmup_steps=50),
-        train=TrainConfig(steps=300, batch_size=32, eval_every=150, prompt="def ", sample_tokens=200),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=150, eval_windows=96, prompt="def ", sample_tokens=200),
     )
 
 
@@ -208,9 +212,9 @@ def modern() -> Config:
     model = _modern(n_layer=4, n_head=4, n_embd=128, block_size=128)
     return Config(
         model=replace(model, sliding_window=64, logit_softcap=15.0),
-        data=DataConfig(dataset="python", train_fraction=0.95),
+        data=PYTHON,
         optim=_muon(warmup_steps=50),
-        train=TrainConfig(steps=300, batch_size=32, eval_every=100, prompt="def ", sample_tokens=400),
+        train=TrainConfig(steps=300, batch_size=32, eval_every=100, eval_windows=96, prompt="def ", sample_tokens=400),
     )
 
 
@@ -224,7 +228,7 @@ def finetune() -> Config:
         model=_gpt2(12, 12, 768).model,  # what stands here until a run is named
         data=DataConfig(dataset="none", tokenizer="gpt2"),
         optim=OptimConfig(learning_rate=1e-4, min_lr=0.0, schedule="linear", warmup_steps=20, beta2=0.95),
-        train=TrainConfig(steps=200, batch_size=8, eval_every=50),
+        train=TrainConfig(steps=200, batch_size=8, eval_every=50, eval_windows=32),
     )
 
 
@@ -238,8 +242,8 @@ def nanogpt_cpu() -> Config:
         model=_nanogpt(n_layer=4, n_head=4, n_embd=128, block_size=64, dropout=0.0),
         data=DataConfig(dataset="shakespeare", sampling="random"),
         optim=_nanogpt_optim(decay_steps=2000),
-        # Steps 0 to 2000, both included, as nanoGPT counts.
-        train=TrainConfig(steps=2001, batch_size=12, eval_every=250, eval_batch_size=64, prompt="\n"),
+        # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are its 20 batches.
+        train=TrainConfig(steps=2001, batch_size=12, eval_every=250, eval_windows=240, eval_batch_size=64, prompt="\n"),
     )
 
 

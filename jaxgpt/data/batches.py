@@ -72,17 +72,14 @@ class Windows:
         return 1 if self.stride else min(self.block_size, len(self.tokens) - self.block_size)
 
 
-def eval_batch(
-    tokens: Tokens, block_size: int, stride: int, index: int, batch_size: int, rows: slice = ALL
-) -> np.ndarray:
-    """Batch `index` of a whole split, in order: int32 `[B, T + 1]`, rows past the end filled with -1 (not counted).
+def eval_batch(tokens: Tokens, block_size: int, stride: int, windows: np.ndarray, rows: slice = ALL) -> np.ndarray:
+    """Some windows of a split by their numbers, int32 `[B, T + 1]`: number n begins at n strides (0: at n T).
 
-    Only the rows that are asked for are read.
+    Rows of negative numbers are filled with -1, which is not counted. Only the rows that are asked for are read.
     """
-    windows = range(index * batch_size, (index + 1) * batch_size)[rows]
-    out = np.full((len(windows), block_size + 1), -1, np.int32)
-    for row, window in enumerate(windows):
-        if window < eval_windows(tokens, block_size, stride):
+    out = np.full((len(windows[rows]), block_size + 1), -1, np.int32)
+    for row, window in enumerate(windows[rows].tolist()):
+        if window >= 0:
             out[row] = tokens.take(window * (stride or block_size), block_size + 1)
     return out
 

@@ -30,7 +30,7 @@ def kept(directory: Path) -> str:
 
 
 def val_losses(directory: Path) -> dict[int, float]:
-    """Validation loss of the steps that have one."""
+    """Validation loss of the steps that have one, over the windows that all evaluations of the run share."""
     losses = {}
     for step in steps(directory):
         try:

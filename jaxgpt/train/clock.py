@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -37,8 +37,9 @@ class Clock:
         return figures
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Iterator[Callable[[], float]]:
+        """What happens within does not count as training; to be asked for how long it has taken, in seconds."""
         before = time.perf_counter()
-        yield
+        yield lambda: time.perf_counter() - before
         if self.since is not None:
             self.since += time.perf_counter() - before

@@ -1,4 +1,4 @@
-"""The loss over a whole split: the same windows in the same order every time, with its standard error."""
+"""The loss over a split, or over windows spread evenly over it: the same ones every time, with its standard error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data import Tokens, eval_batch, eval_windows
+from jaxgpt.data.batches import ALL
 from jaxgpt.train.build import Program
 
 
@@ -23,41 +24,75 @@ class Evaluation(NamedTuple):
         stderr: standard error of the loss, from the spread between windows.
         windows: how many.
         tokens: how many were predicted.
+        ranking: the mean over the windows that all evaluations of a run share, by which its checkpoints are compared.
     """
 
     loss: float
     stderr: float
     windows: int
     tokens: int
+    ranking: float
 
 
 def evaluate(
-    program: Program, params: Any, tokens: Tokens, interrupted: Callable[[], bool] = lambda: False
+    program: Program,
+    params: Any,
+    tokens: Tokens,
+    interrupted: Callable[[], bool] = lambda: False,
+    whole: bool = True,
 ) -> Evaluation | None:
-    """The loss of `params` on all windows of a split, side by side; None if `interrupted` said so on the way."""
+    """The loss of `params` on the windows of a split, side by side.
+
+    Args:
+        program: the model, and how many windows it takes at once.
+        params: the weights.
+        tokens: the split.
+        interrupted: asked before each batch whether to give up.
+        whole: all windows; or the `train.eval_windows` that every evaluation of a run has.
+
+    Returns:
+        None if `interrupted` said so.
+    """
     config = program.config
     batch_size = config.train.eval_batch_size or config.train.batch_size // config.train.accumulation
     ways = program.mesh.shape["data"] * program.mesh.shape["fsdp"]
     batch_size = math.ceil(batch_size / ways) * ways
     block_size, stride = config.model.block_size, config.data.stride
     n = eval_windows(tokens, block_size, stride)
+    shared = spread(n, config.train.eval_windows)
+    windows = np.arange(n) if whole else shared
+    padded = np.pad(windows, (0, -len(windows) % batch_size), constant_values=-1)
     sums, counts = [], []
-    for index in range(math.ceil(n / batch_size)):
+    for batch in padded.reshape(-1, batch_size):
         if interrupted():
             return None
-        rows = partial(eval_batch, tokens, block_size, stride, index, batch_size)
+        rows = partial(eval_batch, tokens, block_size, stride, batch)
         loss, count = program.eval(params, program.read((batch_size, block_size + 1), rows))
         sums.append(loss)
         counts.append(count)
-    return summarize(np.concatenate(jax.device_get(sums))[:n], np.concatenate(jax.device_get(counts))[:n])
+    all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
+    return summarize(all_sums, all_counts, np.searchsorted(windows, shared))
 
 
-def summarize(sums: np.ndarray, counts: np.ndarray) -> Evaluation:
-    """Mean over all tokens; `stderr = std(window means) / sqrt(windows)`, as windows of one length are alike."""
+def spread(n: int, wanted: int) -> np.ndarray:
+    """Numbers of `wanted` windows of n (0: all), as far from one another as they can be; ascending."""
+    wanted = min(wanted or n, n)
+    return np.arange(wanted) * n // max(wanted, 1)
+
+
+def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = ALL) -> Evaluation:
+    """Mean over all tokens; `stderr = std(window means) / sqrt(windows)`, as windows of one length are alike.
+
+    Args:
+        sums: of each window.
+        counts: tokens of each window.
+        shared: where in them the windows are whose mean is `ranking`.
+    """
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
     means = sums / counts
     stderr = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan
-    return Evaluation(float(sums.sum() / counts.sum()), stderr, len(sums), int(counts.sum()))
+    ranking = float(sums[shared].sum() / counts[shared].sum())
+    return Evaluation(float(sums.sum() / counts.sum()), stderr, len(sums), int(counts.sum()), ranking)
 
 
 def eval_params(state: Any, config: Config) -> Any:

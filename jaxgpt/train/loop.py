@@ -228,20 +228,22 @@ class _Loop:
 
     def _evaluate(self, state: TrainState, done: int) -> None:
         self._read(0)
-        with self.clock.paused():
+        with self.clock.paused() as seconds:
             params = eval_params(state, self.config)
-            result = evaluate(self.program, params, self.data.val, lambda: self.poll.ask(self._wish()) == STOP)
+            whole = done == self.config.train.steps
+            result = evaluate(self.program, params, self.data.val, lambda: self.poll.ask(self._wish()) == STOP, whole)
             if result is None:
                 return
             if not math.isfinite(result.loss):
                 raise _Diverged(f"validation loss is {result.loss} at step {done}")
             self.evaluation = result
-            self.metrics.write(step=done, val_loss=result.loss, val_stderr=result.stderr)
+            figures = {"val_loss": result.loss, "val_stderr": result.stderr, "val_windows": result.windows}
+            self.metrics.write(step=done, **figures, val_seconds=seconds())
             self.reporter.evaluated(done, result)
             if self.saved == done:
-                self.checkpoints.note_val_loss(done, result.loss)
+                self.checkpoints.note_val_loss(done, result.ranking)
             else:
-                self._save(state, done, result.loss)
+                self._save(state, done, result.ranking)
 
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
         self._read(0)  # nothing is kept that is not known to be good

@@ -15,6 +15,8 @@ from jaxgpt.strict import parse_json
 from jaxgpt.train.optimizer import make_optimizer
 from jaxgpt.train.run import write_atomically
 
+TIMES = ("elapsed_seconds", "tokens_per_second", "val_seconds")  # what differs between two runs of the same numbers
+
 
 class MetricsFile:
     """Appends lines; each is on its way to the disk when `write` returns.

@@ -22,7 +22,7 @@ def plot_losses(metrics: Path, image: Path, title: str) -> None:
     if train:
         axes.plot(*zip(*train, strict=True), color="#9ecae1", linewidth=1, label="training (each a batch)")
     if val:
-        axes.plot(*zip(*val, strict=True), color="#d94801", marker="o", markersize=4, label="validation (whole split)")
+        axes.plot(*zip(*val, strict=True), color="#d94801", marker="o", markersize=4, label="validation")
         step, loss = min(val, key=lambda point: point[1])
         axes.annotate(f"{loss:.3f}", (step, loss), textcoords="offset points", xytext=(0, 8), ha="center")
     axes.set(xlabel="step", ylabel="loss (nats per token)")

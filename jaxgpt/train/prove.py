@@ -20,11 +20,9 @@ from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import build
 from jaxgpt.train.evaluate import Evaluation
 from jaxgpt.train.loop import fit
-from jaxgpt.train.metrics import read_metrics
+from jaxgpt.train.metrics import TIMES, read_metrics
 from jaxgpt.train.run import Run, describe
 from jaxgpt.train.step import stream
-
-TIMES = ("elapsed_seconds", "tokens_per_second")
 
 
 def prove(config: Config, cut: int) -> dict[str, tuple[str, str]]:

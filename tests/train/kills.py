@@ -32,7 +32,7 @@ from jaxgpt.cli import main
 from jaxgpt.train.build import build
 from jaxgpt.train.catalog import steps, val_losses
 from jaxgpt.train.checkpoint import restore_state
-from jaxgpt.train.metrics import read_metrics
+from jaxgpt.train.metrics import TIMES, read_metrics
 from jaxgpt.train.run import Run
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(80))
@@ -133,8 +133,7 @@ def differences(a: Path, b: Path) -> list[str]:
 
 def metrics(run: Path) -> list[dict[str, float]]:
     """The lines of metrics.jsonl, in their order, without times."""
-    times = ("elapsed_seconds", "tokens_per_second")
-    return [{k: v for k, v in line.items() if k not in times} for line in read_metrics(run / "metrics.jsonl")]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run / "metrics.jsonl")]
 
 
 def _start(folder: Path, name: str, kill_at_event: int) -> BaseProcess:

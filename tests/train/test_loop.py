@@ -13,14 +13,16 @@ import jax
 import numpy as np
 import pytest
 from helpers import TEXT, small_run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
 from jaxgpt.train.build import Program, build, make_loss_fn
-from jaxgpt.train.checkpoint import choose, restore_params, steps, val_losses
-from jaxgpt.train.evaluate import Evaluation, evaluate, summarize
+from jaxgpt.train.checkpoint import choose, restore_params, restore_state, steps, val_losses
+from jaxgpt.train.evaluate import Evaluation, evaluate, spread, summarize
 from jaxgpt.train.loop import TrainingFailed, check_ids, fit
-from jaxgpt.train.metrics import MetricsFile, read_metrics
+from jaxgpt.train.metrics import TIMES, MetricsFile, read_metrics
 from jaxgpt.train.run import Run
 
 
@@ -56,10 +58,7 @@ def same_bits(a: object, b: object) -> bool:
 
 
 def without_times(path: Path) -> list[dict[str, float]]:
-    return [
-        {k: v for k, v in line.items() if k not in ("elapsed_seconds", "tokens_per_second")}
-        for line in read_metrics(path)
-    ]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(path)]
 
 
 @pytest.mark.parametrize(
@@ -289,6 +288,31 @@ def test_standard_error_is_of_the_windows_means() -> None:
     result = summarize(np.array([2.0, 4.0, 6.0]), np.array([2, 2, 2]))
     assert (result.loss, result.windows, result.tokens) == (2.0, 3, 6)
     np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
+
+
+@given(n=st.integers(1, 10_000), wanted=st.integers(0, 20_000))
+def test_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
+    windows = spread(n, wanted)
+    assert len(windows) == min(wanted or n, n)
+    gaps = np.diff(np.append(windows, n))
+    assert windows[0] == 0
+    assert gaps.min() >= 1
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_evaluations_of_some_windows_are_compared_with_the_last_on_the_same() -> None:
+    """The last is of the whole split, and its checkpoint's loss that of the windows which the others had."""
+    run(small_run(eval_windows=3), "out")
+    lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
+    program, data, _ = prepare(small_run(eval_windows=3), "out")
+    state = restore_state(Path("out/checkpoints"), 8, program.abstract_checkpoint)
+    some = evaluate(program, state.params, data.val, whole=False)
+    every = evaluate(program, state.params, data.val)
+    assert some.windows == lines[4]["val_windows"] == 3
+    assert every.windows == lines[8]["val_windows"] > 3
+    assert lines[8]["val_loss"] == every.loss != some.loss
+    assert val_losses(Path("out/checkpoints")) == {4: lines[4]["val_loss"], 8: every.ranking}
+    np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
 
 
 def test_evaluation_does_not_depend_on_the_batch() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
-from jaxgpt.train import loop, prove
+from jaxgpt.train import checkpoint, prove
 from jaxgpt.train.step import TrainState
 
 TINY = flags(
@@ -57,7 +57,7 @@ def without_moments(*args: object) -> TrainState:
     return state._replace(opt_state=prove.jax.tree.map(prove.jax.numpy.zeros_like, state.opt_state))
 
 
-RESTORE = loop.restore_state
+RESTORE = checkpoint.restore_state
 
 
 def test_a_resume_that_loses_something_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_resume_that_loses_something_is_told(monkeypatch: pytest.MonkeyPatch) 
     sound = jaxgpt("prove-resume", "shakespeare", *TINY)
     assert sound.code == 0, sound.err
     assert "DIFFERENT" not in sound.out
-    monkeypatch.setattr(loop, "restore_state", without_moments)
+    monkeypatch.setattr(checkpoint, "restore_state", without_moments)
     broken = jaxgpt("prove-resume", "shakespeare", *TINY)
     assert broken.code == 1
     rows = {
