@@ -208,6 +208,7 @@ class TrainConfig:
     steps: int = 1000  # updates
     batch_size: int = 32  # windows in one update, over all devices
     accumulation: int = 1  # pieces in which an update's batch is worked through; the result is the same
+    steps_per_call: int = 1  # updates that the devices make by themselves; more where the host takes long beside a step
     eval_every: int = 250  # steps between evaluations; the last step always has one, of the whole validation split
     eval_windows: int = 0  # windows, spread over the validation split, of the evaluations before that one; 0: all
     eval_batch_size: int = 0  # windows at once in evaluation; 0: as in training
@@ -228,7 +229,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _types(self, "train")
-        for name in ("steps", "batch_size", "accumulation", "eval_every", "log_every", "keep_last"):
+        for name in (
+            "steps",
+            "batch_size",
+            "accumulation",
+            "steps_per_call",
+            "eval_every",
+            "log_every",
+            "keep_last",
+        ):
             _bounds("train", self, name, 1, 2**31 - 1)
         for name in (
             "seed",
@@ -310,11 +319,12 @@ class Config:
 
     def __post_init__(self) -> None:
         _types(self, "config")
-        ids = self.train.batch_size * (self.model.block_size + 1)
+        ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
         if ids > MAX_BATCH:
+            calls = f"train.steps_per_call {self.train.steps_per_call} times " if self.train.steps_per_call > 1 else ""
             raise UserError(
-                f"train.batch_size {self.train.batch_size} windows of model.block_size {self.model.block_size} + 1 "
-                f"are {ids:,} ids: at most {MAX_BATCH:,} are put into an update"
+                f"{calls}train.batch_size {self.train.batch_size} windows of model.block_size {self.model.block_size} "
+                f"+ 1 are {ids:,} ids: at most {MAX_BATCH:,} are put into a call"
             )
 
     @property

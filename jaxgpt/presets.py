@@ -54,7 +54,9 @@ def shakespeare_fast() -> Config:
         data=DataConfig(dataset="shakespeare"),
         # A momentum of 0.95 has hardly begun when 240 steps are over.
         optim=replace(optim, learning_rate=0.03, beta1=0.8, muon_learning_rate=0.06, muon_momentum=0.85, muon_steps=4),
-        train=TrainConfig(steps=240, batch_size=24, eval_every=240, eval_batch_size=128, prompt="ROMEO:"),
+        train=TrainConfig(
+            steps=240, batch_size=24, steps_per_call=10, eval_every=240, eval_batch_size=128, prompt="ROMEO:"
+        ),
     )
 
 
@@ -123,7 +125,15 @@ def numpy_minimal() -> Config:
         ),
         data=PYTHON,
         optim=_adamw(warmup_steps=50),
-        train=TrainConfig(steps=500, batch_size=32, eval_every=250, eval_windows=96, prompt="def ", sample_tokens=200),
+        train=TrainConfig(
+            steps=500,
+            batch_size=32,
+            steps_per_call=10,
+            eval_every=250,
+            eval_windows=96,
+            prompt="def ",
+            sample_tokens=200,
+        ),
     )
 
 
@@ -243,7 +253,15 @@ def nanogpt_cpu() -> Config:
         data=DataConfig(dataset="shakespeare", sampling="random"),
         optim=_nanogpt_optim(decay_steps=2000),
         # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are its 20 batches.
-        train=TrainConfig(steps=2001, batch_size=12, eval_every=250, eval_windows=240, eval_batch_size=64, prompt="\n"),
+        train=TrainConfig(
+            steps=2001,
+            batch_size=12,
+            steps_per_call=10,
+            eval_every=250,
+            eval_windows=240,
+            eval_batch_size=64,
+            prompt="\n",
+        ),
     )
 
 

@@ -64,7 +64,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     worker.run(2)
     times = worker.run(seconds=seconds)
     step = statistics.median(times)
-    count = min(max(round(TRACED / step), 2), 10)
+    count = min(max(round(TRACED / (step * worker.each)), 2), 10)
     where = spent(traced(lambda: worker.run(count)), kinds(compiled.as_text() or ""), jax.local_device_count())
     tokens = config.train.batch_size * config.model.block_size
     say("measuring what the devices can do")
@@ -112,11 +112,15 @@ class _Steps:
         self.step = 0
         self.fed: list[float] = []  # seconds in which the host made each batch
 
+        self.each = config.train.steps_per_call
+
     def batch(self) -> jax.Array:
-        return self.program.put(self.windows.batch_at(self.step, self.program.config.train.batch_size))
+        """What the next call takes."""
+        size = self.program.config.train.batch_size
+        return self.program.batches(self.each, lambda ahead, rows: self.windows.batch_at(self.step + ahead, size, rows))
 
     def run(self, steps: int = 0, seconds: float = 0.0) -> list[float]:
-        """So many steps, or as many as there are in so many seconds, five at least; the seconds of each."""
+        """So many calls, or as many as there are in so many seconds, five at least; the seconds of a step in each."""
         pending: deque[Any] = deque()
         times: list[float] = []
         begin = last = time.perf_counter()
@@ -124,9 +128,9 @@ class _Steps:
         def read(leave: int) -> None:
             nonlocal last
             while len(pending) > leave:
-                jax.device_get(pending.popleft())
+                pending.popleft()()
                 now = time.perf_counter()
-                times.append(now - last)
+                times.append((now - last) / self.each)
                 last = now
 
         for count in range(steps or 1_000_000):
@@ -134,9 +138,9 @@ class _Steps:
                 break
             start = time.perf_counter()
             batch = self.batch()
-            self.fed.append(time.perf_counter() - start)
-            self.state, figures = self.program.step(self.state, batch)
-            self.step += 1
+            self.fed.append((time.perf_counter() - start) / self.each)
+            self.state, figures = self.program.advance(self.state, batch, self.each)
+            self.step += self.each
             pending.append(figures)
             read(LAG)
         read(0)

@@ -56,7 +56,7 @@ def kinds(program: str) -> dict[str, str]:
     bodies, _ = split_computations(program)
     found = {}
     for body in bodies.values():
-        parts = {part.name: part for line in body if (part := _read(line, bodies))}
+        parts = {part.name: part for line in body if (part := _read(line, bodies)) and not _is_loop_of_steps(part)}
         for part in parts.values():
             # The compiler for CPUs takes the products of attention apart, and forgets where they came from.
             near = [part.path] if part.path or not part.product else _paths_around(part, parts)
@@ -175,6 +175,11 @@ def _kind(part: _Part, paths: Sequence[str]) -> str:
     if any(path.startswith("jit(") and "jvp(" not in path for path in paths):
         return "optimizer"
     return "products" if part.product else "elementwise"
+
+
+def _is_loop_of_steps(part: _Part) -> bool:
+    """What it takes beside its instructions is nobody's work."""
+    return part.op == "while" and "jvp(" not in part.path
 
 
 def _is_product(line: str) -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
@@ -33,7 +33,7 @@ from jaxgpt.parallel.processes import count
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
 from jaxgpt.train.optimizer import make_optimizer, schedule
-from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, stream, train_step
+from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, stream, train_step, train_steps
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,7 @@ class Program:
         The end of this waits for the compiler, after an error as well, and raises what the compiler raises.
         """
         state = self.abstract_state  # traced here: cached properties are not made for two threads
-        shape = self.config.train.batch_size, self.config.model.block_size + 1
-        windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh))
+        windows = jax.ShapeDtypeStruct(self._call_shape, jnp.int32, sharding=self._batch_sharding(self._call_shape))
         with ThreadPoolExecutor(1) as pool:
             compiled = pool.submit(lambda: self.lower(state, windows).compile())
             yield
@@ -151,10 +150,10 @@ class Program:
     def _convert(self, layout: Any, tree: Any, places: Any) -> Any:
         return settle(self.mesh, jax.jit(layout, out_shardings=places)(tree))
 
-    @cached_property
-    def _step(self) -> Any:
+    @property
+    def _update(self) -> Any:
         train, model = self.config.train, self.config.model
-        step = partial(
+        return partial(
             train_step,
             loss_fn=make_loss_fn(self.model, train.loss_chunk),
             optimizer=self.optimizer,
@@ -165,12 +164,36 @@ class Program:
             ema_decay=self.config.optim.ema_decay,
             spike_factor=self.config.optim.spike_factor,
         )
+
+    @cached_property
+    def _step(self) -> Any:
         return jax.jit(
-            step,
+            self._update,
             in_shardings=(self.state_shardings, batch_sharding(self.mesh)),
             out_shardings=(self.state_shardings, everywhere(self.mesh)),
             donate_argnums=0,
         )
+
+    @cached_property
+    def _steps(self) -> Any:
+        batches = self._batch_sharding(self._call_shape)
+        return jax.jit(
+            partial(train_steps, step=self._update),
+            in_shardings=(self.state_shardings, batches, everywhere(self.mesh)),
+            out_shardings=(self.state_shardings, everywhere(self.mesh)),
+            donate_argnums=0,
+        )
+
+    @property
+    def _call_shape(self) -> tuple[int, ...]:
+        """Of the ids that a call takes: those of a batch, `[B, T + 1]`, or of several, `[K, B, T + 1]`."""
+        train = self.config.train
+        shape = train.batch_size, self.config.model.block_size + 1
+        return (train.steps_per_call, *shape) if train.steps_per_call > 1 else shape
+
+    def _batch_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        rows = batch_sharding(self.mesh)
+        return rows if len(shape) == 2 else NamedSharding(self.mesh, PartitionSpec(None, *rows.spec))
 
     @cached_property
     def _eval(self) -> Any:
@@ -189,19 +212,55 @@ class Program:
         part = cache(lambda first, last: rows(slice(first, last)))
 
         def shard(index: Any) -> np.ndarray:
-            return part(*index[0].indices(shape[0])[:2])
+            return part(*index[-2].indices(shape[-2])[:2])
 
-        return jax.make_array_from_callback(shape, batch_sharding(self.mesh), shard)
+        return jax.make_array_from_callback(shape, self._batch_sharding(shape), shard)
+
+    def batches(self, n: int, rows: Callable[[int, slice], np.ndarray]) -> jax.Array:
+        """The batches of the next n updates for `advance`; asked for are rows of the first, second, ... of them."""
+        shape = self._call_shape
+        if len(shape) == 2:
+            return self.read(shape, partial(rows, 0))
+
+        def several(some: slice) -> np.ndarray:
+            made = np.stack([rows(i, some) for i in range(n)])
+            return np.pad(made, ((0, shape[0] - n), (0, 0), (0, 0)))
+
+        return self.read(shape, several)
+
+    def advance(
+        self, state: TrainState, batches: jax.Array, n: int
+    ) -> tuple[TrainState, Callable[[], list[dict[str, Any]]]]:
+        """The next n updates, `train.steps_per_call` at most; the state that goes in is used up.
+
+        Returns:
+            The state after, and what waits for the figures of each update and gives them.
+        """
+        if batches.ndim == 2:
+            state, figures = self.step(state, batches)
+            return state, lambda: [jax.device_get(figures)]
+        with on_mesh(self.mesh, self.config.model):
+            state, figures = settle(self.mesh, self._steps(state, batches, n))
+
+        def read() -> list[dict[str, Any]]:
+            host = jax.device_get(figures)
+            return [{name: value[i] for name, value in host.items()} for i in range(n)]
+
+        return state, read
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; the state that goes in is used up."""
         with on_mesh(self.mesh, self.config.model):
             return settle(self.mesh, self._step(state, windows_BT1))
 
-    def lower(self, state: TrainState, windows_BT1: Any) -> jax.stages.Lowered:
-        """The update for such arrays, ready to be compiled: to be looked into, or for devices that are not here."""
+    def lower(self, state: TrainState, windows: Any) -> jax.stages.Lowered:
+        """The update for such arrays (or several, for batches), ready to be compiled: to be looked into, or for devices
+        that are not here."""
         with on_mesh(self.mesh, self.config.model):
-            lowered: jax.stages.Lowered = self._step.lower(state, windows_BT1)
+            several = windows.ndim == 3
+            lowered: jax.stages.Lowered = (
+                self._steps.lower(state, windows, 1) if several else self._step.lower(state, windows)
+            )
             return lowered
 
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 from jaxgpt.config import Config
@@ -32,7 +32,7 @@ from jaxgpt.train.versions import versions
 if TYPE_CHECKING:
     from jaxgpt.train.checkpoint import Checkpoints
 
-LAG = 2  # steps that may be under way before the oldest one's figures are read
+LAG = 2  # calls that may be under way before the oldest one's figures are read
 SAVE, STOP = 1, 2  # what a process may wish between two steps; the stronger wish of all wins
 
 
@@ -127,8 +127,9 @@ class _Loop:
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.config: Config = program.config
         self.metadata = {"config": asdict(self.config), "versions": versions()}
-        # Steps whose figures are still on the device. They are waited for after the first step and before an evaluation.
-        self.pending: deque[tuple[int, dict[str, jax.Array]]] = deque()
+        # Calls whose figures are still on the device, by their first steps. They are waited for after the first call and
+        # before an evaluation.
+        self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()
         self.evaluation: Evaluation | None = None
         self.saved: int | None = None
         self.clock = Clock(metrics.elapsed_seconds)
@@ -137,7 +138,6 @@ class _Loop:
     def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
         first = int(state.step)
-        shape = (train.batch_size, self.config.model.block_size + 1)
         windows = Windows(
             self.data.train,
             self.config.model.block_size,
@@ -149,18 +149,20 @@ class _Loop:
             self.saved = first
             if self._is_evaluated(first) and decide(lambda: first not in val_losses(self.checkpoints.directory)):
                 self._evaluate(state, first)  # the run was stopped while it was at it
-        for step in range(first, min(until, train.steps)):
+        done, end = first, min(until, train.steps)
+        while done < end:
             wish = self.poll.ask(self._wish())
             if wish == STOP:
                 break
-            if wish == SAVE and step > first and self.saved != step:
-                self._save(state, step, None, temporary=True)
-            batch = self.program.read(shape, partial(self._rows, windows, step))
-            state, figures = self.program.step(state, batch)
-            self.pending.append((step, figures))
-            # The first step's figures are waited for: what only it takes is no part of the speed.
-            self._read(LAG if step > first else 0)
-            done = step + 1
+            if wish == SAVE and done > first and self.saved != done:
+                self._save(state, done, None, temporary=True)
+            # The first step is a call of its own, and is waited for: what only it takes is no part of the speed.
+            n = 1 if done == first else self._steps_ahead(done, end)
+            batches = self.program.batches(n, partial(self._rows, windows, done))
+            state, figures = self.program.advance(state, batches, n)
+            self.pending.append((done, figures))
+            self._read(LAG if done > first else 0)
+            done += n
             if self._is_evaluated(done):
                 self._evaluate(state, done)
             elif train.checkpoint_every and done % train.checkpoint_every == 0:
@@ -172,6 +174,12 @@ class _Loop:
         self.checkpoints.wait()
         return Outcome(state, self.evaluation, interrupted=done < train.steps)
 
+    def _steps_ahead(self, done: int, end: int) -> int:
+        """How many updates the next call makes: up to the next evaluation or checkpoint."""
+        train = self.config.train
+        stops = [end, *((done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every)]
+        return min(train.steps_per_call, min(stops) - done)
+
     def _wish(self) -> int:
         """What this process would like to do before the next step."""
         if self.stop.requested:
@@ -179,28 +187,31 @@ class _Loop:
         seconds = self.config.train.checkpoint_seconds
         return SAVE if seconds and self.clock.since_save() > seconds else 0
 
-    def _rows(self, windows: Windows, step: int, rows: slice) -> np.ndarray:
-        batch = windows.batch_at(step, self.config.train.batch_size, rows)
-        check_ids(batch, self.config.model.vocab_size, step)
+    def _rows(self, windows: Windows, done: int, ahead: int, rows: slice) -> np.ndarray:
+        batch = windows.batch_at(done + ahead, self.config.train.batch_size, rows)
+        check_ids(batch, self.config.model.vocab_size, done + ahead)
         return batch
 
     def _is_evaluated(self, done: int) -> bool:
         return done % self.config.train.eval_every == 0 or done == self.config.train.steps
 
     def _read(self, leave: int) -> None:
-        """Take in the figures of all steps but the last `leave`."""
-        train = self.config.train
+        """Take in the figures of all calls but the last `leave`."""
         while len(self.pending) > leave:
-            step, device_figures = self.pending.popleft()
-            host_figures = jax.device_get(device_figures)
-            squares = host_figures.pop("grad_squares")
-            figures = {name: float(value) for name, value in host_figures.items()}
-            self._check(step, figures, squares)
-            self.clock.count(self._tokens_per_step)
-            if step % train.log_every == 0 or step == train.steps - 1:
-                line = {"step": step} | figures | self.clock.figures(step + 1, self._tokens_per_step)
-                self.metrics.write(**line)
-                self.reporter.progress(line)
+            first, figures = self.pending.popleft()
+            for ahead, of_step in enumerate(figures()):
+                self._note(first + ahead, of_step)
+
+    def _note(self, step: int, of_step: dict[str, Any]) -> None:
+        train = self.config.train
+        squares = of_step.pop("grad_squares")
+        figures = {name: float(value) for name, value in of_step.items()}
+        self._check(step, figures, squares)
+        self.clock.count(self._tokens_per_step)
+        if step % train.log_every == 0 or step == train.steps - 1:
+            line = {"step": step} | figures | self.clock.figures(step + 1, self._tokens_per_step)
+            self.metrics.write(**line)
+            self.reporter.progress(line)
 
     def _check(self, step: int, figures: dict[str, float], squares: np.ndarray) -> None:
         """Whether training can go on after a step.

@@ -142,6 +142,38 @@ def train_step(
     return TrainState(state.step + 1, params, opt_state, ema, guard), metrics
 
 
+def train_steps(
+    state: TrainState,
+    windows_KBT1: jax.Array,
+    n: jax.typing.ArrayLike,
+    *,
+    step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """`n` updates, one after the other, without the host between them.
+
+    A loop that is compiled once for any number: how many updates a call makes changes none of their bits.
+
+    Args:
+        state: before.
+        windows_KBT1: int32, a batch for each of up to K updates.
+        n: of them that are made, from the first on.
+        step: `train_step`, with all but its first two arguments.
+
+    Returns:
+        The state after, and each update's figures, `[K, ...]`; those beyond n are zero.
+    """
+    figures = jax.eval_shape(step, state, windows_KBT1[0])[1]
+    none = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), figures)
+
+    def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, written = carry
+        state, figures = step(state, windows_KBT1[i])
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), written, figures)
+
+    made: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, none))
+    return made
+
+
 def eval_step(params: Any, windows_BT1: jax.Array, *, loss_fn: LossFn) -> tuple[jax.Array, jax.Array]:
     """Summed loss and number of tokens of each window, `[B]` and `[B]`; a window of -1 counts for nothing."""
     inputs_BT, targets_BT = jnp.maximum(windows_BT1[:, :-1], 0), windows_BT1[:, 1:]

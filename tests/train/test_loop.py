@@ -84,6 +84,24 @@ def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
     assert resumed.evaluation == straight.evaluation
 
 
+def test_several_updates_in_a_call_are_the_same_wherever_a_run_is_cut() -> None:
+    """Calls of one, three and fewer updates, after the cut of others: bit for bit. And the same numbers as one by one."""
+    config = small_run(steps=15, eval_every=12, steps_per_call=3)
+    config = replace(config, mesh=MeshConfig(data=2)).with_model(dropout=0.2)
+    straight = run(config, "straight")
+    cut = run(config, "cut", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert int(cut.state.step) == 10
+    resumed = run(config, "cut", resume=True)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    one = run(replace(config, train=replace(config.train, steps_per_call=1)), "one")
+    lines = [without_times(Path(name) / "metrics.jsonl") for name in ("one", "straight")]
+    for expected, line in zip(*lines, strict=True):
+        assert line == pytest.approx(expected, rel=1e-5)
+    for x, y in zip(jax.tree.leaves(one.state), jax.tree.leaves(straight.state), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+
+
 def test_a_stop_in_the_middle_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is saved at once, and the evaluation is made up for on resuming: the best checkpoint is the same one."""
     config = small_run()
