@@ -321,10 +321,11 @@ class Config:
         _types(self, "config")
         ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
         if ids > MAX_BATCH:
-            calls = f"train.steps_per_call {self.train.steps_per_call} times " if self.train.steps_per_call > 1 else ""
+            several = self.train.steps_per_call > 1
+            calls = f"train.steps_per_call {self.train.steps_per_call} times " if several else ""
             raise UserError(
                 f"{calls}train.batch_size {self.train.batch_size} windows of model.block_size {self.model.block_size} "
-                f"+ 1 are {ids:,} ids: at most {MAX_BATCH:,} are put into a call"
+                f"+ 1 are {ids:,} ids: at most {MAX_BATCH:,} are put into {'a call' if several else 'an update'}"
             )
 
     @property

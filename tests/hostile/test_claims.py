@@ -57,6 +57,8 @@ def test_a_model_that_no_memory_holds(settings: dict[str, int], message: str) ->
 def test_a_batch_that_no_memory_holds() -> None:
     with pytest.raises(UserError, match=r"are 137,438,953,472 ids: at most 268,435,456 are put into an update"):
         Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=2**29))
+    with pytest.raises(UserError, match=r"^train\.steps_per_call 1000000 times .* 8,192,000,000 ids: .* into a call$"):
+        Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=32, steps_per_call=10**6))
 
 
 def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:
