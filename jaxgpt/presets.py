@@ -15,7 +15,7 @@ def python_char() -> Config:
     """A character model of Python's own standard library: no download.
 
     Command: python train.py
-    Expect: validation loss 1.29 in 75 seconds on 2 cores
+    Expect: validation loss 1.31 in 80 seconds on 2 cores
     """
     return Config(
         model=_modern(n_layer=4, n_head=4, n_embd=128, block_size=128),
