@@ -148,9 +148,10 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch over the data and fsdp axes."""
-    return NamedSharding(mesh, spec(("batch", "length"), RULES))
+def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
+    """Rows of a batch, `[B, T]`, over the data and fsdp axes; of each of several batches, `[K, B, T]`."""
+    rows = spec(("batch", "length"), RULES)
+    return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:

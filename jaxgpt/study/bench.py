@@ -59,7 +59,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     with _timed(stages, "compiled"), kept as hits:
         compiled = lowered.compile()
     with _timed(stages, "first_step"):
-        worker.run(1)
+        worker.run(1, each=1)
     say(f"training for {seconds:g} s")
     worker.run(2)
     times = worker.run(seconds=seconds)
@@ -83,7 +83,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
         "step": {
             "seconds": step,
             "range": [min(times), max(times)],
-            "steps": len(times),
+            "steps": len(times) * worker.each,
             "tokens": tokens,
             "tokens_per_second": tokens / step,
             "mfu": tokens / step * flops / peak,
@@ -110,17 +110,23 @@ class _Steps:
         self.program, self.state = program, state
         self.windows = Windows(Tokens([ids]), T, config.train.seed, config.data.sampling, config.data.stride)
         self.step = 0
+        self.each = config.train.steps_per_call
         self.fed: list[float] = []  # seconds in which the host made each batch
 
-        self.each = config.train.steps_per_call
-
-    def batch(self) -> jax.Array:
-        """What the next call takes."""
+    def batch(self, each: int = 1) -> jax.Array:
+        """What the next call takes for so many steps."""
         size = self.program.config.train.batch_size
-        return self.program.batches(self.each, lambda ahead, rows: self.windows.batch_at(self.step + ahead, size, rows))
+        return self.program.batches(each, lambda ahead, rows: self.windows.batch_at(self.step + ahead, size, rows))
 
-    def run(self, steps: int = 0, seconds: float = 0.0) -> list[float]:
-        """So many calls, or as many as there are in so many seconds, five at least; the seconds of a step in each."""
+    def run(self, calls: int = 0, seconds: float = 0.0, each: int = 0) -> list[float]:
+        """So many calls, or as many as there are in so many seconds, five at least; the seconds of a step in each.
+
+        Args:
+            calls: 0: by time.
+            seconds: of them.
+            each: steps of a call; 0: as many as training makes.
+        """
+        each = each or self.each
         pending: deque[Any] = deque()
         times: list[float] = []
         begin = last = time.perf_counter()
@@ -130,17 +136,17 @@ class _Steps:
             while len(pending) > leave:
                 pending.popleft()()
                 now = time.perf_counter()
-                times.append((now - last) / self.each)
+                times.append((now - last) / each)
                 last = now
 
-        for count in range(steps or 1_000_000):
-            if not steps and count >= 5 and time.perf_counter() - begin > seconds:
+        for count in range(calls or 1_000_000):
+            if not calls and count >= 5 and time.perf_counter() - begin > seconds:
                 break
             start = time.perf_counter()
-            batch = self.batch()
-            self.fed.append((time.perf_counter() - start) / self.each)
-            self.state, figures = self.program.advance(self.state, batch, self.each)
-            self.step += self.each
+            batch = self.batch(each)
+            self.fed.append((time.perf_counter() - start) / each)
+            self.state, figures = self.program.advance(self.state, batch, each)
+            self.step += each
             pending.append(figures)
             read(LAG)
         read(0)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
@@ -116,7 +116,8 @@ class Program:
         The end of this waits for the compiler, after an error as well, and raises what the compiler raises.
         """
         state = self.abstract_state  # traced here: cached properties are not made for two threads
-        windows = jax.ShapeDtypeStruct(self._call_shape, jnp.int32, sharding=self._batch_sharding(self._call_shape))
+        shape = self._call_shape
+        windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh, len(shape) == 3))
         with ThreadPoolExecutor(1) as pool:
             compiled = pool.submit(lambda: self.lower(state, windows).compile())
             yield
@@ -176,10 +177,9 @@ class Program:
 
     @cached_property
     def _steps(self) -> Any:
-        batches = self._batch_sharding(self._call_shape)
         return jax.jit(
             partial(train_steps, step=self._update),
-            in_shardings=(self.state_shardings, batches, everywhere(self.mesh)),
+            in_shardings=(self.state_shardings, batch_sharding(self.mesh, several=True), everywhere(self.mesh)),
             out_shardings=(self.state_shardings, everywhere(self.mesh)),
             donate_argnums=0,
         )
@@ -190,10 +190,6 @@ class Program:
         train = self.config.train
         shape = train.batch_size, self.config.model.block_size + 1
         return (train.steps_per_call, *shape) if train.steps_per_call > 1 else shape
-
-    def _batch_sharding(self, shape: tuple[int, ...]) -> NamedSharding:
-        rows = batch_sharding(self.mesh)
-        return rows if len(shape) == 2 else NamedSharding(self.mesh, PartitionSpec(None, *rows.spec))
 
     @cached_property
     def _eval(self) -> Any:
@@ -208,13 +204,13 @@ class Program:
         return self.read(windows_BT1.shape, lambda rows: windows_BT1[rows])
 
     def read(self, shape: tuple[int, ...], rows: Callable[[slice], np.ndarray]) -> jax.Array:
-        """A batch of a shape on its devices. Asked for are only the rows of this process's devices, each once."""
+        """A batch or several of a shape, on their devices. Asked for are only rows of this process's devices, each once."""
         part = cache(lambda first, last: rows(slice(first, last)))
 
         def shard(index: Any) -> np.ndarray:
             return part(*index[-2].indices(shape[-2])[:2])
 
-        return jax.make_array_from_callback(shape, self._batch_sharding(shape), shard)
+        return jax.make_array_from_callback(shape, batch_sharding(self.mesh, len(shape) == 3), shard)
 
     def batches(self, n: int, rows: Callable[[int, slice], np.ndarray]) -> jax.Array:
         """The batches of the next n updates for `advance`; asked for are rows of the first, second, ... of them."""
@@ -254,8 +250,8 @@ class Program:
             return settle(self.mesh, self._step(state, windows_BT1))
 
     def lower(self, state: TrainState, windows: Any) -> jax.stages.Lowered:
-        """The update for such arrays (or several, for batches), ready to be compiled: to be looked into, or for devices
-        that are not here."""
+        """The program for such a state and a batch, or several, ready to be compiled: to be looked into, or for devices that
+        are not here."""
         with on_mesh(self.mesh, self.config.model):
             several = windows.ndim == 3
             lowered: jax.stages.Lowered = (

@@ -140,9 +140,10 @@ def test_a_trace_without_the_program_is_told() -> None:
 TINY = flags(model__n_layer=1, model__n_embd=32, model__n_head=2, model__block_size=16, train__batch_size=8)
 
 
-def test_the_command() -> None:
-    """Its figures agree with each other and with its formula."""
-    result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--json")
+@pytest.mark.parametrize("each", [1, 3])
+def test_the_command(each: int) -> None:
+    """Its figures agree with each other and with its formula, however many steps a call makes."""
+    result = jaxgpt("bench", "python-char", *TINY, "--train.steps-per-call", str(each), "--seconds", "0.1", "--json")
     assert result.code == 0
     figures = json.loads(result.out)
     step, limits = figures["step"], figures["limits"]
@@ -151,6 +152,7 @@ def test_the_command() -> None:
     rate = step["tokens_per_second"] * figures["flops_per_token"]
     assert step["mfu"] == pytest.approx(rate / limits["flops_per_second"])
     assert step["range"][0] <= step["seconds"] <= step["range"][1]
+    assert step["steps"] % each == 0
     assert set(figures["where"]) == {*KINDS, "idle"}
     assert sum(figures["where"].values()) == pytest.approx(1)
     assert all(0 <= share < 1 for share in figures["where"].values())

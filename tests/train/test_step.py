@@ -118,13 +118,14 @@ def test_the_state_is_donated() -> None:
 
 
 def compiled(p: Program) -> str:
-    """The text of the compiled step."""
-    return p.lower(p.abstract_state, p.put(windows(p))).compile().as_text()
+    """The text of the compiled step, or of several in a call."""
+    return p.lower(p.abstract_state, p.batches(1, lambda _, rows: windows(p)[rows])).compile().as_text()
 
 
+@pytest.mark.parametrize("each", [1, 3])
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.long)])
-def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str) -> None:
-    p = program(optim={"name": optimizer, "ema_decay": 0.9})
+def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) -> None:
+    p = program(optim={"name": optimizer, "ema_decay": 0.9}, steps_per_call=each)
     header = compiled(p).split("\n", 1)[0]
     aliased = {int(parameter) for parameter in re.findall(r"\{[\d, ]*\}: \((\d+), \{\}", header)}
     assert aliased == set(range(len(jax.tree.leaves(p.abstract_state))))
@@ -150,12 +151,13 @@ def test_one_program_for_all_steps() -> None:
     assert p._step._cache_size() == 1
 
 
-def test_the_update_is_compiled_while_the_weights_are_made() -> None:
-    """And found by the first step, for all that it was compiled in another thread and without arrays."""
-    p = program(mesh=MeshConfig(data=2))
+@pytest.mark.parametrize("each", [1, 3])
+def test_the_update_is_compiled_while_the_weights_are_made(each: int) -> None:
+    """And found by the first step, for all that it was compiled in another thread and without arrays; by longer calls too."""
+    p = program(mesh=MeshConfig(data=2), steps_per_call=each)
     with p.compiling():
         state = p.init()
-    batch = p.put(windows(p))
+    batches = [p.batches(n, lambda _, rows: windows(p)[rows]) for n in (1, each)]
     seen: list[str] = []
 
     def listen(event: str, *_: Any, **__: Any) -> None:
@@ -163,7 +165,9 @@ def test_the_update_is_compiled_while_the_weights_are_made() -> None:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        state, _ = p.step(state, batch)
+        state, _ = p.advance(state, batches[0], 1)
+        state, _ = p.advance(state, batches[1], each)
+        assert int(state.step) == 1 + each
         assert not [event for event in seen if "backend_compile" in event]
         jax.jit(lambda x: x + 41)(1.0)
         assert [event for event in seen if "backend_compile" in event]
