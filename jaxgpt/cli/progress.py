@@ -1,0 +1,104 @@
+"""Progress of long commands on standard error: nothing at first, then what is being done and for how long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+DELAY = 2.0  # seconds before anything is shown
+EVERY = 30.0  # seconds between lines where standard error is not a terminal
+
+
+class Activity:
+    """What a command is doing right now. Call it with (done, total), in any unit, as the work advances.
+
+    Attributes:
+        name: a verb, as in "evaluating".
+    """
+
+    def __init__(self, name: str) -> None:
+        self.stage(name)
+
+    def stage(self, name: str) -> None:
+        """Begin something else; nothing of it is done yet."""
+        self.name, self.started = name, time.monotonic()
+        self.done, self.total = 0, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+
+    def __str__(self) -> str:
+        parts = [self.name, f"{self.done / self.total:.0%}" if self.total else "", self.times()]
+        return ", ".join(filter(None, parts))
+
+    def times(self) -> str:
+        """Elapsed time and, once it can be estimated, the time left, as `0:01:05, 0:04:20 left`."""
+        elapsed = time.monotonic() - self.started
+        if not 0 < self.done < self.total:
+            return duration(elapsed)
+        return f"{duration(elapsed)}, {duration(elapsed * (self.total - self.done) / self.done)} left"
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Activity]:
+    """Show what happens within on standard error, should it take longer than `DELAY`.
+
+    On a terminal one line that is renewed and disappears at the end, elsewhere a plain line every `EVERY` seconds.
+    Standard output is never written to: it may belong to `--json`. Not to be nested: use `Activity.stage`.
+    """
+    activity, ended = Activity(name), threading.Event()
+    thread = threading.Thread(target=_show, args=(activity, ended), daemon=True)
+    thread.start()
+    try:
+        yield activity
+    finally:
+        ended.set()
+        thread.join()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `0:01:05`."""
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _show(activity: Activity, ended: threading.Event) -> None:
+    if ended.wait(DELAY) or sys.stderr is None:  # `2>&-` closes it, and print would fall back to standard output
+        return
+    from rich.console import Console  # not needed by what is quick
+
+    console = Console(stderr=True, highlight=False, emoji=False, markup=False)
+    if console.is_terminal and not console.is_dumb_terminal:
+        _show_live(console, activity, ended)
+        return
+    with suppress(OSError):  # nobody reads along any more
+        while not ended.wait(EVERY):
+            print(f"jaxgpt: {activity}", file=sys.stderr, flush=True)
+
+
+def _show_live(console: Console, activity: Activity, ended: threading.Event) -> None:
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.spinner import Spinner
+    from rich.table import Table
+
+    spinner = Spinner("dots")
+
+    def line() -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        cells: list[RenderableType] = [spinner, activity.name]
+        if activity.total:
+            cells += [ProgressBar(activity.total, activity.done, width=24), f"{activity.done / activity.total:4.0%}"]
+        grid.add_row(*cells, activity.times())
+        return grid
+
+    # Standard output is left alone: rich would redirect it to this console, which is standard error's.
+    with Live(get_renderable=line, console=console, transient=True, redirect_stdout=False, refresh_per_second=8):
+        ended.wait()

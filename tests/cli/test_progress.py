@@ -1,0 +1,88 @@
+"""Progress on standard error: late, on a terminal one line that goes away, and never on standard output."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+import pytest
+
+from jaxgpt.cli.progress import Activity, progress
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.cli.progress.DELAY", 0.02)
+    monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 0.02)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, Callable[[], str]]]:
+    """A stream that is a terminal, and a function that returns what it has received."""
+    monkeypatch.setenv("TERM", "xterm")
+    leader, follower = pty.openpty()
+    os.set_blocking(leader, False)
+    with os.fdopen(follower, "w") as stream, os.fdopen(leader, "rb", buffering=0) as screen:
+        yield stream, lambda: (screen.read() or b"").decode()
+
+
+def test_nothing_is_shown_of_what_is_quick(capfd: pytest.CaptureFixture[str]) -> None:
+    with progress("evaluating") as update:
+        update(1, 2)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_plain_lines_where_standard_error_is_no_terminal(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("evaluating") as update:
+        update(3, 4)
+        time.sleep(0.3)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"(jaxgpt: evaluating, 75%, 0:00:00, 0:00:00 left\n)+", err)
+
+
+def test_one_line_on_a_terminal_that_goes_away(
+    soon: None, terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, received = terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with progress("evaluating") as update:
+        update(3, 4)
+        time.sleep(0.3)
+        shown = received()
+        print("{}")
+        assert sys.stdout.getvalue() == "{}\n", "what is printed meanwhile stays on standard output"
+    assert "evaluating" in shown
+    assert "75%" in shown
+    assert "\x1b[?25l" in shown
+    end = received()
+    assert "\x1b[2K" in end, "the line is erased"
+    assert "\x1b[?25h" in end, "and the cursor is back"
+
+
+def test_standard_error_that_is_closed(
+    soon: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress("evaluating"):
+        time.sleep(0.1)
+    assert capsys.readouterr().out == ""
+
+
+def test_time_left_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("jaxgpt.cli.progress.time.monotonic", lambda: now[0])
+    activity = Activity("evaluating")
+    assert str(activity) == "evaluating, 0:00:00"
+    now[0] = 65.0
+    activity(1, 5)
+    assert str(activity) == "evaluating, 20%, 0:01:05, 0:04:20 left"
+    activity.stage("reading back")
+    assert str(activity) == "reading back, 0:00:00"
