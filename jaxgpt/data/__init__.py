@@ -36,6 +36,8 @@ class Dataset:
         tokenizer: between text and ids.
         source: a line that says where it all came from.
         characters: of the text; 0 for token files.
+        fingerprint: SHA-256 of the text in UTF-8, or `Tokens.fingerprint` of token files, in hexadecimal: a different
+            value means different data.
     """
 
     train: Tokens
@@ -44,6 +46,7 @@ class Dataset:
     tokenizer: Tokenizer
     source: str
     characters: int
+    fingerprint: str = ""
 
     def facts(self) -> dict[str, object]:
         """What another process that reads the same data finds as well: lengths, both ends of each split, the tokenizer."""
@@ -72,6 +75,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
     characters = 0
     if data.path and is_token_path(path):
         train, val, source = open_splits(path, data.train_fraction)
+        fingerprint = Tokens([*train.parts, *val.parts]).fingerprint()
         if tokenizer is None:
             if data.tokenizer in ("char", "word", "bpe"):
                 raise UserError(
@@ -85,6 +89,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
         ids = Tokens([tokenizer.encode(text.text)])
         train, val = ids.split(int(data.train_fraction * len(ids)))
         source, characters = text.source, len(text.text)
+        fingerprint = hashlib.sha256(text.text.encode()).hexdigest()
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
@@ -99,7 +104,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
             f"model.block_size {config.model.block_size} needs at least {config.model.block_size + 1} ids for "
             f"validation, there are {len(val)}: lower it, or data.train_fraction, or give more text"
         )
-    return Dataset(train, val, held_out, tokenizer, source, characters)
+    return Dataset(train, val, held_out, tokenizer, source, characters, fingerprint)
 
 
 def known_vocab_size(config: Config) -> int:

@@ -1,0 +1,47 @@
+"""What a run trains on: read, tokenized, split, and told apart from any other data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from helpers import TEXT, small_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import Config, DataConfig
+from jaxgpt.data import Tokens, load_dataset
+
+
+def config_of(path: Path | str, **data: object) -> Config:
+    return replace(small_run(), data=DataConfig(path=str(path), **data))  # type: ignore[arg-type]
+
+
+@given(st.integers(0, len(TEXT) - 1))
+def test_the_fingerprint_of_a_text_changes_with_every_character(place: int) -> None:
+    def fingerprint(text: str) -> str:
+        Path("text.txt").write_text(text)
+        return load_dataset(config_of("text.txt")).fingerprint
+
+    changed = "7" if TEXT[place] != "7" else "8"
+    assert fingerprint(TEXT) == fingerprint(TEXT) != fingerprint(TEXT[:place] + changed + TEXT[place + 1 :])
+
+
+def test_the_fingerprint_of_token_files_is_of_their_ids(tmp_path: Path) -> None:
+    ids = (np.arange(5000) % 90).astype("<u2")
+    config = config_of(tmp_path, tokenizer="ids").with_model(vocab_size=90)
+    found = []
+    for last in (ids[-1], ids[-1], 3):
+        ids[-1] = last
+        ids.tofile(tmp_path / "train.bin")
+        found.append(load_dataset(config).fingerprint)
+    assert found[0] == found[1] != found[2]
+
+
+@given(st.integers(1, 40), st.integers(1, 500_000))
+def test_parts_and_types_do_not_change_a_fingerprint(cuts: int, cut: int) -> None:
+    ids = np.arange(cuts * 1000) % 251
+    one, many = Tokens([ids.astype(np.uint8)]), Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
+    assert one.fingerprint() == many.fingerprint()
+    assert one.fingerprint() != Tokens([ids[:-1]]).fingerprint()
