@@ -1,7 +1,7 @@
-"""Every setting of the program, once: frozen dataclasses, checked when they are made, JSON both ways.
+"""All settings of a run: frozen dataclasses that check their values, and JSON both ways.
 
-The same names are used in `config.json` (underscores) and on the command line (`--model.n-layer`). A value that cannot
-work raises `UserError` with one line that names the setting, the value and the way out.
+The names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`); the comment beside a field
+is its help text. An invalid value raises `UserError` with one line that names the setting, the value and the fix.
 """
 
 from __future__ import annotations
@@ -17,50 +17,55 @@ from jaxgpt.strict import UserError as UserError
 from jaxgpt.strict import did_you_mean as did_you_mean
 from jaxgpt.strict import parse_json, shown
 
-MAX_LAYERS = 1024  # the deepest published decoders have some hundreds; each is traced by itself
-MAX_HEAD = 2**16  # published heads are some hundreds wide; RoPE's angles are as many, and there before any weight is
-MAX_VOCAB = 2**24  # ids; the largest published vocabularies have some 2**18
+MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
+MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes as many angles before any weight exists
+MAX_VOCAB = 2**24  # the largest published vocabularies have about 2**18 ids
 MAX_PARAMETERS = 10**13  # 40 TB in float32
-MAX_BATCH = 2**28  # ids in the batch of an update, 1 GB of int32
+MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The decoder: what is computed, nothing about how it is trained. The defaults are GPT-2's choices, small."""
+    """The model: architecture, initialization and dropout. The defaults are GPT-2's choices at a small size."""
 
-    vocab_size: int = 0  # V, token ids; 0: as many as the tokenizer has
+    vocab_size: int = 0  # V, number of token ids; 0: taken from the tokenizer
     block_size: int = 256  # context length in tokens
-    n_layer: int = 4  # L, blocks
-    n_head: int = 4  # N, attention heads (queries)
-    n_kv_head: int = 0  # heads of keys and values, for grouped-query attention; 0: n_head
+    n_layer: int = 4  # L, number of blocks
+    n_head: int = 4  # N, number of attention (query) heads
+    n_kv_head: int = 0  # K, number of key/value heads, for grouped-query attention; 0: n_head
     n_embd: int = 128  # D, width of the residual stream
-    head_dim: int = 0  # H, width of a head; 0: n_embd / n_head
-    n_inner: int = 0  # F, width of the MLP; 0: 4 * n_embd
-    positions: Literal["learned", "sinusoidal", "rope", "none"] = "learned"  # how a token's place is told
-    rope_theta: float = 10_000.0  # base of RoPE's wavelengths
-    rope_factor: float = 1.0  # llama3 scaling of RoPE: long wavelengths are stretched by this; 1: off
-    rope_low_freq_factor: float = 1.0  # llama3: wavelengths over rope_original_context / this are stretched in full
-    rope_high_freq_factor: float = 4.0  # llama3: wavelengths under rope_original_context / this stay as they are
-    rope_original_context: int = 8192  # llama3: the context length before scaling, in tokens
-    norm: Literal["layernorm", "rmsnorm", "stdnorm", "none"] = "layernorm"  # stdnorm divides by (std + eps)
-    norm_position: Literal["pre", "post"] = "pre"  # before each sublayer, or after its residual sum
-    norm_affine: bool = True  # norms have a learned gain (and, with bias, a learned offset)
-    norm_eps: float = 1e-5  # added to the variance (stdnorm: to the standard deviation)
-    final_norm: bool = True  # a norm after the last block
-    qk_norm: bool = False  # RMSNorm over each head's queries and keys, before RoPE
-    mlp: Literal["plain", "gated", "none"] = "plain"  # gated: act(x W_g) * (x W_u), as in SwiGLU
-    activation: Literal["gelu", "gelu_new", "relu", "relu2", "silu"] = "gelu_new"  # gelu is exact, gelu_new is tanh
-    bias: bool = True  # biases in attention, MLP and LayerNorm
-    attn_proj: bool = True  # the output projection of attention
-    tie_embeddings: bool = True  # the head is the token embedding
-    head_bias: bool = False  # a bias on the (untied) head
-    scale_attn_weights: bool = True  # divide scores by sqrt(head_dim)
-    scale_attn_by_inverse_layer_idx: bool = False  # divide scores by (layer + 1) as well
-    logit_softcap: float = 0.0  # logits become c * tanh(logits / c); 0: off
-    sliding_window: int = 0  # a token sees this many tokens, itself included; 0: all before it
-    dropout: float = 0.0  # on embeddings, attention weights and sublayer outputs
-    init: Literal["gpt2", "torch", "zero-proj"] = "gpt2"  # zero-proj: gpt2 with residual projections at zero
-    init_std: float = 0.02  # standard deviation of gpt2's initial weights
+    head_dim: int = 0  # H, width of one attention head; 0: n_embd / n_head
+    n_inner: int = 0  # F, hidden width of the MLP; 0: 4 * n_embd
+    positions: Literal["learned", "sinusoidal", "rope", "none"] = "learned"  # position encoding
+    rope_theta: float = 10_000.0  # RoPE: base of the wavelengths
+    rope_factor: float = 1.0  # RoPE, Llama 3 scaling: stretch long wavelengths by this factor; 1: off
+    # Llama 3 scaling: wavelengths above rope_original_context / this are scaled in full
+    rope_low_freq_factor: float = 1.0
+    rope_high_freq_factor: float = 4.0  # Llama 3 scaling: wavelengths below rope_original_context / this are not scaled
+    rope_original_context: int = 8192  # Llama 3 scaling: context length before scaling, in tokens
+    # normalization layer; stdnorm divides by (std + eps)
+    norm: Literal["layernorm", "rmsnorm", "stdnorm", "none"] = "layernorm"
+    # pre: normalize each sublayer's input; post: normalize after each residual sum
+    norm_position: Literal["pre", "post"] = "pre"
+    norm_affine: bool = True  # learn a gain (and, with bias, an offset) in each norm
+    norm_eps: float = 1e-5  # epsilon added to the variance (stdnorm: to the standard deviation)
+    final_norm: bool = True  # normalize after the last block
+    qk_norm: bool = False  # RMSNorm on the queries and keys of each head, before RoPE
+    mlp: Literal["plain", "gated", "none"] = "plain"  # MLP of a block; gated: act(x W_g) * (x W_u), as in SwiGLU
+    # MLP activation; gelu is exact, gelu_new the tanh approximation
+    activation: Literal["gelu", "gelu_new", "relu", "relu2", "silu"] = "gelu_new"
+    bias: bool = True  # add biases in attention, MLP and LayerNorm
+    attn_proj: bool = True  # project the output of attention
+    tie_embeddings: bool = True  # share the token embedding with the output head
+    head_bias: bool = False  # add a bias to the output head (needs an untied head)
+    scale_attn_weights: bool = True  # divide attention scores by sqrt(head_dim)
+    scale_attn_by_inverse_layer_idx: bool = False  # also divide attention scores by (layer index + 1)
+    logit_softcap: float = 0.0  # soft-cap the logits: c * tanh(logits / c); 0: off
+    sliding_window: int = 0  # tokens each token attends to, itself included; 0: all previous tokens
+    dropout: float = 0.0  # dropout rate on embeddings, attention weights and sublayer outputs
+    # weight initialization; zero-proj: gpt2, with residual projections at zero
+    init: Literal["gpt2", "torch", "zero-proj"] = "gpt2"
+    init_std: float = 0.02  # standard deviation of the gpt2 initialization
 
     def __post_init__(self) -> None:
         _types(self, "model")
@@ -136,15 +141,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Text to ids to windows."""
+    """Data: from text to token ids to windows."""
 
-    dataset: Literal["python", "shakespeare", "statquest", "none"] = "python"  # where text comes from without a path
-    path: str = ""  # a text file, a folder of text, or token files (.bin); empty: the dataset's own source
-    tokenizer: str = "char"  # char, word, byte, gpt2, bpe (trained here), ids, or a tokenizer.json / its folder
-    vocab_size: int = 4096  # ids of a tokenizer that is trained here (bpe)
-    train_fraction: float = 0.9  # of the ids, from the start, for training; 1: all, and evaluation is on them too
-    sampling: Literal["epoch", "random"] = "epoch"  # windows without replacement, or drawn anew for every batch
-    stride: int = 0  # ids from one window's start to the next; 0: block_size, with a fresh phase every epoch
+    # built-in text to use when no path is given
+    dataset: Literal["python", "shakespeare", "statquest", "none"] = "python"
+    path: str = ""  # text file, folder of text files, or token files (.bin); empty: the built-in dataset
+    tokenizer: str = "char"  # char, word, byte, gpt2, bpe (trained on the text), ids, or a tokenizer.json or its folder
+    vocab_size: int = 4096  # vocabulary size of a BPE tokenizer trained on the text
+    # leading fraction of the tokens used for training; 1: train and evaluate on all of them
+    train_fraction: float = 0.9
+    # epoch: windows without replacement; random: windows drawn independently
+    sampling: Literal["epoch", "random"] = "epoch"
+    stride: int = 0  # tokens between the starts of two windows; 0: block_size, with a new offset each epoch
 
     def __post_init__(self) -> None:
         _types(self, "data")
@@ -155,28 +163,31 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """From gradients to an update."""
+    """Optimizer and learning rate schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"  # muon: for the blocks' matrices, with AdamW for the rest
-    learning_rate: float = 1e-3  # peak of the schedule
-    min_lr: float = 1e-4  # where the schedule ends
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"  # wsd: warm up, stay, then decay linearly
-    warmup_steps: int = 100  # linear from learning_rate / (warmup_steps + 1)
+    name: Literal["adamw", "muon"] = "adamw"  # optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest
+    learning_rate: float = 1e-3  # peak learning rate of the schedule
+    min_lr: float = 1e-4  # final learning rate of the schedule
+    # learning rate schedule; wsd: warmup, stable, then linear decay
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    warmup_steps: int = 100  # steps of linear warmup, from learning_rate / (warmup_steps + 1)
     decay_steps: int = 0  # step at which min_lr is reached; 0: train.steps
-    cooldown_steps: int = 0  # wsd: length of the last decay; 0: a fifth of decay_steps
-    beta1: float = 0.9  # Adam: decay of the first moment
-    beta2: float = 0.99  # Adam: decay of the second moment
-    eps: float = 1e-8  # Adam: added to the root of the second moment
-    weight_decay: float = 0.1  # decoupled, on matrices and embeddings; gains and biases are spared
-    grad_clip: float = 1.0  # largest global norm of the gradient; 0: off
-    muon_learning_rate: float = 0.02  # Muon: peak for the blocks' matrices, on the same schedule
-    muon_momentum: float = 0.95  # Muon: decay of the momentum
+    cooldown_steps: int = 0  # wsd: steps of the final decay; 0: a fifth of decay_steps
+    beta1: float = 0.9  # Adam: decay rate of the first moment
+    beta2: float = 0.99  # Adam: decay rate of the second moment
+    eps: float = 1e-8  # Adam: epsilon added to the square root of the second moment
+    weight_decay: float = 0.1  # decoupled weight decay on matrices and embeddings (not on gains and biases)
+    grad_clip: float = 1.0  # clip gradients to this global norm; 0: off
+    muon_learning_rate: float = 0.02  # Muon: peak learning rate of the blocks' matrices, on the same schedule
+    muon_momentum: float = 0.95  # Muon: momentum decay rate
     muon_steps: int = 5  # Muon: Newton-Schulz iterations
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"  # how Adam's first moment and Muon's momentum are kept
-    ema_decay: float = 0.0  # average of the weights, used to evaluate and sample; 0: off
-    not_finite: Literal["stop", "skip"] = "stop"  # a loss or gradient that is not finite: stop, or skip the update
-    spike_factor: float = 0.0  # skip an update whose loss or gradient norm is over so many running means; 0: off
-    skip_limit: int = 10  # updates skipped in a row at which training stops
+    # storage type of Adam's first moment and Muon's momentum
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    ema_decay: float = 0.0  # decay rate of an average of the weights, used to evaluate and sample; 0: off
+    not_finite: Literal["stop", "skip"] = "stop"  # on a non-finite loss or gradient: stop training, or skip the step
+    # skip steps whose loss or gradient norm exceeds this multiple of its running mean; 0: off
+    spike_factor: float = 0.0
+    skip_limit: int = 10  # stop training after this many skipped steps in a row
 
     def __post_init__(self) -> None:
         _types(self, "optim")
@@ -203,29 +214,31 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The run."""
+    """Training: steps, batches, evaluation, checkpoints, precision."""
 
-    steps: int = 1000  # updates
-    batch_size: int = 32  # windows in one update, over all devices
-    accumulation: int = 1  # pieces in which an update's batch is worked through; the result is the same
-    steps_per_call: int = 1  # updates that the devices make by themselves; more where the host takes long beside a step
-    eval_every: int = 250  # steps between evaluations; the last step always has one, of the whole validation split
-    eval_windows: int = 0  # windows, spread over the validation split, of the evaluations before that one; 0: all
-    eval_batch_size: int = 0  # windows at once in evaluation; 0: as in training
+    steps: int = 1000  # optimizer steps
+    batch_size: int = 32  # windows per optimizer step, over all devices
+    accumulation: int = 1  # microbatches a batch is split into to save memory; the result is the same
+    steps_per_call: int = 1  # optimizer steps per jitted call; raise it when steps are short beside the host's overhead
+    eval_every: int = 250  # steps between evaluations; the last step always evaluates the whole validation split
+    eval_windows: int = 0  # validation windows of each evaluation but the last; 0: all
+    eval_batch_size: int = 0  # windows per batch in evaluation; 0: as in training
     log_every: int = 10  # steps between lines of metrics.jsonl
-    checkpoint_every: int = 0  # steps between checkpoints; 0: with every evaluation
-    checkpoint_seconds: float = 0.0  # a temporary checkpoint when the last one is so old, until the next one; 0: none
-    keep_last: int = 2  # checkpoints that stay: the last
-    keep_best: int = 1  # checkpoints that stay: those of the lowest validation loss
-    keep_every: int = 0  # checkpoints that stay: those of every so many steps; 0: none for that
-    seed: int = 1337  # of the weights, the batches and the dropout masks, each from a stream of its own name
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"  # of matrix products; weights are float32 always
-    attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = "auto"  # of GPU, TPU, CPU; xla: any
-    remat: Literal["none", "dots", "offload", "full"] = "none"  # what the backward pass computes again
-    scan_layers: bool = False  # one compiled block for all layers: deep models compile faster; slower on a CPU
-    loss_chunk: int = 0  # positions of a window whose logits are held at once (costs a product more); 0: all
-    prompt: str = "\n"  # a sample from this is printed at the end
-    sample_tokens: int = 300  # length of that sample; 0: none
+    checkpoint_every: int = 0  # steps between checkpoints; 0: at every evaluation
+    checkpoint_seconds: float = 0.0  # also save if this many seconds have passed since the last checkpoint; 0: off
+    keep_last: int = 2  # number of most recent checkpoints to keep
+    keep_best: int = 1  # number of checkpoints with the lowest validation loss to keep
+    keep_every: int = 0  # also keep the checkpoint of every this many steps; 0: off
+    seed: int = 1337  # random seed of the initial weights, the batches and dropout
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"  # type of the matrix products; weights are always float32
+    # attention kernel: cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest here
+    attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = "auto"
+    # activations to recompute in the backward pass, to save memory; offload: keep dots in host memory
+    remat: Literal["none", "dots", "offload", "full"] = "none"
+    scan_layers: bool = False  # compile one block for all layers: faster compilation of deep models, slower on a CPU
+    loss_chunk: int = 0  # compute logits for this many positions at a time, to save memory; 0: all at once
+    prompt: str = "\n"  # prompt of the sample printed at the end
+    sample_tokens: int = 300  # tokens of that sample; 0: none
 
     def __post_init__(self) -> None:
         _types(self, "train")
@@ -259,11 +272,11 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices along each way of splitting the work; -1 once: all that are left."""
+    """Device mesh: number of devices along each axis."""
 
-    data: int = -1  # the batch is split, the weights are repeated
-    fsdp: int = 1  # the batch and the weights are split
-    tensor: int = 1  # heads, MLP and vocabulary are split
+    data: int = -1  # devices that split the batch and replicate the weights; -1: all remaining devices
+    fsdp: int = 1  # devices that split both the batch and the weights; -1: all remaining devices
+    tensor: int = 1  # devices that split heads, MLP and vocabulary; -1: all remaining devices
 
     def __post_init__(self) -> None:
         _types(self, "mesh")
@@ -276,17 +289,15 @@ class MeshConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How the processes of a run find one another. No part of the run: it may go on with another number of them."""
+    """Processes of a distributed run. Not saved with the run, which may be resumed with another number of processes."""
 
-    coordinator: str = (
-        ""  # HOST:PORT of process 0; auto: as JAX finds it; none: alone; empty: auto under Slurm, MPI, GKE
-    )
-    num_processes: int = 0  # processes of the run, with a coordinator of HOST:PORT
-    process_id: int = -1  # which of them this is, from 0
-    bind: str = ""  # ADDRESS:PORT on which process 0 listens; empty: the coordinator's (auto: on all its addresses)
-    join_seconds: int = 300  # for which processes wait for one another at the start
-    heartbeat_seconds: int = 30  # without a sign of life from a process, after which the others stop
-    launched: bool = False  # by jaxgpt launch, which holds standard input open: when it closes, save and stop
+    coordinator: str = ""  # HOST:PORT of process 0; auto or none; empty: auto under Slurm, MPI and GKE, else none
+    num_processes: int = 0  # number of processes, if the coordinator is HOST:PORT
+    process_id: int = -1  # index of this process, from 0
+    bind: str = ""  # ADDRESS:PORT process 0 listens on; empty: the coordinator's (auto: its port on all addresses)
+    join_seconds: int = 300  # wait this many seconds for the other processes at the start
+    heartbeat_seconds: int = 30  # abort if a process is silent for this many seconds
+    launched: bool = False  # set by `jaxgpt launch`: save and stop when standard input closes
 
     def __post_init__(self) -> None:
         _types(self, "distributed")
@@ -310,22 +321,22 @@ class DistributedConfig:
 class Config:
     """A whole run. `config.json` in a run directory is this, as JSON."""
 
-    preset: str = ""  # the preset this began as
-    model: ModelConfig = field(default_factory=ModelConfig)  # the decoder
-    data: DataConfig = field(default_factory=DataConfig)  # text to windows
-    optim: OptimConfig = field(default_factory=OptimConfig)  # gradients to updates
-    train: TrainConfig = field(default_factory=TrainConfig)  # the run
-    mesh: MeshConfig = field(default_factory=MeshConfig)  # devices
+    preset: str = ""  # preset this run started from
+    model: ModelConfig = field(default_factory=ModelConfig)  # the model
+    data: DataConfig = field(default_factory=DataConfig)  # data
+    optim: OptimConfig = field(default_factory=OptimConfig)  # optimizer
+    train: TrainConfig = field(default_factory=TrainConfig)  # training
+    mesh: MeshConfig = field(default_factory=MeshConfig)  # device mesh
 
     def __post_init__(self) -> None:
         _types(self, "config")
         ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
         if ids > MAX_BATCH:
             several = self.train.steps_per_call > 1
-            calls = f"train.steps_per_call {self.train.steps_per_call} times " if several else ""
+            calls = f"train.steps_per_call {self.train.steps_per_call} x " if several else ""
             raise UserError(
-                f"{calls}train.batch_size {self.train.batch_size} windows of model.block_size {self.model.block_size} "
-                f"+ 1 are {ids:,} ids: at most {MAX_BATCH:,} are put into {'a call' if several else 'an update'}"
+                f"{calls}train.batch_size {self.train.batch_size} x (model.block_size {self.model.block_size} + 1) is "
+                f"{ids:,} token ids: at most {MAX_BATCH:,} are allowed per {'call' if several else 'step'}"
             )
 
     @property
@@ -395,7 +406,7 @@ def _types(config: Any, section: str) -> None:
         elif type(value) is not hint:
             raise UserError(f"{section}.{name} must be of type {hint.__name__}, not {shown(value)}")
         elif isinstance(value, str) and not _is_text(value):
-            raise UserError(f"{section}.{name} {shown(value)} holds what is no character of a text or a path")
+            raise UserError(f"{section}.{name} {shown(value)} contains a NUL or an unpaired surrogate")
 
 
 def _is_text(value: str) -> bool:
@@ -408,5 +419,13 @@ def _bounds(
 ) -> None:
     value = getattr(config, name)
     if value < low or value > high or (open_start and value == low) or (open_end and value == high):
-        start, end = ("above" if open_start else "at least"), ("below" if open_end else "at most")
-        raise UserError(f"{section}.{name} must be {start} {low:g} and {end} {high:g}, not {shown(value)}")
+        start = f"{'above' if open_start else 'at least'} {_plain(low)}"
+        end = f"{'below' if open_end else 'at most'} {_plain(high)}"
+        # A limit of this program, far from any sensible value, is of interest only to who exceeds it.
+        limits = start if value <= low and high >= 1e6 else f"{start} and {end}"
+        raise UserError(f"{section}.{name} must be {limits}, not {shown(value)}")
+
+
+def _plain(limit: float) -> str:
+    """An integer with all its digits, a float in short."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"

@@ -42,7 +42,7 @@ def test_all_presets_are_allowed() -> None:
         ({"n_layer": 10**400}, "model.n_layer must be"),
         ({"dropout": 10**400}, "model.dropout must be at least 0 and below 1"),
         ({"n_embd": 2**24}, "13.5 PB|parameters, .* TB in float32"),
-        ({"vocab_size": 2**31}, "model.vocab_size must be at least 0 and at most"),
+        ({"vocab_size": 2**31}, "model.vocab_size must be at least 0 and at most 16777216, not 2147483648"),
         ({"n_inner": 2**31 - 1, "n_embd": 2**16}, "TB in float32"),
         ({"head_dim": 2**16 + 2}, "model.head_dim must be at least 0 and at most 65536"),
         ({"n_head": 2**20, "head_dim": 2**16, "n_embd": 2**12}, "TB in float32"),
@@ -55,9 +55,9 @@ def test_a_model_that_no_memory_holds(settings: dict[str, int], message: str) ->
 
 
 def test_a_batch_that_no_memory_holds() -> None:
-    with pytest.raises(UserError, match=r"are 137,438,953,472 ids: at most 268,435,456 are put into an update"):
+    with pytest.raises(UserError, match=r"is 137,438,953,472 token ids: at most 268,435,456 are allowed per step"):
         Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=2**29))
-    with pytest.raises(UserError, match=r"^train\.steps_per_call 1000000 times .* 8,192,000,000 ids: .* into a call$"):
+    with pytest.raises(UserError, match=r"^train\.steps_per_call 1000000 x .* 8,192,000,000 token ids: .* per call$"):
         Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=32, steps_per_call=10**6))
 
 
