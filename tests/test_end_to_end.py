@@ -219,7 +219,7 @@ def test_interrupted_and_resumed() -> None:
         ),
         (["train", "--data.path", "missing.txt"], "no such file or folder: missing.txt"),
         (["train", "--data.path", "empty.txt"], "empty.txt is empty"),
-        (["train", "--data.path", "binary.dat"], "binary.dat is not UTF-8 text"),
+        (["train", "--data.path", "binary.dat"], "binary.dat is UTF-16, not plain UTF-8 text"),
         (["train", "--data.path", "odd.bin", "--data.tokenizer", "gpt2"], "odd.bin: 3 bytes are no row of 16-bit ids"),
         (["train", "--data.tokenizer", "nonsense"], "no tokenizer at nonsense"),
         (["train", "gpt2"], "give one with --data.path"),

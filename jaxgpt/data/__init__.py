@@ -88,8 +88,8 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
             tokenizer = make_tokenizer(data.tokenizer, text.text, data.vocab_size, config.model.vocab_size)
         ids = Tokens([tokenizer.encode(text.text)])
         train, val = ids.split(int(data.train_fraction * len(ids)))
-        source, characters = text.source, len(text.text)
-        fingerprint = hashlib.sha256(text.text.encode()).hexdigest()
+        source, characters = text.source, text.characters
+        fingerprint = hashlib.sha256(text.data).hexdigest()
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
@@ -117,5 +117,5 @@ def known_vocab_size(config: Config) -> int:
         return config.model.vocab_size
     if not config.data.path and config.data.dataset in KNOWN_VOCAB:
         return KNOWN_VOCAB[config.data.dataset]
-    text = Text("", "") if config.data.tokenizer in ("byte", "gpt2") else read_text(config.data)
+    text = Text(b"", "") if config.data.tokenizer in ("byte", "gpt2") else read_text(config.data)
     return make_tokenizer(config.data.tokenizer, text.text, config.data.vocab_size, 0).vocab_size

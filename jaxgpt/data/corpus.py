@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import sysconfig
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from jaxgpt.cache import cache_dir
 from jaxgpt.config import DataConfig, UserError
 from jaxgpt.data.download import fetch
+from jaxgpt.data.kinds import HEAD, Kind, kind_of
+
+BLOCK = 1 << 22  # bytes of a text that are worked on at once
 
 # Modules that every Python since 3.11 has as plain ASCII source, in the order in which they are read.
 PYTHON_MODULES = """
@@ -35,10 +42,43 @@ KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5}
 
 @dataclass(frozen=True)
 class Text:
-    """A text and a line that says what it is."""
+    """A text, in UTF-8, and a line that says what it is."""
 
-    text: str
+    data: bytes | bytearray
     source: str
+
+    @property
+    def text(self) -> str:
+        """The whole text as a string, which takes up to four times the memory."""
+        return self.data.decode("utf-8")
+
+    @property
+    def characters(self) -> int:
+        """Number of characters."""
+        return sum(map(len, self.blocks()))
+
+    def blocks(self, begin: int = 0, end: int | None = None) -> Iterator[str]:
+        """The text between two bytes in blocks of about `BLOCK` bytes; a character is never divided."""
+        return decode_blocks(memoryview(self.data)[begin:end])
+
+
+def decode_blocks(data: memoryview) -> Iterator[str]:
+    """Decode UTF-8 in blocks of about `BLOCK` bytes.
+
+    Raises:
+        UnicodeDecodeError: not UTF-8; its `start` is counted from the start of `data`.
+    """
+    start = 0
+    while start < len(data):
+        block = bytes(data[start : start + BLOCK])
+        if start + BLOCK < len(data):  # leave out a character that the block's end divides
+            last = next((i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), 1)
+            block = block[:-last]
+        try:
+            yield block.decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise UnicodeDecodeError("utf-8", b"", start + e.start, start + e.end, e.reason) from None
+        start += len(block)
 
 
 def read_text(config: DataConfig) -> Text:
@@ -57,7 +97,7 @@ def read_text(config: DataConfig) -> Text:
             fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, SHAKESPEARE_SIZE, path, flag="--data.path FILE")
             return Text(_read_file(path), f"tinyshakespeare ({path})")
         case "statquest":
-            return Text(STATQUEST, "StatQuest's two sentences")
+            return Text(STATQUEST.encode(), "StatQuest's two sentences")
     raise UserError("this preset has no text of its own: give one with --data.path FILE")
 
 
@@ -70,7 +110,7 @@ def python_sources() -> Text:
             f"Python's own sources are not at {root} ({len(found)} of {len(PYTHON_MODULES)} modules found): "
             f"give a text with --data.path FILE"
         )
-    text = "".join(_read_file(path) for path in found.values())
+    text = b"".join(_read_file(path) for path in found.values())
     names = list(found)
     missing = [name for name in PYTHON_MODULES if name not in found]
     source = f"{len(found)} modules of Python's standard library, {names[0]} to {names[-1]}, at {root}"
@@ -78,32 +118,71 @@ def python_sources() -> Text:
 
 
 def read_path(path: Path) -> Text:
-    """A text file, or all files of a folder in the order of their names."""
+    """Read a text file, or the text files of a folder in the order of their names.
+
+    Raises:
+        UserError: not there, not text (with how to convert it), or no text in the folder.
+    """
     if not path.exists():
         raise UserError(f"no such file or folder: {path}")
     if path.is_file():
-        return Text(_read_file(path), str(path))
-    files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
-    if not files:
-        raise UserError(f"no files in {path}")
-    return Text("".join(_read_file(p) for p in files), f"{len(files)} files in {path}")
+        data = _read_file(path)
+        if not data:
+            raise UserError(f"{path} is empty")
+        return Text(data, str(path))
+    files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
+    text, skipped, convert = bytearray(), Counter[str](), ""
+    for file in files:
+        try:
+            part = _read_file(file)
+            text += part
+            skipped.update([] if part else ["empty"])
+        except NotText as e:
+            skipped[e.kind.name] += 1
+            convert = convert or f"; {e.kind.convert}"
+    counts = ", ".join(f"{n} {kind}" for kind, n in skipped.items())
+    if not text:
+        raise UserError(f"no text files in {path}: {counts or 'it is empty'}{convert}")
+    read = len(files) - skipped.total()
+    return Text(text, f"{read} text file{'s' * (read > 1)} in {path}" + (f"; skipped {counts}" if counts else ""))
 
 
-def _hidden(path: Path) -> bool:
+def is_hidden(path: Path) -> bool:
+    """Whether a name in a path begins with a dot."""
     return any(part.startswith(".") for part in path.parts)
 
 
-def _read_file(path: Path) -> str:
+class NotText(UserError):
+    """A file is not UTF-8 text."""
+
+    def __init__(self, path: Path, kind: Kind, what: str = "") -> None:
+        super().__init__(f"{path} is {what or f'{kind.name}, not plain UTF-8 text'}: {kind.convert}")
+        self.kind = kind
+
+
+def _read_file(path: Path) -> bytes:
+    """The bytes of a UTF-8 file, without a byte-order mark.
+
+    Raises:
+        NotText: it holds something else.
+    """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as f:
+            if kind := kind_of(path, f.read(HEAD)):
+                raise NotText(path, kind)
+            f.seek(0)
+            data = f.read()
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}") from None
-    if not data:
-        raise UserError(f"{path} is empty")
     try:
-        text = data.decode("utf-8")
+        for _ in decode_blocks(memoryview(data)):
+            pass
     except UnicodeDecodeError as e:
-        raise UserError(f"{path} is not UTF-8 text (byte {e.start}): a token file must be named .bin") from None
-    if "\0" in text:
-        raise UserError(f"{path} is not text (a NUL character at {text.index(chr(0))})")
-    return text
+        to = quote(str(path.with_suffix(".utf8.txt")))
+        convert = f"convert it (iconv -f LATIN1 -t UTF-8 {quote(str(path))} > {to}), or name a file of token ids .bin"
+        raise NotText(path, Kind("not UTF-8", convert), f"not UTF-8 text (byte {e.start})") from None
+    if (nul := data.find(0)) >= 0:
+        raise NotText(
+            path, Kind("binary", "use UTF-8 text, or token ids in .bin files"), f"not text (NUL at byte {nul})"
+        )
+    return data.removeprefix(codecs.BOM_UTF8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ ZIP, TORCH = (
     b"PK\x03\x04",
     bytes.fromhex("80028a0a6cfc9c46f920"),
 )  # how torch's files begin, those of today and old ones
+SPLIT_WORDS = {"train": {"train", "training"}, "val": {"val", "valid", "validation"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
@@ -91,34 +93,69 @@ class Tokens:
         return Tokens(before, self.vocab_size), Tokens(after, self.vocab_size)
 
 
+def split_of(path: Path) -> str:
+    """Tell from the name of a token file which split it holds: `train`, `val`, or "" for neither.
+
+    The name is divided into words at everything but letters; one of them is `train` or `training`, or `val`, `valid` or
+    `validation`, in any case: `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin`, but not `constraint.bin`.
+
+    Raises:
+        UserError: the name has words of both.
+    """
+    words = set(re.findall(r"[^\W\d_]+", path.stem.lower()))
+    splits = [split for split, names in SPLIT_WORDS.items() if words & names]
+    if len(splits) > 1:
+        raise UserError(f"{path} could hold training or validation ids: name it train.bin or val.bin")
+    return splits[0] if splits else ""
+
+
 def is_token_path(path: Path) -> bool:
-    """Whether a path names token files: a `.bin`, or a folder that holds some."""
-    return path.suffix == ".bin" or (path.is_dir() and any(path.glob("*.bin")))
+    """Whether a path names token files: a `.bin`, or a folder with one for a split, or with nothing else."""
+    if not path.is_dir():
+        return path.suffix == ".bin"
+    files = _visible(path)
+    return any(p.suffix == ".bin" and split_of(p) for p in files) or (
+        bool(files) and all(p.suffix == ".bin" for p in files)
+    )
 
 
 def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]:
-    """Training and validation ids, and a line that says what they are.
+    """Map training and validation ids from token files.
 
-    A folder's files are told apart by `train` and `val` in their names; one file, or a folder without `val`, is split.
+    In a folder, the names say which split a file holds (`split_of`). One file, or a folder without validation files, is
+    divided at `train_fraction`.
+
+    Returns:
+        Training ids, validation ids, and a line that says what they are and which files were skipped.
 
     Raises:
-        UserError: missing, empty, or of a format that is not known.
+        UserError: missing, empty, or of an unknown format.
     """
-    if path.is_file():
-        files = {"train": [path], "val": []}
-    elif path.is_dir():
-        names = sorted(path.glob("*.bin"))
-        files = {split: [p for p in names if split in p.name] for split in ("train", "val")}
-        if not files["train"]:
-            raise UserError(f"no token file in {path} has 'train' in its name: train.bin and val.bin are expected")
+    if not path.is_dir():
+        if not path.exists():
+            raise UserError(f"no such file or folder: {path}")
+        files, skipped = {"train": [path], "val": []}, 0
     else:
-        raise UserError(f"no such file or folder: {path}")
+        visible = _visible(path)
+        bins = [p for p in visible if p.suffix == ".bin"]
+        files = {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
+        skipped = len(visible) - sum(map(len, files.values()))
+        if not files["train"]:
+            raise UserError(
+                f"no token file in {path} has the word 'train' in its name: name them train.bin and val.bin"
+            )
     train = Tokens([open_tokens(p) for p in files["train"]])
     if files["val"]:
         val = Tokens([open_tokens(p) for p in files["val"]])
     else:
         train, val = train.split(int(train_fraction * len(train)))
-    return train, val, f"{len(files['train']) + len(files['val'])} token file(s) at {path}"
+    read = len(files["train"]) + len(files["val"])
+    rest = f"; skipped {skipped} other file{'s' * (skipped > 1)}" if skipped else ""
+    return train, val, f"{read} token file{'s' * (read > 1)} at {path}{rest}"
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
 
 
 def open_tokens(path: Path) -> np.ndarray:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxgpt.config import DataConfig, UserError
-from jaxgpt.data import load_dataset
-from jaxgpt.data.corpus import PYTHON_MODULES, python_sources, read_path, read_text
+from jaxgpt.data import corpus, load_dataset
+from jaxgpt.data.corpus import PYTHON_MODULES, Text, decode_blocks, python_sources, read_path, read_text
 from jaxgpt.presets import preset
 
 
@@ -60,8 +64,9 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("empty.txt", b"", "empty.txt is empty"),
-        ("image.png", b"\x89PNG\xff\xfe", "image.png is not UTF-8 text"),
-        ("zeros.txt", b"a\0b", "zeros.txt is not text"),
+        ("latin.txt", "caf\u00e9".encode("latin-1"), r"latin.txt is not UTF-8 text \(byte 3\): .*iconv -f LATIN1"),
+        ("image.png", b"\x89PNG\0\xff\xfe", "image.png is binary, not plain UTF-8 text"),
+        ("zeros.txt", b"a" * 1000 + b"\0b", r"zeros.txt is not text \(NUL at byte 1000\)"),
     ],
 )
 def test_what_is_no_text(name: str, content: bytes, message: str, tmp_path: Path) -> None:
@@ -70,11 +75,87 @@ def test_what_is_no_text(name: str, content: bytes, message: str, tmp_path: Path
         read_path(tmp_path / name)
 
 
+FOREIGN = {
+    "a.jsonl": (b'{"text": "hello"}\n', "JSON Lines", "jq -r .text"),
+    "a.JSONL": (b'{"text": "hello"}\n', "JSON Lines", "jq -r .text"),
+    "a.jsonl.gz": (gzip.compress(b"{}"), "gzip", "gzip -dc .* | jq -r .text > .*a.txt$"),
+    "a.jsonl.zst": (b"\x28\xb5\x2f\xfd", "Zstandard", "zstd -dc .* | jq -r .text > .*a.txt$"),
+    "a.txt.gz": (gzip.compress(b"hello"), "gzip", "gzip -dc .*a.txt.gz > .*a.txt$"),
+    "no-suffix": (gzip.compress(b"hello"), "gzip", "gzip -dc .*no-suffix > .*no-suffix.txt$"),
+    "a.parquet": (b"PAR1....PAR1", "Parquet", "pandas.read_parquet"),
+    "parquet": (b"PAR1....PAR1", "Parquet", "pandas.read_parquet"),
+    "a.zip": (b"PK\x03\x04....", "ZIP archive", "unzip"),
+    "zip.txt": (b"PK\x03\x04....", "ZIP archive", "unzip"),
+    "a.tar.gz": (gzip.compress(b"hello"), "tar archive", "tar -xf"),
+    "a.tar": (b"a" * 257 + b"ustar\0", "tar archive", "tar -xf"),
+    "tar": (b"a" + b"\0" * 256 + b"ustar\0", "tar archive", "tar -xf"),
+    "a.npy": (b"\x93NUMPY\1", "NumPy", "tofile"),
+    "a.pdf": (b"%PDF-1.7", "PDF", "pdftotext"),
+    "wide.txt": ("hello".encode("utf-16"), "UTF-16", "iconv -f UTF-16"),
+    "a.pt": (b"\x80\2\0", "binary", "UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_files_that_are_not_text_come_with_a_way_to_convert_them(name: str, tmp_path: Path) -> None:
+    """By name or by content, alone or as all that a folder holds."""
+    content, kind, advice = FOREIGN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} is {kind}, not plain UTF-8 text: .*{advice}"):
+        read_path(tmp_path / name)
+    with pytest.raises(UserError, match=f"no text files in .*: 1 {kind}; .*{advice}"):
+        read_path(tmp_path)
+
+
+def test_a_mixed_folder_says_what_was_read_and_what_was_skipped(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.jsonl", "b.jsonl", "a.tar.gz"):
+        (tmp_path / name).write_bytes(FOREIGN.get(name, FOREIGN["a.jsonl"])[0])
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    for name in ("x.py", "y.md"):
+        (tmp_path / name).write_text(name)
+    text = read_path(tmp_path)
+    assert text.text == "x.pyy.md"
+    assert text.source == (
+        f"2 text files in {tmp_path}; skipped 1 empty, 2 JSON Lines, 1 Parquet, 1 tar archive, 1 not UTF-8"
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name, "utf-8-sig")
+    assert read_path(tmp_path / "a.txt").text == "a.txt"
+    assert read_path(tmp_path).text == "a.txtb.txt"
+
+
+@given(st.text(max_size=40), st.integers(5, 9))
+def test_blocks_are_the_text(text: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK", size)
+        whole = Text(text.encode(), "")
+        assert "".join(whole.blocks()) == text
+        assert whole.characters == len(text)
+        assert all(len(block.encode()) <= size for block in whole.blocks())
+
+
+@given(st.binary(max_size=30), st.integers(5, 9))
+def test_bytes_that_are_not_utf8_are_found_in_their_place(data: bytes, size: int) -> None:
+    def check(decode: Callable[[], object]) -> tuple[object, int | None]:
+        try:
+            return decode(), None
+        except UnicodeDecodeError as e:
+            return None, e.start
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "BLOCK", size)
+        assert check(lambda: "".join(decode_blocks(memoryview(data)))) == check(data.decode)
+
+
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder: nowhere"):
         read_path(Path("nowhere"))
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(UserError, match="no files in"):
+    with pytest.raises(UserError, match=r"no text files in .*: it is empty"):
         read_path(tmp_path / "nothing")
 
 

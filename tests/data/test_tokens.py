@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, open_tokens
+from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, open_tokens, split_of
 
 IDS = np.arange(5000) % 50_257
 
@@ -76,6 +76,49 @@ def test_a_folder_of_shards(tmp_path: Path) -> None:
     assert (train.take(1990, 30) == IDS[1990:2020]).all(), "across the border of two files"
 
 
+WORDS = ["train", "training", "val", "valid", "validation"]
+OTHERS = ["retrieval", "constraint", "interval", "trainer", "Valley", "evaluate", "x", "7", "000001"]
+
+
+@given(st.lists(st.sampled_from(WORDS + OTHERS), min_size=1, max_size=4), st.sampled_from("_-. +07"), st.booleans())
+def test_a_split_is_a_word_of_the_name(words: list[str], between: str, upper: bool) -> None:
+    path = Path(between.join(words).upper() + ".bin" if upper else between.join(words) + ".bin")
+    meant = {"train" if word.startswith("t") else "val" for word in words if word in WORDS}
+    if len(meant) > 1:
+        with pytest.raises(UserError, match="could hold training or validation ids"):
+            split_of(path)
+    else:
+        assert split_of(path) == "".join(meant)
+
+
+def test_splits_with_the_other_splits_letters_in_their_names(tmp_path: Path) -> None:
+    for name in ("retrieval", "constraint"):
+        folder = tmp_path / name
+        folder.mkdir()
+        write(folder / f"{name}_train.bin", "nanogpt", IDS[:1000])
+        write(folder / f"{name}_val.bin", "nanogpt", IDS[:100])
+        train, val, source = open_splits(folder, 0.9)
+        assert (len(train), len(val)) == (1000, 100)
+        assert source == f"2 token files at {folder}"
+
+
+def test_a_folder_says_which_files_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path / "train.bin", "nanogpt")
+    write(tmp_path / "._train.bin", "nanogpt")
+    write(tmp_path / "test.bin", "nanogpt")
+    (tmp_path / "input.txt").write_text("text")
+    train, _, source = open_splits(tmp_path, 1.0)
+    assert len(train) == len(IDS)
+    assert source == f"1 token file at {tmp_path}; skipped 2 other files"
+
+
+def test_a_binary_among_texts_makes_no_token_folder(tmp_path: Path) -> None:
+    write(tmp_path / "weights.bin", "nanogpt")
+    assert is_token_path(tmp_path), "nothing else is there"
+    (tmp_path / "a.txt").write_text("text")
+    assert not is_token_path(tmp_path)
+
+
 def test_one_file_is_split(tmp_path: Path) -> None:
     train, val, _ = open_splits(write(tmp_path / "all.bin", "nanogpt"), 0.9)
     assert (len(train), len(val)) == (4500, 500)
@@ -85,7 +128,7 @@ def test_one_file_is_split(tmp_path: Path) -> None:
 def test_a_folder_without_training_files(tmp_path: Path) -> None:
     write(tmp_path / "val.bin", "nanogpt")
     assert is_token_path(tmp_path)
-    with pytest.raises(UserError, match=r"train\.bin and val\.bin are expected"):
+    with pytest.raises(UserError, match=r"name them train\.bin and val\.bin"):
         open_splits(tmp_path, 0.9)
 
 
