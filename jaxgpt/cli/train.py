@@ -8,34 +8,42 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.parse import Settings, parse_settings
+from jaxgpt.cli.parse import Command, Settings, named_config, with_settings
 from jaxgpt.config import Config, DistributedConfig, OptimConfig, UserError, flat
-from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.presets import DEFAULT
 
 if TYPE_CHECKING:
     from jaxgpt.train.run import Run
 
-PROG = "jaxgpt train"
+COMMAND = Command(
+    "train",
+    "[PRESET]",
+    "Train a model, or resume a run. Without a PRESET: python-char.",
+    [
+        "jaxgpt train shakespeare --train.steps 1000 --out runs/long",
+        "jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3",
+        "jaxgpt train --resume --out runs/long --train.steps 2000",
+    ],
+)
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    out: str = ""  # folder of the run; empty: a fresh one under runs/
-    resume: bool = False  # go on with the run in --out, from its last checkpoint
-    overwrite: bool = False  # replace the run in --out
-    init_from: str = ""  # a run whose model, weights and tokenizer this one begins with; empty: fresh weights
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # several processes
+    out: str = ""  # directory of the run; empty: a new one under runs/
+    resume: bool = False  # resume the run in --out from its last checkpoint
+    overwrite: bool = False  # delete the run in --out, and start a new one there
+    init_from: str = ""  # start from the model, weights and tokenizer of this run; empty: random weights
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def run(args: Sequence[str]) -> int:
-    name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else ("", args)
-    base = preset(name or DEFAULT)
-    out = _value(flags, "--out")
-    if "--resume" in flags:
-        base = _resumed(out, name)
-    if init_from := _value(flags, "--init-from"):
+    [name], given = COMMAND.read(Args, args)
+    base = named_config(name or DEFAULT)
+    if given.get("resume"):
+        base = _resumed(given.get("out", ""), name)
+    if init_from := given.get("init_from"):
         base = _begun(base, init_from)
-    parsed, config = parse_settings(Args, flags, PROG, _help(base.preset), base)
+    parsed, config = with_settings(Args, given, base)
     if parsed.resume and (config.model, config.data) != (base.model, base.data):
         raise UserError("a resumed run keeps its model and its data: leave out those flags, or start a run of its own")
     if parsed.resume and _moments(config.optim) != _moments(base.optim):
@@ -142,18 +150,3 @@ def _begun(base: Config, init_from: str) -> Config:
     path = Path(init_from)
     model = open_run(path).config().model
     return replace(base, model=model, data=replace(base.data, tokenizer=str(path / "tokenizer.json")))
-
-
-def _value(flags: Sequence[str], flag: str) -> str:
-    """The value of a flag that has to be known before the others can be read."""
-    for place, word in enumerate(flags):
-        if word == flag and place + 1 < len(flags):
-            return flags[place + 1]
-        if word.startswith(flag + "="):
-            return word.split("=", 1)[1]
-    return ""
-
-
-def _help(name: str) -> str:
-    about = (PRESETS[name].__doc__ or "").strip() if name in PRESETS else ""
-    return f"{PROG} [PRESET]\n\nThe defaults below are those of {name}: {about}\n\nPresets: {', '.join(PRESETS)}"
