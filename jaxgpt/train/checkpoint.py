@@ -218,16 +218,23 @@ def restore_params(directory: Path, step: int, abstract: Any, ema: bool) -> Any:
 
 
 def _load(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
-    try:
-        with loops_that_finish():
-            return ocp.load_checkpointables(path.absolute(), parts)
-    except Exception as e:
-        if tells_of_loss(e):
-            raise
-        cause = e.__cause__ or e  # Orbax's own error lists the kinds of files that it knows
-        raise UserError(
-            f"{path} cannot be read as a checkpoint of this run ({type(cause).__name__}: {_reason(cause)})"
-        ) from None
+    """Read parts of a checkpoint, one call each: Orbax reads them in turn anyway, and when one of several fails it
+    abandons the coroutines of the others, which Python then warns of on standard error.
+    """
+    loaded: dict[str, Any] = {}
+    for name, abstract in parts.items():
+        try:
+            with loops_that_finish():
+                loaded |= ocp.load_checkpointables(path.absolute(), {name: abstract})
+        except Exception as e:
+            if tells_of_loss(e):
+                raise
+            cause = e.__cause__ or e  # Orbax's own error lists the kinds of files that it knows
+            raise UserError(
+                f"{path} cannot be read as a checkpoint of this run: {name} does not match the run's settings or is "
+                f"damaged ({type(cause).__name__}: {_reason(cause)})"
+            ) from None
+    return loaded
 
 
 def _reason(error: BaseException) -> str:
