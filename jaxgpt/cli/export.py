@@ -7,29 +7,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.parse import parse, print_json, split_target
 from jaxgpt.config import MeshConfig
 
-COMMAND = Command(
-    "export",
-    "RUN DIR",
-    "Write a run as a folder that transformers reads with from_pretrained, tokenizer included.",
-    [
-        "jaxgpt export runs/shakespeare exported",
-        "jaxgpt export runs/shakespeare exported --checkpoint last",
-        "jaxgpt export runs/shakespeare exported --json",
-    ],
-)
+PROG = "jaxgpt export RUN DIR"
 
 
 @dataclass(frozen=True)
 class Args:
-    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
-    json: bool = False  # print one JSON object instead of text
+    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
+    json: bool = False  # one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    [source, target], parsed = COMMAND.parse(Args, args)
+    source, rest = split_target(args, PROG)
+    target, flags = split_target(rest, PROG)
+    parsed = parse(Args, flags, PROG, "A folder that transformers reads with from_pretrained, tokenizer included.")
 
     from jaxgpt.parallel import use_cores
 

@@ -29,7 +29,12 @@ PLAIN_EVERY = 5.0  # seconds between lines where there is no terminal
 class Report:
     """Tells a person how a run goes."""
 
-    def __init__(self, program: Program, data: Dataset, run: Run) -> None:
+    def __init__(self, program: Program, data: Dataset, run: Run, step: int = 0) -> None:
+        """
+        Args:
+            program, data, run: what is trained, on what, and where it is kept.
+            step: where it starts or resumes, for the progress bar.
+        """
         self.program, self.data, self.run = program, data, run
         self.console = Console(highlight=False, soft_wrap=True, quiet=not leader())
         self.live = self.console.is_terminal and leader()
@@ -43,7 +48,7 @@ class Report:
             console=self.console,
             transient=True,
         )
-        self._task = self._bar.add_task("compiling", total=program.config.train.steps)
+        self._task = self._bar.add_task("compiling", total=program.config.train.steps, completed=step)
 
     def __enter__(self) -> Report:
         self._introduce()

@@ -8,64 +8,52 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.parse import Command, Settings, named_config, with_settings
-from jaxgpt.config import Config, DistributedConfig, OptimConfig, UserError, flat
-from jaxgpt.presets import DEFAULT
+from jaxgpt.cli.parse import Settings, note, parse_settings
+from jaxgpt.config import Config, DistributedConfig, UserError, flat
+from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 if TYPE_CHECKING:
     from jaxgpt.train.run import Run
 
-COMMAND = Command(
-    "train",
-    "[PRESET]",
-    "Train a model, or resume a run. Without a PRESET: python-char.",
-    [
-        "jaxgpt train shakespeare --train.steps 1000 --out runs/long",
-        "jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3",
-        "jaxgpt train --resume --out runs/long --train.steps 2000",
-    ],
-)
+PROG = "jaxgpt train"
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    out: str = ""  # directory of the run; empty: a new one under runs/
-    resume: bool = False  # resume the run in --out from its last checkpoint
-    overwrite: bool = False  # delete the run in --out, and start a new one there
-    init_from: str = ""  # start from the model, weights and tokenizer of this run; empty: random weights
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    out: str = ""  # folder of the run; empty: a fresh one under runs/
+    resume: bool = False  # go on with the run in --out, from its last checkpoint
+    overwrite: bool = False  # replace the run in --out
+    init_from: str = ""  # a run whose model, weights and tokenizer this one begins with; empty: fresh weights
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # several processes
 
 
 def run(args: Sequence[str]) -> int:
-    [name], given = COMMAND.read(Args, args)
-    base = named_config(name or DEFAULT)
-    if given.get("resume"):
-        base = _resumed(given.get("out", ""), name)
-    if init_from := given.get("init_from"):
+    name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else ("", args)
+    base = preset(name or DEFAULT)
+    old = _existing(_value(flags, "--out"), name) if "--resume" in flags else None
+    init_from = _value(flags, "--init-from")
+    if old is not None:
+        base = old
+    elif init_from:
         base = _begun(base, init_from)
-    parsed, config = with_settings(Args, given, base)
-    if parsed.resume and (config.model, config.data) != (base.model, base.data):
-        raise UserError("a resumed run keeps its model and its data: leave out those flags, or start a run of its own")
-    if parsed.resume and _moments(config.optim) != _moments(base.optim):
-        raise UserError("a resumed run keeps its optimizer: optim.name, and whether there is an optim.ema_decay")
+    parsed, config = parse_settings(Args, flags, PROG, _help(base.preset), base)
     if parsed.resume and parsed.overwrite:
         raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
-    if base.preset == "finetune" and not (parsed.init_from or parsed.resume):
-        raise UserError("finetune goes on from a model that exists: name it with --init-from RUN")
-    if parsed.init_from:
-        from jaxgpt.train.start import check_start
-
-        check_start(base.model, config.model)
-        if parsed.resume:
-            raise UserError("--resume goes on with a run's own weights, --init-from begins with another's: choose one")
+    if old is not None:
+        config = _checked_resume(old, config, parsed)
+    elif init_from:
+        config = _checked_start(base, config, init_from)
+    elif base.preset == "finetune":
+        raise UserError("finetune starts from the weights of a run: name it with --init-from RUN")
 
     from jaxgpt.parallel.join import joined
 
     with joined(parsed.distributed):
-        return _train(config, parsed)
+        return _train(config, parsed, old)
 
 
-def _train(config: Config, args: Args) -> int:
+def _train(config: Config, args: Args, old: Config | None) -> int:
+    """Train a new run, or go on with the one in `args.out`, whose settings are `old`."""
     from jaxgpt.parallel import keep_memory, use_cores
     from jaxgpt.parallel.join import on_loss
     from jaxgpt.parallel.processes import agree, count, decide, leader
@@ -79,41 +67,53 @@ def _train(config: Config, args: Args) -> int:
     from jaxgpt.train.lock import sole_writer
     from jaxgpt.train.loop import fit
     from jaxgpt.train.plot import plot_losses
-    from jaxgpt.train.run import Run, check_free, describe, new_run, open_run, remove_run
-    from jaxgpt.train.start import cropped
+    from jaxgpt.train.resume import ResumePoint, check_data, resume_point
+    from jaxgpt.train.run import Run, describe, new_run, open_run
+    from jaxgpt.train.start import cropped, split_checkpoint
     from jaxgpt.train.versions import versions
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
+    flags["whether there is a run to resume"] = old is not None
     agree(lambda: config, lambda config: versions() | flags | flat(config))
-    old = open_run(Path(args.out)) if args.resume else None
-    tokenizer, params = None, None
-    if old is not None:
-        tokenizer = old.tokenizer()
-    elif args.init_from:
-        from jaxgpt.lm import load
+    run = Run(Path(args.out))
+    if args.resume and old is None and leader():
+        note(f"{run.path} holds no run yet: starting one")
 
-        _, params, tokenizer = load(args.init_from)
-    data = agree(lambda: load_dataset(config, tokenizer), lambda data: data.facts())
-    if not config.model.vocab_size:
-        config = config.with_model(vocab_size=data.tokenizer.vocab_size)
-    program = build(config)
-    directory = old or Run(Path(decide(lambda: str(new_run(args.out, config.preset, args.overwrite).path))))
+    def find() -> ResumePoint:
+        stack.enter_context(sole_writer(run.path))
+        return resume_point(run, old or config, config, note)
 
-    def begin() -> None:
-        stack.enter_context(sole_writer(directory.path))
-        if args.overwrite:
-            remove_run(directory.path)
-        elif old is None:
-            check_free(directory.path)  # nobody has begun in between
-        describe(directory, config, data.tokenizer)
+    def begin() -> str:
+        if old is None:
+            return str(stack.enter_context(new_run(args.out, config, data.tokenizer, args.overwrite)).path)
+        if last is not None:
+            check_data(run, last, data)
+        describe(run, config, data.tokenizer)
+        return args.out
 
     with ExitStack() as stack:
-        decide(begin)
+        last, finished = decide(find) if old is not None else (None, False)
+        if finished:
+            if leader() and not run.plot.exists():
+                plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
+            return 0
+        tokenizer, params = None, None
+        if config.init_from and last is None:
+            from jaxgpt.lm import load
+
+            _, params, tokenizer = load(*split_checkpoint(config.init_from))
+        if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
+            tokenizer = run.tokenizer()
+        data = agree(lambda: load_dataset(config, tokenizer), lambda data: data.facts())
+        if not config.model.vocab_size:
+            config = config.with_model(vocab_size=data.tokenizer.vocab_size)
+        program = build(config)
+        directory = Run(Path(decide(begin)))
         agree(lambda: open_run(directory.path), lambda _: {})  # a folder that every process sees
         on_loss(lambda: f"{kept(directory.checkpoints)}; go on with: {_resume(directory)}")
         start = None if params is None else program.start_from(cropped(params, config.model))
-        with Report(program, data, directory) as reporter:
-            outcome = fit(program, data, directory, reporter, args.resume, start)
+        with Report(program, data, directory, last or 0) as reporter:
+            outcome = fit(program, data, directory, reporter, last, start)
         if leader():
             plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
     if outcome.interrupted:
@@ -127,26 +127,72 @@ def _resume(run: Run) -> str:
     return f"jaxgpt train --resume --out {run.path}"
 
 
-def _resumed(out: str, name: str) -> Config:
-    from jaxgpt.train.run import open_run
+def _existing(out: str, name: str) -> Config | None:
+    """Read the settings of the run to resume; None if there is none yet and a preset is named to start it with."""
+    from jaxgpt.train.run import Run
 
     if not out:
-        raise UserError("--resume needs to know the run: jaxgpt train --resume --out DIR")
-    config = open_run(Path(out)).config()
+        raise UserError("--resume needs the folder of the run: jaxgpt train --resume --out DIR")
+    run = Run(Path(out))
+    if not run.exists():
+        if name:
+            return None
+        raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
+    config = run.config()
     if name and name != config.preset:
         raise UserError(f"{out} is a run of the preset {config.preset!r}, not of {name!r}")
     return config
 
 
-def _moments(optim: OptimConfig) -> tuple[str, bool]:
-    """What of the optimizer's settings decides what is kept in a checkpoint."""
-    return optim.name, optim.ema_decay > 0
+def _checked_resume(old: Config, config: Config, args: Args) -> Config:
+    """Check what a command changes of the run that it resumes."""
+    from jaxgpt.train.resume import resumed_config
+    from jaxgpt.train.start import split_checkpoint
+
+    source = Path(old.init_from), split_checkpoint(old.init_from)[0]
+    if args.init_from and (not old.init_from or Path(args.init_from) not in source):
+        started = f"started from {old.init_from}" if old.init_from else "did not start from another run's weights"
+        raise UserError(f"--init-from {args.init_from}: {args.out} {started}; leave out the flag, or start a new run")
+    return resumed_config(old, config)
 
 
 def _begun(base: Config, init_from: str) -> Config:
-    """A preset with the model of a run that exists; its tokenizer is that run's too."""
+    """Give a preset the model and the tokenizer of the run whose weights it starts from."""
     from jaxgpt.train.run import open_run
+    from jaxgpt.train.start import split_checkpoint
 
-    path = Path(init_from)
+    path, _ = split_checkpoint(init_from)
     model = open_run(path).config().model
     return replace(base, model=model, data=replace(base.data, tokenizer=str(path / "tokenizer.json")))
+
+
+def _checked_start(base: Config, config: Config, init_from: str) -> Config:
+    """Check that a run can start from the weights of another one, and note which checkpoint they are."""
+    from jaxgpt.train.catalog import choose
+    from jaxgpt.train.run import Run
+    from jaxgpt.train.start import check_start, split_checkpoint
+
+    check_start(base.model, config.model)
+    if config.data.tokenizer != base.data.tokenizer:
+        raise UserError(
+            f"--data.tokenizer {config.data.tokenizer} cannot be used with --init-from: the weights need the tokenizer "
+            f"of {init_from}; leave out --data.tokenizer"
+        )
+    path, which = split_checkpoint(init_from)
+    checkpoints = Run(path).checkpoints
+    return replace(config, init_from=str(checkpoints / str(choose(checkpoints, which))))
+
+
+def _value(flags: Sequence[str], flag: str) -> str:
+    """The value of a flag that has to be known before the others can be read."""
+    for place, word in enumerate(flags):
+        if word == flag and place + 1 < len(flags):
+            return flags[place + 1]
+        if word.startswith(flag + "="):
+            return word.split("=", 1)[1]
+    return ""
+
+
+def _help(name: str) -> str:
+    about = (PRESETS[name].__doc__ or "").strip() if name in PRESETS else ""
+    return f"{PROG} [PRESET]\n\nThe defaults below are those of {name}: {about}\n\nPresets: {', '.join(PRESETS)}"

@@ -61,23 +61,25 @@ def choose(directory: Path, which: str) -> int:
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, there))}")
 
 
-def latest_valid(directory: Path, config: Config, tell: Callable[[str], None]) -> int:
-    """The last checkpoint that is whole, unchanged and of this run. Later ones are renamed aside, and `tell` is told.
+def latest_valid(directory: Path, config: Config, tell: Callable[[str], None]) -> int | None:
+    """Find the last checkpoint that is whole, unchanged and of this run; None if the run has written none yet.
+
+    Later ones, which are not, are renamed, and `tell` is called for each.
 
     Raises:
-        UserError: there is none. All stay where they are, as the fault may lie in config.json.
+        UserError: there are checkpoints, but no valid one. All stay where they are, as the fault may lie in config.json.
     """
     wrong: list[tuple[int, str]] = []
     for step in reversed(_folders(directory)):
         path = directory / str(step)
-        why = damage(path) or _difference(_noted(path).get("config"), asdict(config))
+        why = damage(path) or _difference(noted(path).get("config"), asdict(config))
         if not why:
             for bad, reason in wrong:
                 tell(f"checkpoint {bad} is not used: {reason}; it is kept as {_set_aside(directory / str(bad))}")
             return step
         wrong.append((step, why))
     if not wrong:
-        raise UserError(f"no whole checkpoint in {directory}: a run writes its first at its first evaluation")
+        return None
     raise UserError(f"no valid checkpoint in {directory}: " + "; ".join(f"{step}: {why}" for step, why in wrong))
 
 
@@ -95,7 +97,7 @@ def damage(path: Path, parts: Sequence[str] | None = None) -> str:
     try:
         sums = manifest.read(path)
     except FileNotFoundError:
-        return f"{manifest.NAME} is missing" if _noted(path).get("manifest") else ""
+        return f"{manifest.NAME} is missing" if noted(path).get("manifest") else ""
     except (OSError, ValueError) as e:
         return str(e)
     wanted = {n: s for n, s in sums.items() if parts is None or "/" not in n or n.split("/")[0] in parts}
@@ -115,13 +117,13 @@ def _unfinished(path: Path) -> str:
     return f"{missing[0]} is missing" if missing else ""
 
 
-def _noted(path: Path) -> dict[str, Any]:
-    """What the writer noted beside the arrays."""
+def noted(path: Path) -> dict[str, Any]:
+    """Read the metadata of a checkpoint; empty where there is none."""
     try:
-        noted = read_json(path / METADATA).get("custom_metadata")
+        metadata = read_json(path / METADATA).get("custom_metadata")
     except UserError:
         return {}
-    return noted if isinstance(noted, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _difference(there: Any, here: dict[str, Any]) -> str:

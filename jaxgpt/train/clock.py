@@ -29,9 +29,9 @@ class Clock:
         else:
             self.tokens += tokens
 
-    def figures(self, steps_done: int, tokens_per_step: int) -> dict[str, float]:
+    def figures(self, tokens: int) -> dict[str, float]:
         now = time.perf_counter()
-        figures: dict[str, float] = {"tokens": steps_done * tokens_per_step, "elapsed_seconds": now - self.started}
+        figures: dict[str, float] = {"tokens": tokens, "elapsed_seconds": now - self.started}
         if self.tokens and self.since is not None:
             figures["tokens_per_second"] = self.tokens / (now - self.since)
         return figures

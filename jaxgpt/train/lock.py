@@ -8,7 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -22,21 +22,23 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system witho
 def sole_writer(folder: Path) -> Iterator[None]:
     """Within this, no other process writes the run in a folder.
 
-    The kernel holds the lock (flock), the file only says whose it is. It is removed at the end; one that a killed process
-    left is no lock.
+    The kernel holds the lock (flock), the file only says whose it is. It is removed at the end, also where the folder has
+    been renamed meanwhile; one that a killed process left is no lock.
 
     Raises:
         UserError: another process holds it; its number, its machine and since when.
     """
-    path = folder / NAME
-    file = _acquire(path)
+    file = _acquire(folder / NAME)
+    directory = os.open(folder, os.O_RDONLY)
     try:
         holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
         os.ftruncate(file, 0)
         os.write(file, json.dumps(holder).encode())
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(NAME, dir_fd=directory)
+        os.close(directory)
         os.close(file)
 
 

@@ -19,11 +19,12 @@ from jaxgpt.data import Dataset, Windows
 from jaxgpt.parallel.processes import Poll, decide, leader
 from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import Program
-from jaxgpt.train.catalog import kept, latest_valid, val_losses
+from jaxgpt.train.catalog import kept, val_losses
 from jaxgpt.train.clock import Clock
 from jaxgpt.train.evaluate import Evaluation, eval_params, evaluate
 from jaxgpt.train.guard import first_bad
 from jaxgpt.train.metrics import MetricsFile
+from jaxgpt.train.resume import tokens_seen
 from jaxgpt.train.run import Run
 from jaxgpt.train.step import TrainState
 from jaxgpt.train.stop import Stop, stop_on_signal
@@ -63,42 +64,44 @@ def fit(
     data: Dataset,
     run: Run,
     reporter: Reporter,
-    resume: bool,
+    resume_step: int | None,
     start: TrainState | None,
     until: int | None = None,
 ) -> Outcome:
-    """Train to the last step of the config, from the run's last valid checkpoint if `resume`.
+    """Train to the last step of the config, from a checkpoint of the run or from the beginning.
 
     Args:
         program: what to run.
         data: what to run it on.
         run: where it is kept; config.json and tokenizer.json are there already.
         reporter: who is told.
-        resume: go on from the last valid checkpoint.
-        start: the state to begin with, instead of fresh weights.
+        resume_step: the checkpoint to go on from (`catalog.latest_valid` finds it); None: start at step 0.
+        start: the state to start with at step 0, instead of fresh weights.
         until: stop and save at this step, as if somebody had asked for it; None: go to the end.
 
     Raises:
-        UserError: there is nothing to go on from: never a silent start from the beginning.
+        UserError: the checkpoint cannot be read.
         TrainingFailed: the loss or the gradient is no longer finite, or nothing can be written. The last good
             checkpoint stays.
     """
-    last = decide(lambda: latest_valid(run.checkpoints, program.config, reporter.note)) if resume else None
     train = program.config.train
+    seen = 0 if resume_step is None else decide(lambda: tokens_seen(run, resume_step, program.config))
     with stop_on_signal() as stop:
-        with program.compiling() if (last or 0) < (until or train.steps) else nullcontext():
+        with program.compiling() if (resume_step or 0) < (until or train.steps) else nullcontext():
             from jaxgpt.train.checkpoint import Checkpoints, Keep, restore_state  # Orbax is long to import
 
-            if last is not None:
-                state = program.from_checkpoint(restore_state(run.checkpoints, last, program.abstract_checkpoint))
+            if resume_step is not None:
+                saved = restore_state(run.checkpoints, resume_step, program.abstract_checkpoint)
+                state = program.from_checkpoint(saved)
             else:
                 state = program.init() if start is None else start
         try:
-            metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=last)
+            metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=resume_step)
             try:
                 keep = Keep(train.keep_last, train.keep_best, train.keep_every)
                 with Checkpoints(run.checkpoints, keep) as checkpoints:
-                    return _Loop(program, data, reporter, checkpoints, metrics, stop).run(state, until or train.steps)
+                    loop = _Loop(program, data, reporter, checkpoints, metrics, stop, resume_step, seen)
+                    return loop.run(state, until or train.steps)
             finally:
                 metrics.close()
         except OSError as e:
@@ -122,22 +125,25 @@ class _Loop:
         checkpoints: Checkpoints,
         metrics: MetricsFile,
         stop: Stop,
+        resume_step: int | None,
+        tokens_seen: int,
     ) -> None:
         self.program, self.data, self.reporter = program, data, reporter
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.config: Config = program.config
-        self.metadata = {"config": asdict(self.config), "versions": versions()}
+        self.metadata = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
+        self.first, self.tokens_seen = resume_step or 0, tokens_seen
         # Calls whose figures are still on the device, by their first steps. They are waited for after the first call and
         # before an evaluation.
         self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()
         self.evaluation: Evaluation | None = None
-        self.saved: int | None = None
+        self.saved = resume_step
         self.clock = Clock(metrics.elapsed_seconds)
         self.poll = Poll(program.mesh, LAG)
 
     def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
-        first = int(state.step)
+        first = self.first
         windows = Windows(
             self.data.train,
             self.config.model.block_size,
@@ -145,10 +151,8 @@ class _Loop:
             self.config.data.sampling,
             self.config.data.stride,
         )
-        if first:
-            self.saved = first
-            if self._is_evaluated(first) and decide(lambda: first not in val_losses(self.checkpoints.directory)):
-                self._evaluate(state, first)  # the run was stopped while it was at it
+        if first and self._is_evaluated(first) and decide(lambda: first not in val_losses(self.checkpoints.directory)):
+            self._evaluate(state, first)  # the run was stopped while it was at it
         done, end = first, min(until, train.steps)
         while done < end:
             wish = self.poll.ask(self._wish())
@@ -209,7 +213,7 @@ class _Loop:
         self._check(step, figures, squares)
         self.clock.count(self._tokens_per_step)
         if step % train.log_every == 0 or step == train.steps - 1:
-            line = {"step": step} | figures | self.clock.figures(step + 1, self._tokens_per_step)
+            line = {"step": step} | figures | self.clock.figures(self._tokens(step + 1))
             self.metrics.write(**line)
             self.reporter.progress(line)
 
@@ -237,6 +241,10 @@ class _Loop:
     def _tokens_per_step(self) -> int:
         return self.config.train.batch_size * self.config.model.block_size
 
+    def _tokens(self, done: int) -> int:
+        """Tokens trained on in all, also where a run was resumed with another batch size."""
+        return self.tokens_seen + (done - self.first) * self._tokens_per_step
+
     def _evaluate(self, state: TrainState, done: int) -> None:
         self._read(0)
         with self.clock.paused() as seconds:
@@ -258,7 +266,8 @@ class _Loop:
 
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
         self._read(0)  # nothing is kept that is not known to be good
-        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, self.metadata, temporary=temporary)
+        metadata = self.metadata | {"tokens": self._tokens(done)}
+        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, metadata, temporary=temporary)
         self.saved = done
         self.clock.saved()
         self.poll.forget()

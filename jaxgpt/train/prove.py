@@ -18,6 +18,7 @@ from jaxgpt.config import Config, UserError, from_json
 from jaxgpt.data import Windows, load_dataset
 from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import build
+from jaxgpt.train.catalog import latest_valid
 from jaxgpt.train.evaluate import Evaluation
 from jaxgpt.train.loop import fit
 from jaxgpt.train.metrics import TIMES, read_metrics
@@ -65,7 +66,9 @@ def leg(file: Path) -> dict[str, str]:
     run.path.mkdir(exist_ok=True)
     describe(run, config, data.tokenizer)
     program = build(config)
-    state = fit(program, data, run, _Silent(), order["resume"], None, order["until"]).state
+    silent = _Silent()
+    last = latest_valid(run.checkpoints, config, silent.note) if order["resume"] else None
+    state = fit(program, data, run, silent, last, None, order["until"]).state
     step, block_size = int(state.step), config.model.block_size
     windows = Windows(data.train, block_size, config.train.seed, config.data.sampling, config.data.stride)
     lines = [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run.metrics)]

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from jaxgpt.config import Config, UserError, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.strict import read_bytes
+from jaxgpt.train.lock import sole_writer
+
+REPLACED = "checkpoints.replaced"  # where `--overwrite` puts the old checkpoints until they are deleted
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,10 @@ class Run:
         """The run's settings."""
         return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
 
+    def exists(self) -> bool:
+        """Whether a run has been started here: config.json is the last thing that its start writes."""
+        return (self.path / "config.json").exists()
+
     def tokenizer(self) -> Tokenizer:
         """The run's tokenizer."""
         return load_tokenizer(self.path / "tokenizer.json")
@@ -53,48 +64,86 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def new_run(out: str, preset: str, overwrite: bool = False) -> Run:
-    """A folder for a new run: `out`, or without one `runs/PRESET`, `runs/PRESET-2`, ... whichever is free.
+@contextmanager
+def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
+    """Start a run in `out`, or without one in `runs/PRESET`, `runs/PRESET-2`, ..., the first that is free.
+
+    Within the context this process is the run's only writer. A new folder appears with its settings in it, so that a
+    process killed at any moment leaves either no folder or a run that `--resume` goes on with.
 
     Raises:
-        UserError: there is a run already and it is not to be replaced, or no run where one is, or the folder cannot be
-            written.
+        UserError: `out` holds a run and `overwrite` is not given, or the reverse; or it cannot be written.
     """
-    if out:
-        path = Path(out)
+    path = Path(out)
+    with ExitStack() as stack:
+        if out and path.exists():
+            check_free(path, overwrite)
+            _make(path, path)
+            stack.enter_context(sole_writer(path))
+            check_free(path, overwrite)  # nobody has started one meanwhile
+            _replace(Run(path), config, tokenizer)
+        elif out:
+            if not _appear(path, config, tokenizer, stack):
+                raise UserError(f"{path} has just been created by another process; choose another --out")
+        else:
+            names = (f"{config.preset}-{number}" if number > 1 else config.preset for number in count(1))
+            free = (path for name in names if not (path := Path("runs") / name).exists())
+            path = next(path for path in free if _appear(path, config, tokenizer, stack))
+        yield Run(path)
+
+
+def check_free(path: Path, overwrite: bool) -> None:
+    """Check that a run can start in a folder.
+
+    Raises:
+        UserError: it holds a run already; or, with `overwrite`, something else.
+    """
+    if (path / "config.json").is_file():
         if not overwrite:
-            check_free(path)
-        elif path.is_dir() and not (path / "config.json").is_file():
-            raise UserError(f"--overwrite replaces a run, and {path} is none")
-        _make(path, exist_ok=True)
-        return Run(path)
-    number = 1
-    while True:
-        path = Path("runs") / (preset if number == 1 else f"{preset}-{number}")
-        if not path.exists():
+            raise UserError(f"{path} already holds a run: go on with --resume, or replace it with --overwrite")
+    elif (path / "checkpoints").exists():
+        raise UserError(f"{path} holds checkpoints but no config.json: choose another --out")
+    elif overwrite and path.is_dir():
+        raise UserError(f"--overwrite replaces a run, and {path} holds none (no config.json)")
+
+
+def _appear(path: Path, config: Config, tokenizer: Tokenizer, stack: ExitStack) -> bool:
+    """Create a run's folder in one step, locked until `stack` is closed. False if another process was first."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
+    try:
+        _make(draft, path)
+        with ExitStack() as own:
+            own.enter_context(sole_writer(draft))  # the lock moves with the folder
+            describe(Run(draft), config, tokenizer)
             try:
-                _make(path, exist_ok=False)
-                return Run(path)
-            except FileExistsError:
-                pass  # another process took it in between
-        number += 1
+                draft.rename(path)
+            except OSError as e:
+                if path.exists():
+                    return False
+                raise UserError(f"cannot write the run to {path}: {e.strerror}") from None
+            stack.enter_context(own.pop_all())
+            return True
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
-def check_free(path: Path) -> None:
-    """Whether a new run can begin in a folder.
+def _replace(run: Run, config: Config, tokenizer: Tokenizer) -> None:
+    """Write a new run's settings into an existing folder, and delete what an earlier run wrote, nothing else.
 
-    Raises:
-        UserError: there is one already.
+    Killed in between, it never leaves one run's settings with another's checkpoints.
     """
-    if (path / "config.json").exists() or (path / "checkpoints").exists():
-        raise UserError(f"{path} already holds a run: go on with --resume, or replace it with --overwrite")
+    remove_replaced(run)
+    if run.checkpoints.exists():
+        run.checkpoints.rename(run.path / REPLACED)
+    describe(run, config, tokenizer)
+    for file in (run.metrics, run.plot):
+        file.unlink(missing_ok=True)
+    remove_replaced(run)
 
 
-def remove_run(path: Path) -> None:
-    """Delete what a run wrote, and nothing else. The caller has made sure that there is one."""
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
-    for name in ("metrics.jsonl", "loss.png", "tokenizer.json", "config.json"):
-        (path / name).unlink(missing_ok=True)
+def remove_replaced(run: Run) -> None:
+    """Delete the checkpoints of a run that this one has replaced, if a killed process left any."""
+    shutil.rmtree(run.path / REPLACED, ignore_errors=True)
 
 
 def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:
@@ -113,15 +162,14 @@ def write_atomically(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _make(path: Path, exist_ok: bool) -> None:
+def _make(folder: Path, path: Path) -> None:
+    """Create a folder, if it is not there, in which files of the run at `path` can be written."""
     try:
-        path.mkdir(parents=True, exist_ok=exist_ok)
-        probe = path / ".writable"
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except FileExistsError:
-        if not exist_ok and path.is_dir():
-            raise
         raise UserError(f"cannot write the run to {path}: a file is in the way") from None
     except OSError as e:
         raise UserError(f"cannot write the run to {path}: {e.strerror}") from None

@@ -1,8 +1,9 @@
-"""Beginning with weights that exist: what of the model may differ from theirs."""
+"""Starting from the weights of another run: which of its checkpoints, and what of the model may differ."""
 
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,14 @@ import numpy as np
 from jaxgpt.config import ModelConfig, UserError
 
 FREE = ("dropout", "block_size")
+
+
+def split_checkpoint(init_from: str) -> tuple[Path, str]:
+    """Split `--init-from`, a run or one of its checkpoints (RUN/checkpoints/STEP), into the run and `best` or the step."""
+    path = Path(init_from)
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        return path.parent.parent, path.name
+    return path, "best"
 
 
 def check_start(old: ModelConfig, new: ModelConfig) -> None:

@@ -1,0 +1,207 @@
+"""`jaxgpt train --resume`: what it says, what it refuses, and that it works from any moment at which a run was killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import TEXT, Result, flags, jaxgpt
+
+from jaxgpt.train import manifest
+from jaxgpt.train.catalog import METADATA, METRICS, noted, steps
+from jaxgpt.train.metrics import TIMES, read_metrics
+
+TINY = flags(
+    data__path="text.txt",
+    model__n_layer=1,
+    model__n_embd=16,
+    model__n_head=2,
+    model__block_size=16,
+    model__dropout=0.2,
+    optim__name="adamw",
+    train__steps=4,
+    train__batch_size=4,
+    train__eval_every=2,
+    train__log_every=1,
+    train__sample_tokens=0,
+    mesh__data=1,
+)
+START = ["train", "shakespeare", *TINY]
+
+
+def resume(out: str, *changes: str) -> Result:
+    return jaxgpt("train", "--resume", "--out", out, *changes)
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in m.items() if k not in TIMES} for m in read_metrics(run / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps. Not to be touched."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "text.txt").write_text(TEXT)
+    result = jaxgpt(*START, "--data.path", str(folder / "text.txt"), "--out", str(folder / "run"))
+    assert result.code == 0, result.err
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path) -> Path:
+    """A copy of that run."""
+    shutil.copytree(finished, "run")
+    return Path("run")
+
+
+def test_where_it_resumes_and_every_setting_that_changes(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints/4")
+    result = resume("run", "--train.steps", "6", "--train.batch-size", "8", "--optim.learning-rate", "0.003")
+    assert result.code == 0, result.err
+    where, what, schedule = result.err.splitlines()
+    assert where == "jaxgpt: resuming from run/checkpoints/2 at step 2/6"
+    assert what == (
+        "jaxgpt: changed settings: optim.learning_rate 0.004 -> 0.003, train.steps 4 -> 6, train.batch_size 4 -> 8"
+    )
+    assert schedule.endswith("at step 6 instead of 4, as optim.decay_steps is 0 (train.steps); "
+                             "to keep the old schedule: --optim.decay-steps 4")  # fmt: skip
+    tokens = {line["step"]: line["tokens"] for line in lines(run) if "loss" in line}
+    assert tokens == {0: 64, 1: 128, 2: 256, 3: 384, 4: 512, 5: 640}
+    assert noted(run / "checkpoints/6")["tokens"] == 640
+
+
+def test_the_old_schedule_is_kept_without_a_word(run: Path) -> None:
+    result = resume("run", "--train.steps", "5", "--optim.decay-steps", "4")
+    assert result.code == 0
+    assert len(result.err.splitlines()) == 2, result.err
+
+
+def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
+    before = (run / "config.json").read_bytes()
+    for command in ([], ["--train.steps", "4"], ["--optim.learning-rate", "0.1"]):
+        result = resume("run", *command)
+        assert (result.code, result.out) == (0, "")
+        assert result.err.startswith("jaxgpt: already at 4/4: run is finished")
+        assert result.err.count("\n") == 1
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_a_last_evaluation_is_made_up_for(run: Path) -> None:
+    """Killed during it, a run is at its last step but not finished."""
+    straight = lines(run)
+    last = run / "checkpoints/4"
+    manifest.write(last, {name: digest for name, digest in manifest.read(last).items() if name != METRICS})
+    (last / METRICS).unlink()
+    (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in straight[:-1]))
+    assert resume("run").code == 0
+    assert lines(run) == straight
+
+
+@pytest.mark.parametrize("wanted", ["1", "3"])
+def test_steps_that_have_been_reached_are_refused(run: Path, wanted: str) -> None:
+    before = (run / "config.json").read_bytes()
+    result = resume("run", "--train.steps", wanted)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"train.steps {wanted} has been reached: run is at step 4/4" in result.err
+    assert (run / "config.json").read_bytes() == before
+
+
+def test_other_data_is_refused(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints/4")
+    config = json.loads((run / "config.json").read_text())
+    Path("text.txt").write_text(TEXT[:-1] + "7")
+    config["data"]["path"] = "text.txt"
+    (run / "config.json").write_text(json.dumps(config))
+    before = sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file())
+    result = resume("run", "--train.steps", "6")
+    assert result.code == 2
+    assert "the data is not what run was trained on: text.txt has changed since step 2" in result.err.splitlines()[-1]
+    assert sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()) == before
+
+
+def test_a_run_of_an_older_version_is_resumed(run: Path) -> None:
+    """Its checkpoints note neither data nor tokens, its config.json not what it started from."""
+    straight = lines(run)
+    shutil.rmtree(run / "checkpoints/4")
+    (run / "checkpoints/2" / manifest.NAME).unlink()
+    metadata = json.loads((run / "checkpoints/2" / METADATA).read_text())
+    for name in ("data", "tokens", "manifest"):
+        del metadata["custom_metadata"][name]
+    (run / "checkpoints/2" / METADATA).write_text(json.dumps(metadata))
+    config = json.loads((run / "config.json").read_text())
+    del config["init_from"]
+    (run / "config.json").write_text(json.dumps(config))
+    assert resume("run").code == 0
+    assert lines(run) == straight
+
+
+def before_config(run: Path) -> None:
+    (run / "config.json").rename(run / "config.json.tmp")
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+
+
+def without_tokenizer(run: Path) -> None:
+    (run / "tokenizer.json").unlink()
+    shutil.rmtree(run / "checkpoints")
+
+
+def while_saving(run: Path) -> None:
+    (run / "checkpoints/2").rename(run / "checkpoints/2.orbax-checkpoint-tmp")
+    shutil.rmtree(run / "checkpoints/4")
+    (run / ".lock").write_text('{"pid": 1')
+
+
+def while_replacing(run: Path) -> None:
+    (run / "checkpoints").rename(run / "checkpoints.replaced")
+
+
+@pytest.mark.parametrize("moment", [before_config, without_tokenizer, while_saving, while_replacing])
+def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, run: Path, moment: Any) -> None:
+    straight = lines(run)
+    moment(run)
+    same_command = [*START, "--data.path", str(finished.parent / "text.txt"), "--out", "run", "--resume"]
+    if moment is not before_config:
+        shutil.copytree(run, "other")
+        assert resume("other").err == "jaxgpt: other has no checkpoint yet: starting again from step 0/4\n"
+        assert lines(Path("other")) == straight
+    result = jaxgpt(*same_command)
+    assert result.code == 0, result.err
+    assert ("holds no run yet" if moment is before_config else "starting again from step 0/4") in result.err
+    assert lines(run) == straight
+    assert steps(run / "checkpoints") == steps(finished / "checkpoints")
+    assert {p.name for p in run.iterdir()} - {"config.json.tmp"} == {p.name for p in finished.iterdir()}
+    assert jaxgpt(*same_command).err.startswith("jaxgpt: already at 4/4")
+
+
+def test_weights_of_another_run_are_used_again(finished: Path) -> None:
+    """Also where that run has a better checkpoint by now."""
+    shutil.copytree(finished, "base")
+    Path("text.txt").write_text(TEXT)
+    command = ["train", "finetune", *TINY[-14:], "--init-from", "base", "--data.path", "text.txt", "--out", "run"]
+    result = jaxgpt(*command)
+    assert result.code == 0, result.err
+    straight, started = lines(Path("run")), json.loads(Path("run/config.json").read_text())["init_from"]
+    assert started in ("base/checkpoints/2", "base/checkpoints/4")
+    shutil.rmtree("run/checkpoints")
+    better = Path("base/checkpoints") / ("4" if started.endswith("2") else "2")
+    (better / "metrics/metrics").write_text('{"val_loss": 0.1}')
+    for again in (["train", "--resume", "--out", "run"], [*command, "--resume"]):
+        assert jaxgpt(*again).code == 0
+        assert lines(Path("run")) == straight
+    refused = jaxgpt("train", "--resume", "--out", "run", "--init-from", str(finished))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "run started from base/checkpoints/" in refused.err
+
+
+def test_the_tokenizer_of_the_weights_stays(finished: Path) -> None:
+    Path("text.txt").write_text(TEXT)
+    for words in (["finetune"], ["shakespeare", *TINY[2:10]]):
+        command = ["train", *words, "--init-from", str(finished), "--data.path", "text.txt", "--out", "run"]
+        result = jaxgpt(*command, "--data.tokenizer", "byte")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert "--data.tokenizer byte cannot be used with --init-from" in result.err
+    assert not Path("run").exists()
