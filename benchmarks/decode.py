@@ -47,7 +47,7 @@ def main() -> None:
 
     from jaxgpt.decoding import Policy, Session
     from jaxgpt.lm import model_functions
-    from jaxgpt.model.weights import lower
+    from jaxgpt.ops.quantize import quantize
 
     torch.set_num_threads(cores)
     transformers.logging.set_verbosity_error()
@@ -74,7 +74,7 @@ def main() -> None:
         return lambda: model.generate(ids, **how).cpu()
 
     def mine(kind: str, batch: int) -> Callable[[], Any]:
-        low = lower(params, kind)  # type: ignore[arg-type]
+        low = quantize(params, kind)  # type: ignore[arg-type]
         prompts = rng.integers(0, 50_000, (batch, args.prompt)).tolist()
         keys = jax.random.split(jax.random.key(0), batch)
         model = model_functions(config, "float32")

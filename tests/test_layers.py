@@ -11,7 +11,7 @@ import pytest
 from helpers import repository
 
 ORDER = [
-    {"strict", "cache"},
+    {"strict", "cache", "ops"},
     {"config"},
     {"presets"},
     {"model", "data", "decoding", "parallel"},

@@ -36,7 +36,7 @@ def run(args: Sequence[str]) -> int:
     use_cores(MeshConfig())
     from jaxgpt.data import load_dataset
     from jaxgpt.lm import load
-    from jaxgpt.model.weights import rounded
+    from jaxgpt.ops.quantize import fake_quantize
     from jaxgpt.train.build import build
     from jaxgpt.train.evaluate import evaluate
 
@@ -53,7 +53,7 @@ def run(args: Sequence[str]) -> int:
     assert result is not None  # nobody interrupts here
     change: dict[str, float] = {}
     if parsed.weights != "float32":
-        full, result = result, evaluate(program, program.place(rounded(lm.params, parsed.weights)), data.val)
+        full, result = result, evaluate(program, program.place(fake_quantize(lm.params, parsed.weights)), data.val)
         assert result is not None
         change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
     text_bytes = len(lm.tokenizer.decode(data.val.take(0, len(data.val))).encode())

@@ -15,7 +15,7 @@ from jaxgpt.cli.parse import note
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
 from jaxgpt.lm import LM, generate
-from jaxgpt.model.layers import unstack_layers
+from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
 from jaxgpt.train.build import Program
 from jaxgpt.train.evaluate import Evaluation, eval_params

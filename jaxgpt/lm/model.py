@@ -14,7 +14,7 @@ from jaxgpt.config import Config, ModelConfig
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Model
 from jaxgpt.model import GPT, KVCache, init_cache
-from jaxgpt.model.weights import Precision, lower
+from jaxgpt.ops.quantize import Precision, quantize
 from jaxgpt.parallel import on_mesh
 from jaxgpt.train.build import abstract_params
 from jaxgpt.train.checkpoint import read_params
@@ -54,7 +54,7 @@ def load(path: str | Path, checkpoint: str = "best", weights: Precision | None =
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract_params(config.model)
     )
     params = read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
-    return LM(config, params if weights is None else lower(params, weights), run.tokenizer())
+    return LM(config, params if weights is None else quantize(params, weights), run.tokenizer())
 
 
 @lru_cache(maxsize=16)

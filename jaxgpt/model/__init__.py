@@ -1,4 +1,4 @@
-"""The mathematics: embeddings, positions, norms, attention, MLP, cache. No files, no devices, no training."""
+"""The decoder: linen modules that own the parameters and call `ops`, and the key/value cache."""
 
 from jaxgpt.model.cache import KVCache, init_cache
 from jaxgpt.model.gpt import GPT

@@ -1,7 +1,7 @@
 """The key/value cache: a plain pytree that goes into the model and comes out of it.
 
-Rows of one batch may differ in length: they are aligned at their ends, and row b begins at slot `start_B[b]`. A token's
-position is its slot minus its row's start, so that no row ever sees, or counts, the empty slots before it.
+Rows of a batch may differ in length: they are left-padded, and row b begins at slot `start_B[b]`. A token's position is its
+slot minus its row's start, so the padding is neither attended to nor counted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class KVCache(NamedTuple):
     """Keys and values of the tokens so far.
 
     Attributes:
-        k: for each layer `[B, S, K, H]`.
-        v: as k.
+        k: keys of each layer, `[B, S, K, H]`.
+        v: values of each layer, `[B, S, K, H]`.
         start_B: int32, the first slot of each row.
         length: int32 scalar, slots filled; the next token is written there.
     """
@@ -31,7 +31,7 @@ class KVCache(NamedTuple):
 
 
 def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dtype = jnp.float32) -> KVCache:
-    """An empty cache of `size` slots for `len(start_B)` rows."""
+    """Make an empty cache of `size` slots for `len(start_B)` rows."""
     # Zeros, not empty: weight 0 times an uninitialised NaN would be NaN.
     shape = (start_B.shape[0], size, config.kv_heads, config.head_width)
     layers = range(config.n_layer)
@@ -44,7 +44,7 @@ def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dt
 
 
 def write(cache_BSKH: jax.Array, new_BTKH: jax.Array, slot: jax.Array) -> jax.Array:
-    """The cache with T new rows from `slot` on. The caller has made sure that they fit: an update past the end would
-    be moved back by XLA, silently, onto the last slots."""
+    """Write T new entries into the cache from `slot` on. The caller checks that they fit: XLA silently moves an update that
+    would pass the end back onto the last slots."""
     zero = jnp.zeros((), slot.dtype)
     return jax.lax.dynamic_update_slice(cache_BSKH, new_BTKH.astype(cache_BSKH.dtype), (zero, slot, zero, zero))

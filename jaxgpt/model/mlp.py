@@ -1,25 +1,17 @@
-"""The block's second half: every token on its own, through a wider layer and back."""
+"""The block's second half: each token on its own, through a wider hidden layer."""
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.model.linear import Linear, constrain
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5))),  # x Phi(x)
-    "gelu_new": functools.partial(jax.nn.gelu, approximate=True),  # 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
-    "relu": jax.nn.relu,
-    "relu2": lambda x: jnp.square(jax.nn.relu(x)),  # So et al. 2021 (Primer)
-    "silu": jax.nn.silu,  # x sigmoid(x)
-}
+from jaxgpt.model.linear import Linear
+from jaxgpt.ops.activations import ACTIVATIONS
+from jaxgpt.ops.sharding import constrain
 
 
 class MLP(nn.Module):

@@ -19,7 +19,7 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import Policy, Session
 from jaxgpt.lm import model_functions
 from jaxgpt.model import GPT
-from jaxgpt.model.weights import lower
+from jaxgpt.ops.quantize import quantize
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import kinds, spent, traced
 from jaxgpt.train.build import Program, abstract_params, build, init_params
@@ -162,7 +162,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     config = program.config.model
     one = jax.sharding.SingleDeviceSharding(program.mesh.devices.flat[0])
     init = jax.jit(lambda: nn.unbox(init_params(GPT(config), 0)), out_shardings=one)
-    weights = lower(init(), "float32")
+    weights = quantize(init(), "float32")
     model = model_functions(config, program.config.train.compute_dtype)
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, TrainConfig, UserError
+from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.hlo import Collective
 from jaxgpt.parallel.mesh import AXES, resolve
 from jaxgpt.parallel.topology import Topology
 from jaxgpt.study.figures import Figures, Traffic, summed
 from jaxgpt.train.build import Program, make_loss_fn
 from jaxgpt.train.metrics import flops_per_token
-from jaxgpt.train.step import loss_sum, stream
+from jaxgpt.train.step import loss_sum
 
 ELEMENTWISE = frozenset(
     "abs add add_any and broadcast_in_dim concatenate convert_element_type copy cos div eq erf exp exp2 ge gt integer_pow le "
@@ -126,7 +127,7 @@ def _residual_bytes(program: Program) -> float:
     """What the backward pass keeps of a micro-batch, and the gradient of the largest of it, on one device."""
     config, model = program.config, program.config.model
     rows = config.train.batch_size // config.train.accumulation
-    key = stream(0, "dropout") if model.dropout > 0 else None
+    key = named_key(0, "dropout") if model.dropout > 0 else None
     loss_fn = make_loss_fn(program.model, config.train.loss_chunk)
 
     def kept(params: Any, windows: jax.Array) -> Any:

@@ -18,7 +18,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.model import GPT
-from jaxgpt.model.layers import stack_layers, unstack_layers
+from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import (
     batch_sharding,
     everywhere,
@@ -33,14 +34,14 @@ from jaxgpt.parallel.processes import count
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
 from jaxgpt.train.optimizer import make_optimizer, schedule
-from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, stream, train_step, train_steps
+from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, train_step, train_steps
 
 
 @dataclass(frozen=True)
 class Program:
     """A config on a mesh, ready to run.
 
-    With `train.scan_layers` the state is stacked (`model/layers.py`) from its first moment on: stacking within the step would
+    With `train.scan_layers` the state is stacked (`model/scan.py`) from its first moment on: stacking within the step would
     copy the weights and the gradients every time, and the optimizer would be compiled for each layer. It is per layer
     outside: where weights come in (`start_from`, `place`), and in checkpoints (`to_checkpoint`, `from_checkpoint`).
 
@@ -59,8 +60,8 @@ class Program:
         train = self.config.train
         # A mesh without devices is one that is only counted with.
         device = None if isinstance(self.mesh, AbstractMesh) else self.mesh.devices.flat[0]
-        flash, _ = choose_attention(self.config, device)
-        return GPT(self.config.model, jnp.dtype(train.compute_dtype), train.remat, flash)
+        kernel, _ = choose_attention(self.config, device)
+        return GPT(self.config.model, jnp.dtype(train.compute_dtype), train.remat, kernel)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
@@ -293,7 +294,7 @@ def _abstract(boxed: TrainState, places: TrainState) -> TrainState:
 
 def init_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
     """Fresh weights, in linen's boxes that carry their logical axes."""
-    return model.init(stream(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
+    return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def abstract_params(config: ModelConfig) -> Any:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import jax
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.model.flash import Flash, cudnn_attention, splash_attention
-from jaxgpt.model.tiled import SHORTEST, tiled_attention
+from jaxgpt.ops.attention import AttentionKernel
+from jaxgpt.ops.flash import cudnn_attention, splash_attention
+from jaxgpt.ops.tiled import SHORTEST, tiled_attention
 
 
 class Kernel(NamedTuple):
@@ -23,13 +24,13 @@ class Kernel(NamedTuple):
         shortest: from which `model.block_size` on it is faster than `attend` (measured in float32).
     """
 
-    run: Flash
+    run: AttentionKernel
     home: Callable[[jax.Device], bool]
     lacks: Callable[[Config, jax.Device], str]
     shortest: int = 0
 
 
-def choose_attention(config: Config, device: jax.Device | None) -> tuple[Flash | None, str]:
+def choose_attention(config: Config, device: jax.Device | None) -> tuple[AttentionKernel | None, str]:
     """The kernel that `train.attention` means on a device, None for `attend`, and what should be said of the choice.
 
     `auto` is the kernel that is made for the device, if it is worth it and the config lets it run.

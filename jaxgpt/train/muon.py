@@ -16,8 +16,8 @@ import numpy as np
 import optax
 from optax.contrib import MuonState, scale_by_muon
 
-from jaxgpt.model.layers import STACKED
-from jaxgpt.model.linear import constrain
+from jaxgpt.model.scan import STACKED
+from jaxgpt.ops.sharding import constrain
 
 
 class Matrix(NamedTuple):

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxgpt.config import Config, UserError, from_json
 from jaxgpt.data import Windows, load_dataset
+from jaxgpt.ops.random import named_key
 from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import build
 from jaxgpt.train.catalog import latest_valid
@@ -23,7 +24,6 @@ from jaxgpt.train.evaluate import Evaluation
 from jaxgpt.train.loop import fit
 from jaxgpt.train.metrics import TIMES, read_metrics
 from jaxgpt.train.run import Run, describe
-from jaxgpt.train.step import stream
 
 
 def prove(config: Config, cut: int) -> dict[str, tuple[str, str]]:
@@ -77,7 +77,7 @@ def leg(file: Path) -> dict[str, str]:
         "optimizer": state.opt_state,
         "average": state.ema,
         "guard": state.guard,
-        "dropout key": jax.random.key_data(stream(config.train.seed, "dropout", step)),
+        "dropout key": jax.random.key_data(named_key(config.train.seed, "dropout", step)),
         "next batch": windows.batch_at(step, config.train.batch_size),
     }
     hashes = {name: _hash(tree) for name, tree in parts.items() if tree is not None}

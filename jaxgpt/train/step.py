@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxgpt.ops.random import named_key
 from jaxgpt.train.guard import Guard, init_guard, judge, squares
 from jaxgpt.train.loss import token_count
 
@@ -46,12 +46,6 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool, 
         jax.tree.map(jnp.copy, params) if ema else None,
         init_guard() if guard else None,
     )
-
-
-def stream(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike = 0) -> jax.Array:
-    """The key of a named stream of randomness: streams do not touch one another, and none is saved."""
-    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
-    return jax.random.fold_in(key, index)
 
 
 def loss_sum(
@@ -121,7 +115,7 @@ def train_step(
         The state after, and `loss` (mean nats a token, before the update), `grad_norm` (before clipping), `lr`,
         `grad_squares` (of every gradient, `[leaves]`) and, with a guard, `skipped` and `skipped_in_a_row`.
     """
-    key = stream(seed, "dropout", state.step) if dropout else None
+    key = named_key(seed, "dropout", state.step) if dropout else None
     loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)

@@ -19,7 +19,9 @@ from jaxgpt.convert import models
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.decoding import engine, sampler
 from jaxgpt.lm import LM
-from jaxgpt.model import attention, gpt, linear, norms
+from jaxgpt.model import attention, embedding, gpt
+from jaxgpt.ops import norms
+from jaxgpt.ops.matmul import matmul
 from jaxgpt.study.verify import LAWS, Law, fresh, training, verify
 from jaxgpt.study.verify.subject import Skipped, distance, same_bits
 from jaxgpt.train import step
@@ -79,10 +81,10 @@ def cache_written_one_slot_late(patch: Patch) -> None:
 
 
 def head_apart_from_the_table(patch: Patch) -> None:
-    def attend(self: linear.Embedding, x_BTD: jax.Array) -> jax.Array:
-        return linear.matmul(x_BTD, jax.lax.stop_gradient(self.embedding).T, 1)
+    def attend(self: embedding.Embedding, x_BTD: jax.Array) -> jax.Array:
+        return matmul(x_BTD, jax.lax.stop_gradient(self.embedding).T, 1)
 
-    patch.setattr(linear.Embedding, "attend", attend)
+    patch.setattr(embedding.Embedding, "attend", attend)
 
 
 def rows_begin_one_slot_early(patch: Patch) -> None:

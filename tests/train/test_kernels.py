@@ -9,8 +9,8 @@ import pytest
 from helpers import small
 
 from jaxgpt.config import Config, TrainConfig, UserError
-from jaxgpt.model.flash import cudnn_attention, splash_attention
-from jaxgpt.model.tiled import tiled_attention
+from jaxgpt.ops.flash import cudnn_attention, splash_attention
+from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.train.build import build
 from jaxgpt.train.kernels import choose_attention
 

@@ -14,7 +14,7 @@ import pytest
 from helpers import make, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.model.layers import stack_layers
+from jaxgpt.model.scan import stack_layers
 from jaxgpt.parallel import make_mesh, on_mesh
 from jaxgpt.train.muon import MATRICES, names_of, orthogonal
 from jaxgpt.train.optimizer import decay_mask, groups, make_optimizer, schedule

@@ -17,10 +17,11 @@ import pytest
 from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import on_mesh
 from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.loss import cross_entropy, token_count
-from jaxgpt.train.step import eval_step, gradients, stream
+from jaxgpt.train.step import eval_step, gradients
 
 
 def program(  # type: ignore[no-untyped-def]
@@ -191,7 +192,12 @@ def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
         state, metrics = p.step(state, p.put(windows(p)))
         seen.append(float(metrics["loss"]))
     assert seen[0] != seen[1]
-    streams = [stream(1, "dropout", 0), stream(1, "dropout", 1), stream(1, "init", 0), stream(2, "dropout", 0)]
+    streams = [
+        named_key(1, "dropout", 0),
+        named_key(1, "dropout", 1),
+        named_key(1, "init", 0),
+        named_key(2, "dropout", 0),
+    ]
     assert len({tuple(jax.random.key_data(key).tolist()) for key in streams}) == 4
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.model import GPT
-from jaxgpt.model.layers import stack_layers, unstack_layers
+from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import ROWS, STEPS, Skipped, Subject, distance

@@ -1,9 +1,9 @@
-"""Causal attention in XLA's own products that never holds the T x T scores: what a CPU trains with.
+"""Tiled causal attention in plain XLA operations, without the T x T scores in memory: the CPU default.
 
-Forward, a tile of queries at a time meets all keys that it may see; what lies beyond the diagonal's tiles is never computed.
-Kept is each query's log-sum-exp, `log(sum(exp(scores)))`. Backward, a tile of keys meets the queries that see it, and their
-weights, `exp(scores - log-sum-exp)`, are computed once more (Dao 2023, section 3.1). In memory are the scores of one tile of
-a few heads, which a core's cache holds up to some hundreds of tokens.
+The forward pass takes one tile of queries at a time, with the keys it attends to; tiles past the diagonal are never computed.
+It saves each query's log-sum-exp, `log(sum(exp(scores)))`. The backward pass takes one tile of keys at a time, with the queries
+that attend to it, and recomputes their weights as `exp(scores - log-sum-exp)` (Dao 2023, section 3.1). Only the scores of one
+tile of a few heads are in memory; up to some hundreds of tokens they fit a core's cache.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxgpt.model.flash import on_each_device
+from jaxgpt.ops.sharding import per_device
 
-SHORTEST = 128  # tokens of a sequence that is worth tiles
-TILE = 256  # tokens, where there are no more than the most or fewer than the least tiles
-TILES = 2, 8  # the least and the most; each is compiled by itself
-# Small heads are taken together up to so many scores (128 KiB): an operation costs microseconds to begin.
+SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
+TILE = 256  # tokens of a tile, within the limits on the number of tiles
+TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
+# Small heads are grouped up to this many scores (128 KiB): starting an operation costs microseconds.
 SCORES = 2**15
 LOWEST = jnp.finfo(jnp.float32).min
 
@@ -29,9 +29,9 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def tiled_attention(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int) -> jax.Array:
-    """`attend` under `causal_mask`, some heads at a time; a `Flash`."""
+    """Compute `attend` under `causal_mask`, a group of heads at a time. An `AttentionKernel`."""
     scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
-    return on_each_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH)
+    return per_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH)
 
 
 @functools.partial(jax.jit, static_argnames="window")  # traced once for all layers
@@ -42,7 +42,7 @@ def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int)
 
 
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
-    """Where each tile begins and ends, the first token that it may see, and the end of those that may see it."""
+    """Return (begin, end, first key attended to, end of the queries that attend to it) of each tile, in tokens."""
     size = -(-T // min(max(T // TILE, TILES[0]), TILES[1]))
     reach = -(-(window or T) // size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]
@@ -50,7 +50,7 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Of heads `[N, T, H]` of all rows; those of keys and values may be fewer."""
+    """Attend for heads `[N, T, H]` of all rows together; keys and values may have fewer heads."""
     return _forward(window, q, k, v)[0]
 
 
@@ -63,7 +63,7 @@ def _forward(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
 def _backward(window: int, residuals: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, ...]:
     q, k, v, out, lse = residuals
     each_k, each_v = _for_each_query(q, k, v)
-    # Transposed before the loop, in which it would be part of the product.
+    # Transposed before the loop; inside, XLA would fuse the transposition with the product.
     arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2))
     dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), *arrays)
     dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
@@ -74,12 +74,12 @@ _attention.defvjp(_forward, _backward)
 
 
 def _for_each_query(q: jax.Array, *keys: jax.Array) -> list[jax.Array]:
-    """For every head of queries the head of keys that it reads."""
+    """Repeat heads of keys or values, one for each query head."""
     return [jnp.repeat(x, len(q) // len(x), axis=0) for x in keys]
 
 
 def _over_heads(function: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """`function` of as many heads at a time as `SCORES` allows, one group after the other."""
+    """Map `function` over groups of as many heads as `SCORES` allows."""
     N, T = arrays[0].shape[:2]
     size = tiles(T, 0)[0][1]
     group = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * size * T <= SCORES))
@@ -88,7 +88,7 @@ def _over_heads(function: Callable[..., Any], *arrays: jax.Array) -> Any:
 
 
 def _forward_heads(window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mixed values, and each query's log-sum-exp."""
+    """Return the output and each query's log-sum-exp."""
     slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
     for a, e, first, _ in tiles(len(slot), window):
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
@@ -112,7 +112,7 @@ def _backward_heads(
     dout_NTH: jax.Array,
     k_NHS: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys in rows and queries in columns, so that no product asks for the weights transposed."""
+    """Return dq, dk, dv. Scores have keys in rows and queries in columns, so that no product needs them transposed."""
     dtype = q_NTH.dtype
     delta_NT = _product("NTH,NTH->NT", dout_NTH, out_NTH)
     slot, dk, dv, dq = jnp.arange(k_NSH.shape[1]), [], [], []
@@ -132,6 +132,6 @@ def _backward_heads(
 
 
 def _seen(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
-    """As `causal_mask`, of one sequence. Asked for in the order of the scores: a mask transposed later is read by columns."""
+    """Compute `causal_mask` of one sequence, in the layout of the scores: transposing it later would read it by columns."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

@@ -9,7 +9,7 @@ import pytest
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT
-from jaxgpt.model.weights import Transposed, lower, rounded, transposed_matmul
+from jaxgpt.ops.quantize import QuantizedMatrix, fake_quantize, quantize, quantized_matmul
 from jaxgpt.train.build import abstract_params
 
 CONFIG = ModelConfig(vocab_size=40, block_size=16, n_embd=32, n_layer=2, n_head=4, n_kv_head=2, mlp="gated")
@@ -30,9 +30,9 @@ def test_a_model_of_low_precision_computes_what_its_widened_weights_say(precisio
     config = ModelConfig(**{**CONFIG.__dict__, "tie_embeddings": tied})
     params = random_params(config)
     ids = jnp.arange(12)[None]
-    low = lower(params, precision)  # type: ignore[arg-type]
+    low = quantize(params, precision)  # type: ignore[arg-type]
     found = GPT(config).apply({"params": low}, ids)
-    wide = rounded(params, precision)  # type: ignore[arg-type]
+    wide = fake_quantize(params, precision)  # type: ignore[arg-type]
     np.testing.assert_allclose(found, GPT(config).apply({"params": wide}, ids), atol=1e-4)
     exact = GPT(config).apply({"params": params}, ids)
     error = float(jnp.abs(found - exact).max() / jnp.abs(exact).max())
@@ -43,10 +43,10 @@ def test_a_model_of_low_precision_computes_what_its_widened_weights_say(precisio
 def test_int8_is_a_quarter_and_off_by_half_a_step_of_its_channel() -> None:
     params = random_params(CONFIG)
     kernel = params["h_0"]["attn"]["o_proj"]["kernel"]  # type: ignore[index]
-    low = lower(params, "int8")["h_0"]["attn"]["o_proj"]["kernel"]
-    assert isinstance(low, Transposed)
+    low = quantize(params, "int8")["h_0"]["attn"]["o_proj"]["kernel"]
+    assert isinstance(low, QuantizedMatrix)
     assert low.values.nbytes * 4 == kernel.nbytes
-    wide = rounded(params, "int8")["h_0"]["attn"]["o_proj"]["kernel"]
+    wide = fake_quantize(params, "int8")["h_0"]["attn"]["o_proj"]["kernel"]
     assert bool(jnp.all(jnp.abs(wide - kernel) <= low.scale[None, None, :] * 0.5001))
     assert int(jnp.abs(low.values).max()) == 127
 
@@ -57,9 +57,9 @@ def test_only_the_weights_are_rounded_activations_are_not(precision: str, rows: 
     rng = np.random.default_rng(0)
     w = rng.normal(0, 1, (300, 50)).astype(np.float32)
     x = rng.normal(0, 1, (rows, 2, 300)).astype(np.float32) * np.float32([[[1e-3], [1e3]]])
-    low = lower({"h": {"kernel": jnp.asarray(w)}}, precision)["h"]["kernel"]  # type: ignore[arg-type]
+    low = quantize({"h": {"kernel": jnp.asarray(w)}}, precision)["h"]["kernel"]  # type: ignore[arg-type]
     scale = np.ones(50) if low.scale is None else np.asarray(low.scale, np.float64)
     exact = x.astype(np.float64) @ (np.asarray(low.values, np.float64) * scale[:, None]).T
-    found = jax.jit(transposed_matmul)(jnp.asarray(x), low)
+    found = jax.jit(quantized_matmul)(jnp.asarray(x), low)
     size = np.abs(x).sum(-1, keepdims=True)
     assert float((np.abs(found - exact) / size).max()) < 1e-6

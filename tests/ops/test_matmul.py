@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.model.linear import matmul
+from jaxgpt.ops.matmul import matmul
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.model import GPT
-from jaxgpt.model.attention import attend, causal_mask
-from jaxgpt.model.flash import Flash, cudnn_attention, splash_attention
-from jaxgpt.model.gpt import REMAT
-from jaxgpt.model.tiled import tiled_attention, tiles
+from jaxgpt.model.scan import REMAT
+from jaxgpt.ops.attention import AttentionKernel, attend, causal_mask
+from jaxgpt.ops.flash import cudnn_attention, splash_attention
+from jaxgpt.ops.tiled import tiled_attention, tiles
 from jaxgpt.parallel import make_mesh, on_mesh
 
 splash = functools.partial(splash_attention, interpret=True)
@@ -40,7 +40,7 @@ def inputs(T: int, N: int, K: int, B: int = 2, H: int = 8) -> tuple[jax.Array, .
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def forward_and_backward(kernel: Flash, window: int, q, k, v, dy):  # type: ignore[no-untyped-def]
+def forward_and_backward(kernel: AttentionKernel, window: int, q, k, v, dy):  # type: ignore[no-untyped-def]
     out, backward = jax.vjp(lambda q, k, v: kernel(q, k, v, 0.3, window), q, k, v)
     return out, *backward(dy)
 
@@ -117,7 +117,7 @@ def test_tiles_are_kept_by_remat_of_products(remat: str, loops: int) -> None:
 
 @pytest.mark.parametrize("kernel", [splash, tiled_attention])
 @pytest.mark.parametrize("K", [4, 1])
-def test_a_kernel_on_a_mesh(K: int, kernel: Flash) -> None:
+def test_a_kernel_on_a_mesh(K: int, kernel: AttentionKernel) -> None:
     """Every device its rows and heads, also where the key heads are fewer than the ways to split."""
     config = small("gpt2", n_head=4, n_kv_head=K)
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
@@ -133,11 +133,11 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Flash) -> None:
     ("name", "kernel"),
     [("scaled", fused), pytest.param("modern", fused, marks=pytest.mark.long), ("modern", tiled_attention)],
 )
-def test_a_model_computes_the_same_with_a_kernel(name: str, kernel: Flash) -> None:
+def test_a_model_computes_the_same_with_a_kernel(name: str, kernel: AttentionKernel) -> None:
     config = small(name)
     model, params = make(config)
     tokens = random_ids(config, (2, 9))
-    found = GPT(config, flash=kernel).apply({"params": params}, tokens)
+    found = GPT(config, kernel=kernel).apply({"params": params}, tokens)
     np.testing.assert_allclose(found, model.apply({"params": params}, tokens), atol=1e-5, rtol=1e-5)
 
 

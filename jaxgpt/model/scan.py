@@ -1,12 +1,12 @@
-"""Two layouts of the blocks' weights, and the functions between them.
+"""Two layouts of the blocks' weights, the functions between them, and rematerialization.
 
-Per layer, `h_0`, `h_1`, ...: the layout of checkpoints, exports and decoding. Stacked, one `h` whose leaves have a first axis
-of layers: `GPT` runs such weights as a `lax.scan` over one block, which compiles in the same time whatever the depth.
+Unstacked, `h_0`, `h_1`, ...: the layout of checkpoints, exports and decoding. Stacked, one `h` whose leaves have a leading axis
+of layers: `GPT` runs such weights as a `lax.scan` over one block, whose compile time does not depend on the depth.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -14,16 +14,34 @@ import jax.numpy as jnp
 
 STACKED = "h"
 
+Remat = Literal["none", "dots", "offload", "full"]
+
+_policies = jax.checkpoint_policies
+_kernels = _policies.save_only_these_names("attention")  # a fused kernel is not a dot; it is saved by name
+_offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
+    return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
+
+
+# What of a block the forward pass saves for the backward pass, which recomputes the rest.
+REMAT = {
+    "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),
+    "offload": _offload,  # as dots, with the products in host memory
+    "full": _policies.nothing_saveable,
+}
+
 
 def layer_name(layer: int) -> str:
-    """What the weights of a block are called."""
+    """Return the name of a block's weights."""
     return f"{STACKED}_{layer}"
 
 
 def stack_layers(tree: Any) -> Any:
-    """Every parameter tree within `tree` (weights, or what an optimizer keeps of each) with its layers stacked.
+    """Stack the layers of every parameter tree within `tree` (weights, or an optimizer's moments of them).
 
-    `out["h"]["mlp"]... [L, ...] = stack(tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...)`; all else stays as it is.
+    `out["h"]["mlp"]... [L, ...] = stack(tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...)`; everything else is unchanged.
     """
 
     def stack(node: Any) -> Any:
@@ -37,7 +55,7 @@ def stack_layers(tree: Any) -> Any:
 
 
 def unstack_layers(tree: Any, n_layer: int) -> Any:
-    """The inverse of `stack_layers`."""
+    """Invert `stack_layers`."""
 
     def unstack(node: Any) -> Any:
         if not _has(node, STACKED):
@@ -57,7 +75,7 @@ def _is_layer(name: str) -> bool:
 
 
 def _name_axis(tree: Any) -> Any:
-    """Linen's boxes around leaves name their axes, and the new one has to be among them."""
+    """Name the new axis in the boxes that carry the leaves' logical axes."""
 
     def is_box(leaf: Any) -> bool:
         return isinstance(leaf, nn.Partitioned)

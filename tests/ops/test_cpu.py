@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import small
 
-from jaxgpt.model.cpu import transposed_copy
-from jaxgpt.model.linear import matmul
-from jaxgpt.model.positions import rope_rotation, rotate
+from jaxgpt.ops.cpu import transposed_copy
+from jaxgpt.ops.matmul import matmul
+from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies, rope_rotation, rotate
 
 
 def weight_gradient(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -29,7 +28,7 @@ def test_the_transposed_matrix_is_an_array_of_its_own() -> None:
 
 def turned(x_BTNH: jax.Array) -> jax.Array:
     positions = jnp.arange(x_BTNH.shape[1])[None]
-    return rotate(x_BTNH, rope_rotation(positions, small("modern")))
+    return rotate(x_BTNH, rope_rotation(positions, rope_frequencies(4, 10_000.0, Llama3Scaling())))
 
 
 def test_a_position_has_one_sine() -> None:

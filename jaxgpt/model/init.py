@@ -1,0 +1,56 @@
+"""Initial parameters, and how modules declare and fetch them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig
+
+
+def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
+    """Wrap an initializer so that its array carries the logical names of its axes, in a box removed after init."""
+    return nn.with_logical_partitioning(init, axes)
+
+
+def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[int, ...]) -> Any:
+    """Declare a weight, or fetch it in the form in which it is stored: an array, or a `QuantizedMatrix`.
+
+    `Module.param` alone would compare the stored matrix of a quantized weight with `shape`.
+
+    Raises:
+        ValueError: the stored weight has another shape.
+    """
+    if not module.has_variable("params", name):
+        return module.param(name, init, shape)
+    stored: Any = module.get_variable("params", name)
+    if stored.shape != shape:
+        raise ValueError(f"{'/'.join((*module.scope.path, name))} has shape {stored.shape}; expected {shape}")  # type: ignore[union-attr]
+    return stored
+
+
+def initializers(
+    config: ModelConfig, fan_in: int, residual: bool
+) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
+    """Return the initializers of a kernel and its bias.
+
+    `gpt2`: N(0, std), residual projections N(0, std / sqrt(2 L)), biases zero (Radford et al. 2019, section 2.3).
+    `zero-proj`: the same with residual projections zero, so that every block starts as the identity.
+    `torch`: both uniform in +-1 / sqrt(fan_in), the default of `torch.nn.Linear`.
+    """
+    if config.init == "torch":
+        bound = 1 / math.sqrt(fan_in)
+
+        def uniform(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> jax.Array:
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        return uniform, uniform
+    if residual and config.init == "zero-proj":
+        return nn.initializers.zeros, nn.initializers.zeros
+    std = config.init_std / math.sqrt(2 * config.n_layer) if residual else config.init_std
+    return nn.initializers.normal(std), nn.initializers.zeros

@@ -1,0 +1,38 @@
+"""Normalization with a learned gain and offset."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model.init import partitioned
+from jaxgpt.ops.norms import NORMS
+
+
+class Norm(nn.Module):
+    """The config's norm, in float32, with a learned gain if it is affine, and for LayerNorm with biases a learned offset.
+
+    Attributes:
+        kind: overrides `config.norm`.
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    kind: str = ""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kind = self.kind or self.config.norm
+        if kind == "none":
+            return x
+        y = NORMS[kind](x.astype(jnp.float32), self.config.norm_eps)
+        lead = range(x.ndim - 1)
+        if self.config.norm_affine:
+            ones = partitioned(nn.initializers.ones, ("norm",))
+            y = y * jnp.expand_dims(self.param("scale", ones, (x.shape[-1],)), lead)
+            if self.config.bias and kind != "rmsnorm":
+                zeros = partitioned(nn.initializers.zeros, ("norm",))
+                y = y + jnp.expand_dims(self.param("bias", zeros, (x.shape[-1],)), lead)
+        return y.astype(self.dtype)

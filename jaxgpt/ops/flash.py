@@ -1,0 +1,81 @@
+"""Fused causal attention without the T x T scores in memory: cuDNN on NVIDIA GPUs, Pallas' splash attention on TPUs.
+
+Both compute `attend` under `causal_mask` for whole sequences that begin at slot 0, tile by tile with a running softmax (Dao et
+al. 2022). Neither returns attention weights or applies dropout to them, so captures, dropout and the cache need `attend`.
+tiled.py does the same for CPUs in plain XLA operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops.sharding import per_device
+
+LANES = 128  # a TPU's vector width: tiles are multiples of it
+TILE = 1024  # largest tile of queries or keys
+
+
+def cudnn_attention(
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    scale: float,
+    window: int,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
+) -> jax.Array:
+    """Compute cuDNN's fused attention through `jax.nn.dot_product_attention`. An `AttentionKernel`."""
+    return jax.nn.dot_product_attention(
+        q_BTNH,
+        k_BTKH,
+        v_BTKH,
+        scale=scale,
+        is_causal=True,
+        # Its window counts the tokens before the query, ours the query as well.
+        local_window_size=(window - 1, 0) if window else None,
+        implementation=implementation,
+    )
+
+
+def splash_attention(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int, interpret: bool = False
+) -> jax.Array:
+    """Compute Pallas' splash attention on each device's own rows and heads. An `AttentionKernel`.
+
+    Sequences are padded at their ends to whole tiles; causality hides the padding.
+
+    Args:
+        interpret: run the kernel operation by operation, which works on a CPU.
+    """
+    T = q_BTNH.shape[1]
+    tile = min(TILE, LANES * math.ceil(T / LANES))
+    padded = ((0, 0), (0, -T % tile), (0, 0), (0, 0))
+    q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padded) for x in (q_BTNH * jnp.asarray(scale, q_BTNH.dtype), k_BTKH, v_BTKH))
+    local = functools.partial(_splash_local, window=window, tile=tile, interpret=interpret)
+    return per_device(local, q_BTNH, k_BTKH, v_BTKH)[:, :T]
+
+
+def _splash_local(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int, tile: int, interpret: bool
+) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
+
+    T, N = q_BTNH.shape[1:3]
+    mask = splash.LocalMask((T, T), (window - 1, 0), 0) if window else splash.CausalMask((T, T))
+    tiles: Any = dict.fromkeys(
+        ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), tile
+    )
+    kernel = splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * N),
+        block_sizes=splash.BlockSizes(**tiles, use_fused_bwd_kernel=True),
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name="attention",
+        interpret=interpret,
+    )
+    by_head = (jnp.swapaxes(x, 1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
+    return jnp.swapaxes(jax.vmap(kernel)(*by_head), 1, 2)

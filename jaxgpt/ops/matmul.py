@@ -1,0 +1,73 @@
+"""Products with weights, however the weights are stored."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops.cpu import transposed_copy
+from jaxgpt.ops.quantize import QuantizedMatrix, quantized_matmul, quantized_rows
+
+Weight = jax.Array | QuantizedMatrix
+
+
+def matmul(x: jax.Array, weight: Weight, n_in: int = 1, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Contract the last `n_in` axes of `x` with the first `n_in` axes of `weight`, in `dtype`."""
+    if isinstance(weight, QuantizedMatrix):
+        lead = x.shape[: x.ndim - n_in]
+        y = quantized_matmul(x.reshape(*lead, -1), weight, dtype).astype(dtype)
+        return y.reshape(*lead, *weight.shape[n_in:])
+    return _matmul(x.astype(dtype), weight.astype(dtype), n_in)
+
+
+def take_rows(table_VD: Weight, ids: jax.Array, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Look up rows of a table: `[..., D]` in `dtype` for ids of any shape. The caller checks that the ids are in range."""
+    if isinstance(table_VD, QuantizedMatrix):
+        return quantized_rows(table_VD, ids, dtype)
+    return jnp.take(table_VD, ids, axis=0).astype(dtype)
+
+
+def matmul_rows(x_BTD: jax.Array, table_VD: Weight, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Compute `x E^T`, the inner product with every row of a table: `[B, T, V]`."""
+    if isinstance(table_VD, QuantizedMatrix):
+        return quantized_matmul(x_BTD, table_VD)
+    if x_BTD.shape[1] == 1:
+        # Decoding. On a CPU, a transposed table under a single row becomes a fusion that costs a fifth more.
+        return jax.lax.dot_general(x_BTD.astype(dtype), table_VD.astype(dtype), (((2,), (1,)), ((), ())))
+    return _matmul(x_BTD.astype(dtype), table_VD.T.astype(dtype), 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _matmul(x: jax.Array, kernel: jax.Array, n_in: int) -> jax.Array:
+    """Compute `tensordot(x, kernel, n_in)`, with gradients `dx = dy W^T` and `dW = x^T dy` written out.
+
+    Left to transpose the product itself, XLA's CPU backend recomputes the residual chain of every layer for x^T.
+    """
+    return jnp.tensordot(x, kernel, n_in)
+
+
+def _matmul_forward(x: jax.Array, kernel: jax.Array, n_in: int) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return jnp.tensordot(x, kernel, n_in), (x, kernel)
+
+
+def _matmul_backward(n_in: int, saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = saved
+    n_out = kernel.ndim - n_in
+    batch = list(range(x.ndim - n_in))
+    outputs = (tuple(range(dy.ndim - n_out, dy.ndim)), tuple(range(n_in, kernel.ndim)))
+    dx = jnp.tensordot(dy, kernel, outputs)
+
+    def on_cpu(x: jax.Array, dy: jax.Array) -> jax.Array:
+        tokens = math.prod(x.shape[: len(batch)])
+        return (transposed_copy(x.reshape(tokens, -1)) @ dy.reshape(tokens, -1)).reshape(kernel.shape)
+
+    def elsewhere(x: jax.Array, dy: jax.Array) -> jax.Array:
+        return jnp.tensordot(x, dy, (batch, batch))
+
+    return dx, jax.lax.platform_dependent(x, dy, cpu=on_cpu, default=elsewhere)
+
+
+_matmul.defvjp(_matmul_forward, _matmul_backward)

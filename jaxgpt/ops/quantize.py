@@ -1,0 +1,117 @@
+"""Weight matrices stored for decoding: transposed, and optionally in fewer bits. Activations and sums stay in float32.
+
+A product with few rows is bound by reading the matrix. XLA's CPU backend reads a matrix whose rows are the outputs a fifth
+faster than one whose rows are the inputs. bfloat16 matrices are widened once, before the loop over tokens, so decoding reads
+as many bytes as in float32; int8 has a product of its own for few rows (`_matmul_by_digits`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+Precision = Literal["float32", "bfloat16", "int8"]
+
+DIGITS, BASE = 3, 254.0  # a remainder of at most half a unit is at most 127 units of the next digit
+FEW_ROWS = 8  # above this the product is bound by arithmetic, not by memory
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A weight as a matrix `[O, I]` of its flattened output and input axes: `W[i, o] = values[o, i] * scale[o]`.
+
+    Attributes:
+        values: float32, bfloat16 or int8, `[O, I]`.
+        scale: float32, `[O]`; None means ones.
+        shape: of the weight that it stands for.
+    """
+
+    values: jax.Array
+    scale: jax.Array | None
+    shape: tuple[int, ...] = field(metadata={"static": True})
+
+
+def quantize(params: Any, precision: Precision) -> Any:
+    """Store every weight matrix of a model, and in lower precision the token table, as a `QuantizedMatrix`.
+
+    int8: `scale = max |w| / 127` over an output channel (for a table: a row) and `values = round(w / scale)`. Biases, norms
+    and learned positions are unchanged.
+
+    Source: Dettmers et al. 2022, section 2.1.
+    """
+
+    def one(path: tuple[Any, ...], w: jax.Array) -> Any:
+        names = [entry.key for entry in path]
+        table = names[-1] == "embedding"  # its rows are the outputs of the tied head already
+        if names[-1] not in ("kernel", "embedding") or names[0] == "wpe" or (table and precision == "float32"):
+            return w
+        inputs = 2 if names[-2] == "o_proj" else 1
+        w_OI = w if table else w.reshape(math.prod(w.shape[:inputs]), -1).T
+        if precision != "int8":
+            return QuantizedMatrix(w_OI.astype(precision), None, w.shape)
+        scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
+        return QuantizedMatrix(jnp.round(w_OI / scale_O[:, None]).astype(jnp.int8), scale_O, w.shape)
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def fake_quantize(params: Any, precision: Precision) -> Any:
+    """Round the weights as `quantize` does, and return them as float32 arrays of their own shapes."""
+
+    def one(path: tuple[Any, ...], w: jax.Array, low: Any) -> jax.Array:
+        if not isinstance(low, QuantizedMatrix):
+            return w
+        wide_OI = low.values.astype(jnp.float32) * (1.0 if low.scale is None else low.scale[:, None])
+        return wide_OI if path[-1].key == "embedding" else wide_OI.T.reshape(w.shape)
+
+    return jax.tree_util.tree_map_with_path(one, params, quantize(params, precision))
+
+
+def quantized_matmul(x: jax.Array, w: QuantizedMatrix, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Compute `x W`, `[..., I]` to `[..., O]`: float32 weights in `dtype`, others in float32."""
+    dtype = dtype if w.values.dtype == jnp.float32 else jnp.float32
+    x_RI = x.astype(dtype).reshape(-1, x.shape[-1])
+    if w.values.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
+        y_RO = jax.lax.platform_dependent(x_RI, w.values, cpu=_matmul_by_digits, default=_widened_matmul)
+    else:
+        y_RO = _widened_matmul(x_RI, w.values)
+    y_RO = y_RO if w.scale is None else y_RO * w.scale[None]
+    return y_RO.reshape(*x.shape[:-1], -1)
+
+
+def quantized_rows(table: QuantizedMatrix, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Look up rows of a table, `[..., I]` in `dtype`."""
+    rows = jnp.take(table.values, ids, axis=0).astype(dtype)
+    return rows if table.scale is None else rows * jnp.take(table.scale, ids, axis=0)[..., None].astype(dtype)
+
+
+def _widened_matmul(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x_RI, values_OI.astype(x_RI.dtype), (((1,), (1,)), ((), ())))
+
+
+def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x W` in integer arithmetic, reading int8 weights as they are.
+
+    Each row of x is written as three int8 digits to base 254, the first in units of `max |x| / 127`. Every digit is
+    multiplied exactly in integers, and the products are recombined. Three digits hold 23 bits, a float32's mantissa, and
+    cost one pass over the weights.
+    """
+    R = x_RI.shape[0]
+    unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
+    rest_RI, digits = x_RI / unit_R1, []
+    for _ in range(DIGITS):
+        digit_RI = jnp.round(rest_RI)
+        digits.append(digit_RI.astype(jnp.int8))
+        rest_RI = BASE * (rest_RI - digit_RI)
+    products = jax.lax.dot_general(
+        jnp.concatenate(digits), values_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+    )
+    y_RO = jnp.zeros((R, values_OI.shape[0]), jnp.float32)
+    for place in reversed(range(DIGITS)):
+        y_RO = y_RO / BASE + products[place * R : (place + 1) * R].astype(jnp.float32)
+    return unit_R1 * y_RO

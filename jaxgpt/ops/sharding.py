@@ -1,0 +1,31 @@
+"""Placement of arrays inside a jitted function, by the logical names of their axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+constrain = nn.spmd.with_logical_constraint  # the identity; the result is placed as the sharding table says of its axes
+
+
+def per_device(
+    local: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+) -> jax.Array:
+    """Run `local(q, k, v)` on each device's own rows and heads: for kernels and loops that XLA cannot partition."""
+    axes = (("batch", "length", name, "head_dim") for name in ("heads", "kv_heads"))
+    if jax.sharding.get_abstract_mesh().empty:
+        return local(q_BTNH, k_BTKH, v_BTKH)
+    heads, kv_heads = map(nn.spmd.logical_to_mesh_axes, axes)
+    if heads != kv_heads:
+        # Fewer key heads than ways to split the query heads: repeat them, one for each query head.
+        each = q_BTNH.shape[2] // k_BTKH.shape[2]
+        k_BTKH, v_BTKH = (jnp.repeat(x, each, axis=2) for x in (k_BTKH, v_BTKH))
+    # check_vma=False: the kernels do not annotate which mesh axes their results vary over.
+    divided = jax.shard_map(local, in_specs=(heads, heads, heads), out_specs=heads, check_vma=False)
+    return divided(q_BTNH, k_BTKH, v_BTKH)
