@@ -26,7 +26,7 @@ MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The model: architecture, initialization and dropout. The defaults are GPT-2's choices at a small size."""
+    """Model architecture, initialization and dropout. The defaults are GPT-2's choices at a small size."""
 
     vocab_size: int = 0  # V, number of token ids; 0: taken from the tokenizer
     block_size: int = 256  # context length in tokens
@@ -141,7 +141,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Data: from text to token ids to windows."""
+    """Text, tokenizer and training windows."""
 
     # built-in text to use when no path is given
     dataset: Literal["python", "shakespeare", "statquest", "none"] = "python"
@@ -214,7 +214,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Training: steps, batches, evaluation, checkpoints, precision."""
+    """Training, evaluation, checkpoints and precision."""
 
     steps: int = 1000  # optimizer steps
     batch_size: int = 32  # windows per optimizer step, over all devices

@@ -204,13 +204,13 @@ def test_interrupted_and_resumed() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["trian"], "no command 'trian' (did you mean train?)"),
-        (["train", "shakspeare"], "no preset 'shakspeare' (did you mean shakespeare?)"),
-        (["train", "--model.n-layers", "3"], "no flag --model.n-layers (did you mean --model.n-layer?)"),
-        (["train", "--model.n-layer", "three"], "--model.n-layer"),
-        (["train", "--model.n-layer"], "--model.n-layer"),
+        (["trian"], "unknown command 'trian' (did you mean train?)"),
+        (["train", "shakspeare"], "no preset or run 'shakspeare' (did you mean shakespeare?)"),
+        (["train", "--model.n-layers", "3"], "unknown option --model.n-layers (did you mean --model.n-layer?)"),
+        (["train", "--model.n-layer", "three"], "--model.n-layer must be an integer, not 'three'"),
+        (["train", "--model.n-layer"], "--model.n-layer needs a value: --model.n-layer INT"),
         (["train", "--model.norm", "batch"], "batch"),
-        (["train", "--model.n-head", "3"], "model.n_head 3 does not divide model.n_embd 128"),
+        (["train", "--model.n-head", "3"], "jaxgpt: model.n_head 3 does not divide model.n_embd 128"),
         (["train", "--train.batch-size", "0"], "train.batch_size must be at least 1"),
         (["train", "--model.vocab-size", "5"], "model.vocab_size 5 is smaller than the tokenizer's 96"),
         (
@@ -231,10 +231,10 @@ def test_interrupted_and_resumed() -> None:
         (["train", "--mesh.data", "3"], "mesh.data * mesh.fsdp = 3 does not divide the 32 windows"),
         (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
         (["sample", ".", "--prompt", "x"], ". is no run: it has no config.json"),
-        (["sample", "--prompt", "x"], "what to work on has to come first: jaxgpt sample RUN ..."),
+        (["sample", "--prompt", "x"], "missing argument: RUN (usage: jaxgpt sample RUN [OPTIONS])"),
         (["eval", "taken"], "taken is no run: it has no tokenizer.json"),
-        (["info", "gpt3"], "no preset 'gpt3' (did you mean gpt2?)"),
-        (["presets", "--jsn"], "no flag --jsn (did you mean --json?)"),
+        (["info", "gpt3"], "no preset or run 'gpt3' (did you mean gpt2?)"),
+        (["presets", "--jsn"], "unknown option --jsn (did you mean --json?)"),
         (["replay", "nowhere"], "nowhere is no recording"),
     ],
 )

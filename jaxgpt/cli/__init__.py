@@ -7,42 +7,57 @@ import gc
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from jaxgpt.cache import keep_compiled
-from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.config import UserError
 from jaxgpt.train import TrainingFailed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nobody's mistake, and no bug
+NO_CACHE = {"--no-cache", "--no_cache"}
 GARBAGE = 50_000  # objects more than before at which Python looks for cycles among them
 
 COMMANDS = {
-    "train": "train a preset, or go on with a run",
+    "train": "train a model, or resume a run",
     "launch": "train in several processes on this machine",
-    "sample": "text from a run",
-    "explain": "why the next token is what it is",
-    "eval": "the loss of a run on its whole validation split, or on another text",
-    "info": "parameters, FLOPs and bytes of a run or a preset",
-    "presets": "the presets, with what to expect of each",
-    "import": "a run from a model of transformers or nanoGPT: a folder, or a name on the hub",
-    "export": "a run as a folder that transformers reads",
-    "verify": "does every law hold here: a table of equivalences, measured",
-    "prove-resume": "whether a run that is cut and resumed is the same, bit for bit",
-    "plan": "whether a run fits a machine that one does not have, and how fast it can be",
-    "bench": "how fast a run trains and generates here, and where the time goes",
-    "replay": "another trainer's recorded run, row by row",
+    "sample": "generate text from a run",
+    "explain": "show how the next token is sampled",
+    "eval": "compute the loss of a run on its validation split or on another text",
+    "info": "print parameters, FLOPs and bytes of a run or preset",
+    "presets": "list the presets and the results to expect",
+    "import": "make a run from a transformers or nanoGPT model",
+    "export": "write a run as a folder that transformers reads",
+    "verify": "check on this machine that computations which must agree do",
+    "prove-resume": "check that a resumed run equals an uninterrupted one, bit for bit",
+    "plan": "plan a run on hardware you do not have: memory, communication, speed",
+    "bench": "measure training and generation speed on this machine",
+    "replay": "replay a recorded run of another trainer",
 }
-FILES = {"import": "import_", "prove-resume": "prove_resume"}  # where a command's name can be no module's
-USAGE = "usage: jaxgpt COMMAND ...\n\n" + "\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items())
+FILES = {"import": "import_", "prove-resume": "prove_resume"}  # commands whose names are not module names
+USAGE = "usage: jaxgpt COMMAND [ARGUMENTS] [OPTIONS]\n\ncommands:\n"
+USAGE += "\n".join(f"  {name:12}  {about}" for name, about in COMMANDS.items())
 USAGE += """
 
-jaxgpt COMMAND --help tells more of each. With --no-cache, a command neither keeps nor reuses compiled programs.
+jaxgpt COMMAND --help describes the arguments and options of a command. Every command takes --no-cache: do not keep or
+reuse compiled programs. jaxgpt --version prints the version.
 """
 
 
+def module_of(command: str) -> ModuleType:
+    """The module of a command: it has `run`, and `Args`, the dataclass of its options."""
+    return importlib.import_module(f"jaxgpt.cli.{FILES.get(command, command)}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0 done, 1 the work failed, 2 bad usage or input."""
+    """Run a command.
+
+    Returns:
+        Exit code: 0 done, 1 the work failed, 2 bad usage or input.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in ("-h", "--help", "help"):
+    if args[:1] and args[0] in ("-h", "--help", "help"):
+        args = [*args[1:2], "--help"] if args[1:2] and args[1] not in ("-h", "--help", "help") else []
+    if not args:
         print(USAGE, end="")
         return 0
     if args[0] == "--version":
@@ -53,8 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = args[0], args[1:]
     try:
         if name not in COMMANDS:
-            raise UserError(f"no command {name!r}{did_you_mean(name, COMMANDS)}: one of {', '.join(COMMANDS)}")
-        return importlib.import_module(f"jaxgpt.cli.{FILES.get(name, name)}").run(rest)
+            from jaxgpt.cli.suggest import unknown_command
+            from jaxgpt.presets import PRESETS
+
+            raise UserError(unknown_command(name, COMMANDS, PRESETS))
+        return module_of(name).run(rest)
     except UserError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 2
@@ -84,8 +102,8 @@ def entry(*before: str) -> None:
     # Imports and traces make millions of objects that stay: looking for garbage among them takes a tenth of their time.
     gc.set_threshold(GARBAGE)
     words = [*before, *sys.argv[1:]]
-    if "--no-cache" in words:
-        words.remove("--no-cache")
+    if NO_CACHE & set(words):
+        words = [word for word in words if word not in NO_CACHE]
     else:
         keep_compiled()
     code = main(words)

@@ -7,28 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import Settings, named_config, note, parse_settings, print_json, split_target
+from jaxgpt.cli.parse import Command, Settings, note, print_json
 from jaxgpt.config import Config, UserError
-from jaxgpt.presets import DEFAULT
 
-PROG = "jaxgpt bench PRESET|RUN"
-HELP = """How fast a run trains and generates here, what this machine could do at most, and where the time goes.
+COMMAND = Command(
+    "bench",
+    "PRESET|RUN",
+    """Measure how fast a run trains and generates on this machine, the machine's limits, and where the time goes.
 
-Steps are those of training, on random ids. Shares are of a trace of the profiler: the time of all devices, by what the
-compiled instructions are for. MFU = tokens/s x (6 P + 12 L N H T) / peak, the peak measured here, in the run's type.
-What memory allows: all weights that are multiplied with are read once for every token, at the bandwidth measured here."""
+Training steps run on random ids. Time shares come from a profiler trace: the time of all devices by kind of compiled
+instruction. MFU = tokens/s x (6 P + 12 L N H T) / peak, with the peak of matrix products measured here in the run's type.
+The memory limit of decoding assumes that every weight matrix is read once per token at the bandwidth measured here.""",
+    ["jaxgpt bench shakespeare", "jaxgpt bench runs/shakespeare --seconds 20", "jaxgpt bench gpt2 --no-decode --json"],
+)
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    seconds: float = 5.0  # of training steps
-    decode: bool = True  # generate, too
-    json: bool = False  # one JSON object instead of text
+    seconds: float = 5.0  # time to run training steps for
+    decode: bool = True  # measure generation as well
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed, config = parse_settings(Args, flags, PROG, HELP, named_config(target or DEFAULT))
+    [target], parsed, config = COMMAND.parse_settings(Args, args)
     if not 0 < parsed.seconds <= 3600:
         raise UserError(f"--seconds must be above 0 and at most 3600, not {parsed.seconds:g}")
     config = with_vocab(config)

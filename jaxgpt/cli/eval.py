@@ -8,28 +8,39 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.config import MeshConfig, UserError
 
-PROG = "jaxgpt eval RUN"
+COMMAND = Command(
+    "eval",
+    "RUN",
+    "Compute the loss of a run on its whole validation split, or on another text, with its standard error.",
+    [
+        "jaxgpt eval runs/shakespeare",
+        "jaxgpt eval runs/shakespeare --data.path other.txt",
+        "jaxgpt eval runs/shakespeare --weights int8  # what quantization costs",
+    ],
+)
 
 
 @dataclass(frozen=True)
 class DataArgs:
-    path: str = ""  # another text, all of it; empty: the run's own validation split
+    """Data."""
+
+    path: str = ""  # evaluate on all of this text; empty: the validation split of the run
 
 
 @dataclass(frozen=True)
 class Args:
-    data: DataArgs = field(default_factory=DataArgs)  # what to evaluate on
-    weights: Literal["float32", "bfloat16", "int8"] = "float32"  # the loss with weights rounded so, and what it costs
-    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
-    json: bool = False  # one JSON object instead of text
+    data: DataArgs = field(default_factory=DataArgs)
+    # round the weights to this type, and print the change in loss
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed = parse(Args, flags, PROG, "The loss of a run, with its standard error.")
+    [target], parsed = COMMAND.parse(Args, args)
 
     from jaxgpt.parallel import use_cores
 

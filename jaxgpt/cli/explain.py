@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.cli.sample import check_seed, say_where_it_begins
 from jaxgpt.config import MeshConfig, UserError
 
-PROG = "jaxgpt explain RUN"
+COMMAND = Command(
+    "explain",
+    "RUN",
+    "Show how the next token is sampled: what each filter removes, the candidates left, and the random number that decides.",
+    [
+        "jaxgpt explain runs/shakespeare --prompt ROMEO:",
+        "jaxgpt explain runs/shakespeare --prompt ROMEO: --top-k 5 --temperature 0.5",
+        "jaxgpt explain runs/shakespeare --prompt ROMEO: --top-p 0.9 --show 20 --json",
+    ],
+)
 
 
 @dataclass(frozen=True)
@@ -31,8 +40,7 @@ class Args:
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed = parse(Args, flags, PROG, "Why the next token is what it is.")
+    [target], parsed = COMMAND.parse(Args, args)
     check_seed(parsed.seed)
     if parsed.show < 0:
         raise UserError(f"show must be at least 0, not {parsed.show}")

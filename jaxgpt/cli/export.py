@@ -7,22 +7,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.config import MeshConfig
 
-PROG = "jaxgpt export RUN DIR"
+COMMAND = Command(
+    "export",
+    "RUN DIR",
+    "Write a run as a folder that transformers reads with from_pretrained, tokenizer included.",
+    [
+        "jaxgpt export runs/shakespeare exported",
+        "jaxgpt export runs/shakespeare exported --checkpoint last",
+        "jaxgpt export runs/shakespeare exported --json",
+    ],
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
-    json: bool = False  # one JSON object instead of text
+    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    source, rest = split_target(args, PROG)
-    target, flags = split_target(rest, PROG)
-    parsed = parse(Args, flags, PROG, "A folder that transformers reads with from_pretrained, tokenizer included.")
+    [source, target], parsed = COMMAND.parse(Args, args)
 
     from jaxgpt.parallel import use_cores
 

@@ -1,4 +1,4 @@
-"""jaxgpt import SRC RUN"""
+"""jaxgpt import SOURCE RUN"""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.config import MeshConfig, UserError
 
-PROG = "jaxgpt import SRC RUN"
+COMMAND = Command(
+    "import",
+    "SOURCE RUN",
+    "Make a run directory from a transformers model (GPT-2, Llama, Qwen3) or a nanoGPT one. SOURCE is a folder with\n"
+    "safetensors, or a name on the Hugging Face hub.",
+    [
+        "jaxgpt import openai-community/gpt2 runs/gpt2",
+        "jaxgpt import ~/models/llama runs/llama",
+        "jaxgpt import SOURCE RUN --tokenizer gpt2  # for a folder without a tokenizer",
+    ],
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    revision: str = ""  # of a hub name: a commit, tag or branch; empty: the pinned one, else main
-    tokenizer: str = ""  # gpt2, byte, ids, or a path; empty: the one in SRC
-    json: bool = False  # one JSON object instead of text
+    revision: str = ""  # commit, tag or branch of a hub model; empty: the pinned commit, or main
+    tokenizer: str = ""  # gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    source, rest = split_target(args, PROG)
-    target, flags = split_target(rest, PROG)
-    parsed = parse(
-        Args,
-        flags,
-        PROG,
-        "A run directory from a model of transformers (GPT-2, Llama, Qwen3) or of nanoGPT: a folder with safetensors, "
-        "or a name on the Hugging Face hub.",
-    )
+    [source, target], parsed = COMMAND.parse(Args, args)
 
     from jaxgpt.parallel import use_cores
 
@@ -40,7 +42,7 @@ def run(args: Sequence[str]) -> int:
     if not folder.exists():
         folder, commit = fetch_model(source, parsed.revision)
     elif parsed.revision:
-        raise UserError(f"--revision is for names on the hub, and {source} is a path")
+        raise UserError(f"--revision is for models on the hub, and {source} is a path")
     done = import_model(folder, Path(target), parsed.tokenizer)
     if parsed.json:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))

@@ -7,20 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxgpt.cli.parse import named_config, parse, print_json, split_target
+from jaxgpt.cli.parse import Command, named_config, print_json
 from jaxgpt.config import Config
 
-PROG = "jaxgpt info RUN|PRESET"
+COMMAND = Command(
+    "info",
+    "RUN|PRESET",
+    "Print the number of parameters of each module, FLOPs per token, and bytes of parameters and optimizer state.",
+    ["jaxgpt info gpt2", "jaxgpt info runs/shakespeare", "jaxgpt info gpt2 --json"],
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    json: bool = False  # one JSON object instead of text
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed = parse(Args, flags, PROG, "Parameters by module, FLOPs per token, bytes by kind.")
+    [target], parsed = COMMAND.parse(Args, args)
     figures = describe(with_vocab(named_config(target)))
     if parsed.json:
         print_json({"name": target} | figures)

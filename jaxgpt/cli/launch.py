@@ -15,46 +15,42 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from jaxgpt.cli import COMMANDS
-from jaxgpt.cli.parse import note, parse
-from jaxgpt.config import DistributedConfig, UserError, did_you_mean
+from jaxgpt.cli.parse import Command, note
+from jaxgpt.config import DistributedConfig, UserError
 
-PROG = "jaxgpt launch"
+COMMAND = Command(
+    "launch",
+    "train ...",
+    "Train in several processes on this machine. Everything after `train` is passed to jaxgpt train.",
+    [
+        "jaxgpt launch --processes 2 train shakespeare",
+        "jaxgpt launch --processes 4 --devices-per-process 2 train gpt2-style --mesh.fsdp 8 --mesh.data 1",
+        "jaxgpt launch --processes 2 train --resume --out runs/shakespeare",
+    ],
+)
 LONGEST = 200  # lines of a process's errors that are remembered
 SLACK = 10  # seconds beyond a heartbeat's before processes that did not notice a loss are ended
 
 
 @dataclass(frozen=True)
 class Args:
-    processes: int = 2  # how many
-    devices_per_process: int = 0  # CPU devices of each; 0: the cores divided among them
-    address: str = "127.0.0.1"  # on which process 0 listens for the others; there is no password
-    heartbeat_seconds: int = DistributedConfig.heartbeat_seconds  # without a sign of life, after which the others stop
+    processes: int = 2  # number of processes
+    devices_per_process: int = 0  # CPU devices of each process; 0: an equal share of the cores
+    address: str = "127.0.0.1"  # address on which process 0 listens for the others, without a password
+    heartbeat_seconds: int = DistributedConfig.heartbeat_seconds  # abort if a process is silent for this many seconds
 
 
 def run(args: Sequence[str]) -> int:
-    own, command = _split(args)
-    about = "Run a command in several processes on this machine: jaxgpt launch --processes 2 train PRESET ..."
-    parsed = parse(Args, own, PROG, about)
+    command, parsed = COMMAND.parse(Args, args)
     for name, low, high in (("processes", 1, 4096), ("devices_per_process", 0, 4096), ("heartbeat_seconds", 2, 86400)):
         if not low <= getattr(parsed, name) <= high:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} must be at least {low} and at most {high}, not {getattr(parsed, name)}")
-    if command[:1] != ["train"]:
-        what = command[0] if command else "nothing"
-        known = "runs in one process" if what in COMMANDS else f"is no command{did_you_mean(what, ['train'])}"
-        raise UserError(f"launch what? {what} {known}: jaxgpt launch --processes {parsed.processes} train ...")
+    if command[0] != "train":
+        raise UserError(f"jaxgpt launch runs jaxgpt train only, not {command[0]!r} (usage: {COMMAND.usage})")
     with _port(parsed.address) as port:
         fleet = _Fleet(parsed, [*command, "--distributed.coordinator", f"{parsed.address}:{port}"])
     return fleet.wait()
-
-
-def _split(args: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own flags, and the command that follows them."""
-    place = 0
-    while place < len(args) and args[place].startswith("-"):
-        place += 1 if "=" in args[place] or args[place] in ("-h", "--help") else 2
-    return list(args[:place]), list(args[place:])
 
 
 @contextmanager

@@ -1,81 +1,137 @@
-"""Flags to dataclasses by tyro, its messages to one line."""
+"""What every command shares: usage, arguments, options, help, and how results are printed."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import re
 import sys
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-import tyro
-
-from jaxgpt.config import (
-    Config,
-    DataConfig,
-    MeshConfig,
-    ModelConfig,
-    OptimConfig,
-    TrainConfig,
-    UserError,
-    did_you_mean,
-)
-from jaxgpt.presets import PRESETS, preset
+from jaxgpt.cli.options import build, help_text, options, read
+from jaxgpt.cli.suggest import unknown_option
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
+from jaxgpt.presets import DEFAULT, PRESETS, describe, preset
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The sections of a config, as flags: what commands that take a whole run begin with."""
+    """The sections of a config: the options of every command that takes a whole run begin with these."""
 
-    model: ModelConfig  # the decoder
-    data: DataConfig  # text to windows
-    optim: OptimConfig  # gradients to updates
-    train: TrainConfig  # the run
-    mesh: MeshConfig  # devices
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig
+    train: TrainConfig
+    mesh: MeshConfig
 
 
 S = TypeVar("S", bound=Settings)
+WIDTH = 120  # characters of a line of help
+SECTIONS = tuple(field.name for field in fields(Settings))
 
 
-def parse(cls: type[T], args: Sequence[str], prog: str, description: str, default: T | None = None) -> T:
-    """Command-line arguments as a `cls`.
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Attributes:
+        name: as in `jaxgpt NAME`.
+        arguments: names of the positional arguments, optional ones in brackets; `...` after the last one takes the rest.
+        about: what it does, for its help.
+        examples: command lines, for its help.
+    """
+
+    name: str
+    arguments: str
+    about: str
+    examples: Sequence[str]
+
+    @property
+    def usage(self) -> str:
+        rest = self.arguments.endswith("...")
+        parts = ("jaxgpt", self.name, "[OPTIONS]" * rest, self.arguments, "[OPTIONS]" * (not rest))
+        return " ".join(filter(None, parts))
+
+    def read(self, cls: type, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+        """Take the command line apart; print the help and exit where it is asked for.
+
+        Args:
+            cls: dataclass of the options.
+            args: words after the command's name.
+
+        Returns:
+            Positional arguments ("" for an optional one that is missing), and the options given, by dotted name.
+
+        Raises:
+            UserError: an unknown option, a value of the wrong type, or an argument that is missing or too many.
+            SystemExit: after the help.
+        """
+        known = options(cls)
+        flags = [flag for option in known for flag in option.flags]
+        rest = self.arguments.endswith("...")
+        line = read(args, known, lambda flag: unknown_option(flag, flags, self.name), leading=rest)
+        if line.help:
+            print(self._help(cls, line.arguments))
+            raise SystemExit(0)
+        names = self.arguments.removesuffix(" ...").split()
+        for name in names[len(line.arguments) :]:
+            if not name.startswith("["):
+                raise UserError(f"missing argument: {name} (usage: {self.usage})")
+        if len(line.arguments) > len(names) and not rest:
+            raise UserError(f"unexpected argument {line.arguments[len(names)]!r} (usage: {self.usage})")
+        return line.arguments + [""] * (len(names) - len(line.arguments)), line.given
+
+    def parse(self, cls: type[T], args: Sequence[str]) -> tuple[list[str], T]:
+        """Read the positional arguments, and the options as a `cls`.
+
+        Raises:
+            UserError, SystemExit: as `read`; UserError from the checks of `cls` as well.
+        """
+        arguments, given = self.read(cls, args)
+        return arguments, build(cls, given)
+
+    def parse_settings(self, cls: type[S], args: Sequence[str]) -> tuple[list[str], S, Config]:
+        """Read the positional arguments, the options as a `cls`, and the config that they change.
+
+        That is the config of the preset or run that the first argument names, or of the default preset.
+
+        Raises:
+            UserError, SystemExit: as `parse`; UserError for a name that is neither.
+        """
+        arguments, given = self.read(cls, args)
+        return arguments, *with_settings(cls, given, named_config(arguments[0] or DEFAULT))
+
+    def _help(self, cls: type, arguments: Sequence[str]) -> str:
+        examples = "\n".join(f"  {example}" for example in self.examples)
+        parts = [f"usage: {self.usage}", self.about, f"examples:\n{examples}"]
+        default = None
+        if issubclass(cls, Settings):
+            name = next((argument for argument in arguments if argument in PRESETS), DEFAULT)
+            parts.append(
+                textwrap.fill(f"Defaults are those of the preset {name}: {describe(name).what}", WIDTH)
+                + "\n"
+                + textwrap.fill(f"Presets: {', '.join(PRESETS)}", WIDTH, break_on_hyphens=False)
+            )
+            default = _instance(cls, preset(name))
+        return "\n\n".join([*parts, help_text(options(cls, default))])
+
+
+def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S, Config]:
+    """Apply options to a config.
 
     Raises:
-        UserError: an unknown flag (with a near one named), or a value of the wrong kind.
-        SystemExit: after `--help`.
+        UserError: a value that cannot work.
     """
-    known = _flags(cls)
-    for arg in args:
-        flag = arg.split("=", 1)[0].replace("_", "-")
-        if arg.startswith("--") and flag not in known and flag not in ("--", "--help"):
-            raise UserError(f"no flag {flag}{did_you_mean(flag, known)}: {prog} --help lists them")
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            if default is None:
-                return tyro.cli(cls, args=list(args), prog=prog, description=description)
-            return tyro.cli(cls, args=list(args), prog=prog, description=description, default=default)
-    except SystemExit as e:
-        if not e.code:
-            raise
-        raise UserError(_first_sentence(errors.getvalue()) + f": {prog} --help tells more") from None
+    parsed = build(cls, given, _instance(cls, base))
+    return parsed, replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
 
 
-def parse_settings(cls: type[S], args: Sequence[str], prog: str, description: str, base: Config) -> tuple[S, Config]:
-    """Command-line arguments as a `cls`, and `base` with the settings among them.
-
-    Raises:
-        UserError, SystemExit: as `parse`.
-    """
-    sections = [field.name for field in fields(Settings)]
-    parsed = parse(cls, args, prog, description, cls(**{name: getattr(base, name) for name in sections}))
-    return parsed, replace(base, **{name: getattr(parsed, name) for name in sections})
+def _instance(cls: type[S], base: Config) -> S:
+    return cls(**{name: getattr(base, name) for name in SECTIONS})
 
 
 def named_config(target: str) -> Config:
@@ -84,50 +140,20 @@ def named_config(target: str) -> Config:
     Raises:
         UserError: it is neither.
     """
-    if target in PRESETS or not Path(target).exists():
+    if target in PRESETS:
         return preset(target)
+    if not Path(target).exists():
+        raise UserError(f"no preset or run {target!r}{did_you_mean(target, PRESETS)}; jaxgpt presets lists the presets")
     from jaxgpt.train.run import open_run
 
     return open_run(Path(target)).config()
 
 
-def split_target(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:
-    """The first argument, which is no flag, and the rest."""
-    if args and not args[0].startswith("-"):
-        return args[0], args[1:]
-    if "--help" in args or "-h" in args:
-        return "", args
-    raise UserError(f"what to work on has to come first: {prog} ...")
-
-
 def print_json(value: dict[str, Any] | list[Any]) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     print(json.dumps(value, allow_nan=False))
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal, not for a program that reads the output."""
+    """Print a line on standard error: for a person, not for a program that reads the output."""
     print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
-
-
-def _flags(cls: type, prefix: str = "--") -> list[str]:
-    flags = []
-    for name, hint in get_type_hints(cls).items():
-        flag = prefix + name.replace("_", "-")
-        if is_dataclass(hint):
-            flags += _flags(hint, flag + ".")  # type: ignore[arg-type]
-        else:
-            flags.append(flag)
-            flags += [prefix + "no-" + name.replace("_", "-")] if hint is bool else []
-    return flags
-
-
-def _first_sentence(box: str) -> str:
-    """tyro's message without the box that is drawn around it."""
-    lines = [re.sub(r"[│╭╮╰╯─]+", " ", line).strip() for line in box.splitlines()[1:]]
-    sentence = []
-    for line in lines:
-        if not line or line.startswith("─"):
-            break
-        sentence.append(line)
-    return " ".join(sentence).rstrip(".") or "bad arguments"

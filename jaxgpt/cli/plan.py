@@ -10,25 +10,32 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import Settings, named_config, parse_settings, print_json, split_target
+from jaxgpt.cli.parse import Command, Settings, print_json
 from jaxgpt.config import Config, MeshConfig, UserError
-from jaxgpt.presets import DEFAULT
 
 if TYPE_CHECKING:
     from jaxgpt.parallel.topology import Topology
     from jaxgpt.study.figures import Figures
 
-PROG = "jaxgpt plan PRESET|RUN"
-HELP = """Does a training step fit a machine, what does it move, and how fast can it be at best? Nothing is run.
+COMMAND = Command(
+    "plan",
+    "PRESET|RUN",
+    """Plan a run on hardware you do not have: memory per device, communication, and a bound on speed. Nothing is run.
 
-An estimate comes first. Where libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed) the step is
-then compiled for the machine, and the figures are the compiler's. Exit code 1: it does not fit.
+The first table is an estimate. If libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed), the
+training step is then compiled for the topology, and the second table is the compiler's. Exit code 1: it does not fit.
 
-The roofline divides FLOPs, bytes to and from memory and bytes sent by what the device can do. FLOPs are the model's formula;
-bytes are the compiler's count of operands and results, those that stay on the chip among them; what is sent is read from
-the compiled program.
+The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs follow from the model;
+memory traffic is the compiler's count of operands and results, including those that stay on the chip; communication is
+read from the compiled program.
 
-Topologies: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1 and so on, by chips; h100:8 and h200:8, estimates only."""
+Topologies are chips and their grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; h100:8 and h200:8 (estimate only).""",
+    [
+        "jaxgpt plan gpt2 --topology v5e:2x4",
+        "jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.data 1 --mesh.fsdp 64",
+        "jaxgpt plan runs/shakespeare --topology h100:8 --estimate",
+    ],
+)
 
 HOPELESS = 2  # times the memory that there is: beyond this an estimate is answer enough
 CLOSE = 0.45  # of the memory that there is: compiled programs needed up to twice their estimate
@@ -38,19 +45,20 @@ UNITS = {"train": "step", "decode": "token of every row"}
 
 @dataclass(frozen=True)
 class Args(Settings):
-    topology: str = ""  # the machine: a chip and its grid, as in v5e:2x4
-    slices: int = 1  # such grids, joined by a network
-    decode: bool = False  # plan the sampler as well: one token for every row of a (micro-)batch, the context full
-    full: bool = False  # let the compiler optimize as for the run: five times longer, memory differs by some per cent
-    estimate: bool = False  # the estimate alone
-    json: bool = False  # one JSON object instead of text
+    topology: str = ""  # chip and grid, as in v5e:2x4
+    slices: int = 1  # number of such grids, connected by a network
+    decode: bool = False  # also plan a decoding step: one token for each row of a microbatch, with a full context
+    full: bool = False  # compile with full optimization: takes five times longer, memory differs by a few percent
+    estimate: bool = False  # print the estimate only
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed, config = parse_settings(Args, flags, PROG, HELP, named_config(target or DEFAULT))
+    [target], parsed, config = COMMAND.parse_settings(Args, args)
     if not parsed.topology:
-        raise UserError("a plan needs a machine: --topology v5e:2x4 (--help lists chips)")
+        raise UserError(
+            "--topology is missing: name a chip and its grid, as in --topology v5e:2x4 (--help lists chips)"
+        )
     config = with_vocab(config)
     # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
     os.environ["JAX_PLATFORMS"] = "cpu"

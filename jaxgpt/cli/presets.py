@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import parse, print_json
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.presets import PRESETS, describe, preset
 
-PROG = "jaxgpt presets"
+COMMAND = Command(
+    "presets",
+    "",
+    "List the presets, the command that runs each of them, and the result to expect.",
+    ["jaxgpt presets", "jaxgpt presets --json", "jaxgpt train shakespeare --help  # all settings of a preset"],
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    json: bool = False  # one JSON object instead of text
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    parsed = parse(Args, args, PROG, "The presets, with what to expect of each.")
+    _, parsed = COMMAND.parse(Args, args)
     rows = [
         {"name": name, "parameters": with_vocab(preset(name)).model.parameters} | describe(name)._asdict()
         for name in PRESETS

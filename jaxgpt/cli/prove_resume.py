@@ -7,30 +7,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxgpt.cli.parse import Settings, parse_settings, print_json
+from jaxgpt.cli.parse import Command, Settings, print_json
 from jaxgpt.config import UserError, from_json
-from jaxgpt.presets import DEFAULT, preset
+from jaxgpt.presets import DEFAULT
 
-PROG = "jaxgpt prove-resume [PRESET]"
+COMMAND = Command(
+    "prove-resume",
+    "[PRESET|RUN]",
+    "Train without interruption, and again with an interruption and a new process for the second part; compare the final\n"
+    "states, and what they would use next, bit for bit. Exit code 1 if they differ.",
+    [
+        "jaxgpt prove-resume",
+        "jaxgpt prove-resume shakespeare --steps 50 --cut 10",
+        "jaxgpt prove-resume --model.dropout 0.1 --train.accumulation 2",
+    ],
+)
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    steps: int = 20  # updates of the whole run
-    cut: int = 7  # updates after which it is cut
-    json: bool = False  # one JSON object instead of text
+    steps: int = 20  # steps of the whole run
+    cut: int = 7  # steps before the interruption
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
     if args[:1] == ["--leg"]:  # one of the processes of a proof
         return _leg(Path(args[1]))
-    name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else (DEFAULT, args)
-    base = preset(name)
-    about = (
-        "Train a preset straight, and cut in two with a new process for the second part, and compare what is there at "
-        "the end, and what would be used next, bit for bit. Exit code 1 where they differ."
-    )
-    parsed, config = parse_settings(Args, flags, PROG, about, base)
+    [target], parsed, config = COMMAND.parse_settings(Args, args)
+    name = target or DEFAULT
     if not 0 < parsed.cut < parsed.steps:
         raise UserError(f"--cut must be between 1 and --steps - 1 = {parsed.steps - 1}, not {parsed.cut}")
     config = replace(config, train=replace(config.train, steps=parsed.steps))

@@ -6,29 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxgpt.cli.parse import parse, print_json, split_target
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.config import MeshConfig, UserError
 
-PROG = "jaxgpt replay DIR"
+COMMAND = Command(
+    "replay",
+    "DIR",
+    "Replay a run of another trainer: its settings (recipe.json) from its initial weights (init.safetensors) on the same\n"
+    "batches (offsets.npz). Prints the losses of each of its evaluations.",
+    ["jaxgpt replay recording", "jaxgpt replay recording --steps 100", "jaxgpt replay recording --json"],
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    steps: int = 0  # updates to replay; 0: all that were recorded
-    json: bool = False  # one JSON object instead of text
+    steps: int = 0  # steps to replay; 0: all recorded steps
+    json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed = parse(
-        Args,
-        flags,
-        PROG,
-        "Run another trainer's recipe (recipe.json) from its initial weights (init.safetensors) on the very batches "
-        "that it drew (offsets.npz), and print a row for each of its evaluations.",
-    )
+    [target], parsed = COMMAND.parse(Args, args)
     if parsed.steps < 0:
-        raise UserError(f"steps must be at least 0 (all), not {parsed.steps}")
+        raise UserError(f"--steps must be at least 0 (all), not {parsed.steps}")
 
     from jaxgpt.parallel import use_cores
 

@@ -8,14 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxgpt.cli.parse import note, parse, print_json, split_target
+from jaxgpt.cli.parse import Command, note, print_json
 from jaxgpt.config import MeshConfig, UserError
 
 if TYPE_CHECKING:
     from jaxgpt.data import Tokenizer
     from jaxgpt.lm import LM
 
-PROG = "jaxgpt sample RUN"
+COMMAND = Command(
+    "sample",
+    "RUN",
+    "Generate text from a run, one token after another.",
+    [
+        "jaxgpt sample runs/shakespeare --prompt ROMEO: --max-new-tokens 500",
+        "jaxgpt sample runs/shakespeare --prompt ROMEO: --temperature 0 --stream",
+        "jaxgpt sample runs/shakespeare --prompts-file prompts.txt --num-return-sequences 3 --json",
+    ],
+)
 TEMPERATURE = 0.8  # of draws, where nothing else is said
 
 
@@ -46,8 +55,7 @@ class Args:
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = split_target(args, PROG)
-    parsed = parse(Args, flags, PROG, "Text from a run.")
+    [target], parsed = COMMAND.parse(Args, args)
     prompts = _prompts(parsed)
     check_seed(parsed.seed)
     if parsed.stream and (parsed.json or parsed.num_beams > 1 or len(prompts) * parsed.num_return_sequences > 1):

@@ -8,35 +8,44 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.parse import Settings, note, parse_settings
+from jaxgpt.cli.parse import Command, Settings, named_config, note, with_settings
 from jaxgpt.config import Config, DistributedConfig, UserError, flat
-from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.presets import DEFAULT
 
 if TYPE_CHECKING:
     from jaxgpt.train.run import Run
 
-PROG = "jaxgpt train"
+COMMAND = Command(
+    "train",
+    "[PRESET]",
+    "Train a model, or resume a run. Without a PRESET: python-char.",
+    [
+        "jaxgpt train shakespeare --train.steps 1000 --out runs/long",
+        "jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3",
+        "jaxgpt train --resume --out runs/long --train.steps 2000",
+    ],
+)
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    out: str = ""  # folder of the run; empty: a fresh one under runs/
-    resume: bool = False  # go on with the run in --out, from its last checkpoint
-    overwrite: bool = False  # replace the run in --out
-    init_from: str = ""  # a run whose model, weights and tokenizer this one begins with; empty: fresh weights
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)  # several processes
+    out: str = ""  # directory of the run; empty: a new one under runs/
+    resume: bool = False  # resume the run in --out; with a PRESET, start it if there is none
+    overwrite: bool = False  # delete the run in --out, and start a new one there
+    init_from: str = ""  # start from the weights of this run or RUN/checkpoints/STEP; empty: random
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def run(args: Sequence[str]) -> int:
-    name, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else ("", args)
-    base = preset(name or DEFAULT)
-    old = _existing(_value(flags, "--out"), name) if "--resume" in flags else None
-    init_from = _value(flags, "--init-from")
+    [name], given = COMMAND.read(Args, args)
+    base = named_config(name or DEFAULT)
+    old = _existing(given.get("out", ""), base.preset if name else "") if given.get("resume") else None
+    init_from = given.get("init_from", "")
     if old is not None:
         base = old
     elif init_from:
         base = _begun(base, init_from)
-    parsed, config = parse_settings(Args, flags, PROG, _help(base.preset), base)
+    parsed, config = with_settings(Args, given, base)
     if parsed.resume and parsed.overwrite:
         raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
     if old is not None:
@@ -181,18 +190,3 @@ def _checked_start(base: Config, config: Config, init_from: str) -> Config:
     path, which = split_checkpoint(init_from)
     checkpoints = Run(path).checkpoints
     return replace(config, init_from=str(checkpoints / str(choose(checkpoints, which))))
-
-
-def _value(flags: Sequence[str], flag: str) -> str:
-    """The value of a flag that has to be known before the others can be read."""
-    for place, word in enumerate(flags):
-        if word == flag and place + 1 < len(flags):
-            return flags[place + 1]
-        if word.startswith(flag + "="):
-            return word.split("=", 1)[1]
-    return ""
-
-
-def _help(name: str) -> str:
-    about = (PRESETS[name].__doc__ or "").strip() if name in PRESETS else ""
-    return f"{PROG} [PRESET]\n\nThe defaults below are those of {name}: {about}\n\nPresets: {', '.join(PRESETS)}"

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.parse import parse, print_json
+from jaxgpt.cli.parse import Command, print_json
 from jaxgpt.config import Config, DataConfig, MeshConfig
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
@@ -21,25 +21,24 @@ if TYPE_CHECKING:
     from jaxgpt.lm import LM
     from jaxgpt.study.verify import Row
 
-PROG = "jaxgpt verify [RUN|PRESET]"
+COMMAND = Command(
+    "verify",
+    "[RUN|PRESET]",
+    "Check on this machine that computations which must agree do: with and without the cache, on 8 devices and on 1, and\n"
+    "others. Uses the weights of a run, or random ones. Exit code 1 if a check fails.",
+    ["jaxgpt verify", "jaxgpt verify gpt2-style", "jaxgpt verify runs/shakespeare --json"],
+)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 @dataclass(frozen=True)
 class Args:
-    checkpoint: str = "best"  # of a run: best (lowest validation loss), last, or a step
-    json: bool = False  # one JSON object instead of a table
+    checkpoint: str = "best"  # checkpoint of a run: best (lowest validation loss), last, or a step
+    json: bool = False  # print one JSON object instead of a table
 
 
 def run(args: Sequence[str]) -> int:
-    target, flags = (args[0], args[1:]) if args and not args[0].startswith("-") else ("", args)
-    parsed = parse(
-        Args,
-        flags,
-        PROG,
-        "The equivalence certificate: laws that must hold (cached = uncached, 8 devices = 1, ...), computed on this machine, "
-        "with this device and these weights; without a RUN: random ones. Exit code 1 if one does not hold.",
-    )
+    [target], parsed = COMMAND.parse(Args, args)
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks on how it splits eight ways are not the user's
     from jaxgpt.parallel import use_cores

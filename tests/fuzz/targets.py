@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import itertools
 import json
@@ -22,8 +21,8 @@ import jax
 import numpy as np
 from folders import LLAMA, SMALL, hf_folder, run_folder
 
-from jaxgpt.cli import COMMANDS, FILES
-from jaxgpt.cli.parse import parse, split_target
+from jaxgpt.cli import COMMANDS, module_of
+from jaxgpt.cli.parse import Settings, with_settings
 from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
 from jaxgpt.convert.files import INDEX, Weights
 from jaxgpt.convert.models import describe_source
@@ -189,34 +188,24 @@ def arguments(data: bytes) -> None:
     """The command line up to where a command begins to work: settings that hold what was typed."""
     words = data.decode("utf-8", "surrogateescape").split("\x1f")
     name = words[0] if words[0] in COMMANDS else "train"
-    module = importlib.import_module(f"jaxgpt.cli.{FILES.get(name, name)}")
+    module = module_of(name)
     rest = list(words[1:])
-    if name == "train":
-        base = preset("python-char")
-        default = module.Args(base.model, base.data, base.optim, base.train, base.mesh)
-        parsed = _parse(module.Args, rest, default)
-        again = dataclasses.replace(
-            base, model=parsed.model, data=parsed.data, optim=parsed.optim, train=parsed.train, mesh=parsed.mesh
-        )
-        assert from_json(to_json(again)) == again
-    else:
-        for _ in range({"presets": 0, "import": 2, "export": 2}.get(name, 1)):
-            _, rest = split_target(rest, name)
-        parsed = _parse(module.Args, rest, None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            if issubclass(module.Args, Settings):
+                _, given = module.COMMAND.read(module.Args, rest)
+                parsed, config = with_settings(module.Args, given, preset("python-char"))
+                assert from_json(to_json(config)) == config
+            else:
+                _, parsed = module.COMMAND.parse(module.Args, rest)
+        except SystemExit as e:
+            assert not e.code, "only --help ends a parse"
+            return
     for flag, value in itertools.pairwise(rest):
         plain = re.fullmatch(r"--([a-z_]+)\.([a-z_]+)", flag.replace("-", "_").replace("__", "--", 1))
         if plain and re.fullmatch(r"[0-9]{1,6}", value) and rest.count(flag) == 1:
             mine = getattr(getattr(parsed, plain[1]), plain[2])
             assert mine == (int(value) if not isinstance(mine, str) else value)
-
-
-def _parse(cls: type, words: list[str], default: object) -> object:
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            return parse(cls, words, "jaxgpt", "", default)
-        except SystemExit as e:
-            assert not e.code, "only --help ends a parse"
-            raise UserError("the help was asked for and given") from None
 
 
 def _loads(line: bytes) -> object:

@@ -169,8 +169,8 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["python-char"], "needs a machine"),
-        ([], "has to come first"),
+        (["python-char"], "--topology is missing"),
+        ([], "missing argument: PRESET|RUN"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
         (["python-char", "--topology", "v9:2x4"], "no chip 'v9'"),
         (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "32 windows"),

@@ -1,0 +1,272 @@
+"""Arguments and options: one meaning for every spelling, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Literal, get_args, get_origin
+
+import pytest
+from helpers import jaxgpt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.cli import COMMANDS, main, module_of
+from jaxgpt.cli.options import Option, build, options, read
+from jaxgpt.cli.parse import with_settings
+from jaxgpt.cli.suggest import COMMANDS as OTHER_COMMANDS
+from jaxgpt.cli.suggest import PEERS
+from jaxgpt.config import UserError
+from jaxgpt.presets import preset
+
+EVERY_OPTION = [(name, option) for name in COMMANDS for option in options(module_of(name).Args)]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Inside."""
+
+    n_layer: int = 1  # number of layers
+    bias: bool = True  # whether there is one
+    # a comment above
+    kind: Literal["a", "b"] = "a"
+
+
+@dataclass(frozen=True)
+class Outer:
+    init_from: str = ""  # a path
+    top_p: float | None = None  # a number
+    stop_ids: tuple[int, ...] = ()  # some numbers
+    dry_run: bool = False  # a flag
+    inner: Inner = field(default_factory=Inner)
+
+
+def values(args: list[str]) -> dict[str, object]:
+    return read(args, options(Outer), lambda flag: f"unknown option {flag}").given
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--init_from=x"], {"init_from": "x"}),
+        (["--init-from", "x"], {"init_from": "x"}),
+        (["--init_from", "x", "--init-from=y"], {"init_from": "y"}),
+        (["--init-from=--dry-run"], {"init_from": "--dry-run"}),
+        (["--init-from", "- item\n--dry-run"], {"init_from": "- item\n--dry-run"}),
+        (["--init-from", "-- a remark"], {"init_from": "-- a remark"}),
+        (["--init-from="], {"init_from": ""}),
+        (["--init-from=a=b\nc"], {"init_from": "a=b\nc"}),
+        (["--top-p", "-1e-3"], {"top_p": -1e-3}),
+        (["--stop_ids", "1", "-2", "--stop-ids=3"], {"stop_ids": (1, -2, 3)}),
+        (["--dry_run"], {"dry_run": True}),
+        (["--dry-run", "--no-dry-run"], {"dry_run": False}),
+        (["--dry-run=False"], {"dry_run": False}),
+        (["--inner.bias", "false"], {"inner.bias": False}),
+        (["--inner.no_bias"], {"inner.bias": False}),
+        (["--inner.n_layer=3", "--inner.kind", "b"], {"inner.n_layer": 3, "inner.kind": "b"}),
+    ],
+)
+def test_spellings(args: list[str], expected: dict[str, object]) -> None:
+    assert values(args) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--init"], "unknown option --init"),
+        (["--Init-From", "x"], "unknown option --Init-From"),
+        (["--init-from"], "--init-from needs a value: --init-from TEXT"),
+        (["--init-from", "--dry-run"], r"needs a value: .* \(if --dry-run is the value: --init-from=--dry-run\)"),
+        (["--init-from", "--"], "--init-from needs a value"),
+        (["--top-p", "much"], "--top-p must be a number, not 'much'"),
+        (["--stop-ids", "1", "x"], "--stop-ids must be an integer, not 'x'"),
+        (["--inner.kind", "c"], "--inner.kind cannot be 'c': choose one of a, b"),
+        (["--dry-run=maybe"], "--dry-run takes true, false or no value, not 'maybe'"),
+        (["-x"], "unknown option -x"),
+    ],
+)
+def test_bad_options(args: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        values(args)
+
+
+def test_arguments_stand_anywhere() -> None:
+    line = read(["a", "--dry-run", "b", "--init-from", "c", "d", "--", "--dry-run", "-x"], options(Outer), str)
+    assert line.arguments == ["a", "b", "d", "--dry-run", "-x"]
+    assert line.given == {"dry_run": True, "init_from": "c"}
+    line = read(["--dry-run", "a", "--unknown", "--help"], options(Outer), str, leading=True)
+    assert (line.arguments, line.help) == (["a", "--unknown", "--help"], False)
+
+
+def test_build_changes_only_what_is_given() -> None:
+    default = Outer(init_from="x", inner=Inner(n_layer=7, bias=False))
+    assert build(Outer, {}, default) == default
+    assert build(Outer, {"inner.kind": "b"}, default) == Outer(
+        init_from="x", inner=Inner(n_layer=7, bias=False, kind="b")
+    )
+
+
+def sample_value(option: Option) -> str:
+    if get_origin(option.kind) is Literal:
+        return str(get_args(option.kind)[-1])
+    return {int: "3", float: "0.5", str: "x y"}[option.kind]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_every_command_is_read_in_every_spelling(command: str) -> None:
+    known = options(module_of(command).Args)
+    for option in known:
+        for flag in option.flags:
+            spelled = {flag, flag.replace("-", "_").replace("__", "--", 1)}
+            if option.kind is bool:
+                ways = [words for s in spelled for words in ([s], [f"{s}=true"], [s, "True"])]
+                expected: object = flag == option.flag
+            else:
+                text = sample_value(option)
+                value = option.kind(text) if option.kind in (int, float) else text
+                ways = [words for s in spelled for words in ([s, text], [f"{s}={text}"])]
+                expected = (value,) if option.many else value
+            for words in ways:
+                assert read(words, known, str).given == {option.name: expected}, words
+        assert re.match(r"\S.*\w\S*$", option.help), f"{command} {option.flag} has no help"
+
+
+@given(
+    st.lists(st.sampled_from([o.flag for o in options(Outer)] + ["--", "-h", "=", "x", "1", "-1", "", "true", "--x"]))
+)
+def test_any_words_are_read_or_refused_in_one_line(words: list[str]) -> None:
+    with contextlib.suppress(UserError):
+        line = read(words, options(Outer), lambda flag: f"unknown option {flag}")
+        build(Outer, line.given)
+
+
+@pytest.mark.parametrize("spelling", ["--init-from={}", "--init_from={}", "--init-from {}", "--init_from {}"])
+def test_init_from_is_honored_in_every_spelling(spelling: str) -> None:
+    args = ["train", "finetune", *spelling.format("nowhere").split(), "--data.path", "x"]
+    result = jaxgpt(*args)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "nowhere" in result.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command(command: str) -> None:
+    helps = [jaxgpt(*args).out for args in ([command, "--help"], [command, "-h"], ["help", command], ["-h", command])]
+    assert len(set(helps)) == 1
+    [text] = set(helps)
+    assert text.count("usage:") == 1
+    assert text.startswith(f"usage: {module_of(command).COMMAND.usage}\n")
+    examples = text.split("examples:\n")[1].split("\n\n")[0].splitlines()
+    assert len(examples) == 3
+    assert "(default: )" not in text
+    assert not re.search(r"\(default: [^)]*\)\s+\(default", text)
+
+
+def test_examples_of_every_command_parse() -> None:
+    import shlex
+
+    for name in COMMANDS:
+        command = module_of(name).COMMAND
+        for example in command.examples:
+            words = shlex.split(example, comments=True)
+            assert words[0] == "jaxgpt"
+            module = module_of(words[1])
+            if "--help" not in words:
+                module.COMMAND.read(module.Args, words[2:])
+
+
+def test_help_comes_before_what_is_missing() -> None:
+    for args in (["sample", "-h"], ["export", "runs/x", "--json", "--help"], ["train", "--resume", "--help"]):
+        assert jaxgpt(*args).out.startswith(f"usage: jaxgpt {args[0]}")
+    assert "preset gpt2:" in jaxgpt("train", "gpt2", "--help").out
+
+
+def test_main_help_and_version() -> None:
+    text = jaxgpt("--help").out
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    assert jaxgpt("help").out == jaxgpt("-h").out == jaxgpt().out == text
+    began = time.process_time()
+    jaxgpt("train", "--help")
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["export", "runs/x"], "missing argument: DIR (usage: jaxgpt export RUN DIR [OPTIONS])"),
+        (["export", "--json"], "missing argument: RUN (usage: jaxgpt export RUN DIR [OPTIONS])"),
+        (["info", "gpt2", "gpt3"], "unexpected argument 'gpt3' (usage: jaxgpt info RUN|PRESET [OPTIONS])"),
+        (["bench", "runs/nosuch"], "no preset or run 'runs/nosuch'; jaxgpt presets lists the presets"),
+        (["train", "--lr", "1"], "unknown option --lr (did you mean --optim.learning-rate?); see jaxgpt train --help"),
+        (["train", "--learning_rate=1"], "(did you mean --optim.learning-rate?)"),
+        (["train", "--optimizer", "sgd"], "(did you mean --optim.name?)"),
+        (["train", "--dtype", "bf16"], "(did you mean --train.compute-dtype?)"),
+        (["train", "--device", "cuda"], "--device: JAX uses the accelerators it finds"),
+        (["train", "--max_iters", "5"], "(did you mean --train.steps?)"),
+        (["train", "--max_steps=5"], "(did you mean --train.steps?)"),
+        (["train", "--steps", "5"], "(did you mean --train.steps?)"),
+        (["train", "--optim.steps", "5"], "(did you mean --train.steps?)"),
+        (["train", "--compile"], "--compile: training is always compiled"),
+        (["train", "--data", "x"], "(did you mean --data.path or --data.dataset?)"),
+        (["train", "--dataset", "x"], "(did you mean --data.path or --data.dataset?)"),
+        (["train", "--tensorboard"], "--tensorboard: a run writes its metrics to metrics.jsonl"),
+        (["train", "--wandb_log"], "--wandb-log: a run writes its metrics to metrics.jsonl"),
+        (["train", "--batch_size", "5"], "(did you mean --train.batch-size?)"),
+        (["train", "--eval_interval", "5"], "(did you mean --train.eval-every?)"),
+        (["train", "--n_layer", "5"], "(did you mean --model.n-layer?)"),
+        (["train", "--seed", "5"], "(did you mean --train.seed?)"),
+        (["train", "--epochs", "5"], "--epochs: the length of training is --train.steps"),
+        (["train", "--fp16"], "use --train.compute-dtype bfloat16"),
+        (["train", "--bf16"], "use --train.compute-dtype bfloat16"),
+        (["train", "--output_dir", "x"], "(did you mean --out?)"),
+        (["train", "--model", "gpt2"], "--model: the preset or run is the first argument"),
+        (["train", "--temperature", "1"], "--temperature is an option of jaxgpt sample or jaxgpt explain;"),
+        (["train", "--stpes", "1"], "(did you mean --train.steps?)"),
+        (["train", "--train.stepz", "1"], "(did you mean --train.steps?)"),
+        (["train", "--frobnicate"], "unknown option --frobnicate; see jaxgpt train --help"),
+        (["train", "-o", "x"], "unknown option -o "),
+        (["sample", "x", "--max_tokens", "5"], "(did you mean --max-new-tokens or --max-length?)"),
+        (["sample", "x", "--promt", "5"], "(did you mean --prompt?)"),
+        (["sample", "x", "--lr", "5"], "--optim.learning-rate is an option of jaxgpt train, "),
+        (
+            ["sample", "x", "--weights", "int4"],
+            "--weights cannot be 'int4' (did you mean int8?): choose one of float32",
+        ),
+        (["plot"], "loss.png"),
+        (["generate"], "(did you mean jaxgpt sample RUN --prompt TEXT?)"),
+        (["finetune"], "(did you mean jaxgpt train finetune --init-from RUN"),
+        (["chat"], "(did you mean jaxgpt sample RUN"),
+        (["resume"], "(did you mean jaxgpt train --resume --out RUN?)"),
+        (["shakespeare"], "(did you mean jaxgpt train shakespeare?)"),
+        (["smaple"], "(did you mean sample?)"),
+        (["qwertyuiop"], "unknown command 'qwertyuiop'; see jaxgpt --help"),
+    ],
+)
+def test_errors_say_what_to_write(args: list[str], message: str) -> None:
+    result = jaxgpt(*args)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+
+
+def test_suggested_options_exist() -> None:
+    every = {flag for _, option in EVERY_OPTION for flag in option.flags}
+    for peer in PEERS:
+        assert set(peer.flags.split()) <= every | {"--train.microbatch"}, peer
+        assert set(re.findall(r"--[a-z][a-z.-]+", peer.otherwise)) <= every | {"--processes"}, peer
+    names = [name for peer in PEERS for name in peer.names.split()]
+    assert len(names) == len(set(names))
+    assert not set(COMMANDS) & {name for names in OTHER_COMMANDS for name in names.split()}
+
+
+def test_errors_of_settings_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--model.n-head", "3"]) == 2
+    err = capsys.readouterr().err
+    assert err == ("jaxgpt: model.n_head 3 does not divide model.n_embd 128: choose a divisor, or set model.head_dim\n")
+
+
+def test_settings_change_the_config() -> None:
+    module = module_of("train")
+    _, given = module.COMMAND.read(module.Args, ["--model.n_layer=2", "--train.seed", "7", "--out", "x"])
+    parsed, config = with_settings(module.Args, given, preset("gpt2"))
+    assert (config.model.n_layer, config.train.seed, config.model.n_embd, parsed.out) == (2, 7, 768, "x")
