@@ -165,23 +165,25 @@ class DataConfig:
 class OptimConfig:
     """Optimizer and learning rate schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"  # optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest
-    learning_rate: float = 1e-3  # peak learning rate of the schedule
+    # optimizer, of optax; muon: Muon for the matrices of the blocks, AdamW for the rest
+    name: Literal["adamw", "muon", "lion", "sgd", "adafactor"] = "adamw"
+    # peak learning rate of the schedule (lion: about a tenth of AdamW's; adafactor: relative to the RMS of each weight)
+    learning_rate: float = 1e-3
     min_lr: float = 1e-4  # final learning rate of the schedule
     # learning rate schedule; wsd: warmup, stable, then linear decay
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     warmup_steps: int = 100  # steps of linear warmup, from learning_rate / (warmup_steps + 1)
     decay_steps: int = 0  # step at which min_lr is reached; 0: train.steps
     cooldown_steps: int = 0  # wsd: steps of the final decay; 0: a fifth of decay_steps
-    beta1: float = 0.9  # Adam: decay rate of the first moment
-    beta2: float = 0.99  # Adam: decay rate of the second moment
-    eps: float = 1e-8  # Adam: epsilon added to the square root of the second moment
+    beta1: float = 0.9  # decay rate of the first moment (AdamW, Lion); momentum (SGD)
+    beta2: float = 0.99  # decay rate of the second moment (AdamW), of the momentum (Lion)
+    eps: float = 1e-8  # epsilon added to the square root of the second moment (AdamW)
     weight_decay: float = 0.1  # decoupled weight decay on matrices and embeddings (not on gains and biases)
     grad_clip: float = 1.0  # clip gradients to this global norm; 0: off
     muon_learning_rate: float = 0.02  # Muon: peak learning rate of the blocks' matrices, on the same schedule
     muon_momentum: float = 0.95  # Muon: momentum decay rate
     muon_steps: int = 5  # Muon: Newton-Schulz iterations
-    # storage type of Adam's first moment and Muon's momentum
+    # storage type of the first moment or momentum (Adafactor has none)
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     ema_decay: float = 0.0  # decay rate of an average of the weights, used to evaluate and sample; 0: off
     not_finite: Literal["stop", "skip"] = "stop"  # on a non-finite loss or gradient: stop training, or skip the step

@@ -62,7 +62,8 @@ class Report:
 
     def progress(self, figures: dict[str, float]) -> None:
         speed = f"{figures['tokens_per_second']:,.0f} tok/s" if "tokens_per_second" in figures else "compiled"
-        line = f"loss {figures['loss']:.4f}  lr {figures['lr']:.2e}  {speed}"
+        rate = f"lr {figures['lr']:.2e}  " if "lr" in figures else ""  # another optimizer's is not known
+        line = f"loss {figures['loss']:.4f}  {rate}{speed}"
         step, total = int(figures["step"]), self.program.config.train.steps
         if self.live:
             self._bar.update(self._task, completed=step + 1, description=line)

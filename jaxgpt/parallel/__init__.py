@@ -1,7 +1,16 @@
 """Devices, meshes and the sharding table."""
 
 from jaxgpt.parallel.host import keep_memory, quick_compile_options, use_cores
-from jaxgpt.parallel.mesh import batch_sharding, everywhere, make_mesh, on_mesh, resolve, settle, shardings
+from jaxgpt.parallel.mesh import (
+    batch_sharding,
+    everywhere,
+    make_mesh,
+    on_mesh,
+    resolve,
+    settle,
+    shardings,
+    shardings_like,
+)
 
 __all__ = [
     "batch_sharding",
@@ -13,5 +22,6 @@ __all__ = [
     "resolve",
     "settle",
     "shardings",
+    "shardings_like",
     "use_cores",
 ]

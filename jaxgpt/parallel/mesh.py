@@ -136,16 +136,40 @@ def spec(names: tuple[str | None, ...], rules: dict[str, tuple[str, ...]]) -> Pa
 
 
 def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
-    """For a tree whose leaves carry logical axes (linen's boxes), the placement of every leaf; without axes: everywhere."""
+    """Place every parameter by its logical axes, which linen's boxes carry; one without axes is on every device."""
     rules = rules_for(model, mesh)
 
-    def place(leaf: Any) -> Any:
-        if isinstance(leaf, nn.Partitioned):
-            # An optimizer that leaves a weight to another one keeps an empty node in its place.
-            return NamedSharding(mesh, spec(leaf.names, rules)) if jax.tree.leaves(leaf.value) else leaf.value
-        return everywhere(mesh)
+    def place(leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, spec(leaf.names, rules)) if isinstance(leaf, nn.Partitioned) else everywhere(mesh)
 
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
+
+
+def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
+    """Place every leaf of a tree (a train state, of any optimizer) as the parameter of its name and shape.
+
+    All others are on every device: counters, and what an optimizer keeps in another shape (Adafactor's row and column means).
+
+    Args:
+        tree: arrays, or their shapes; the path of a parameter's moment ends with the parameter's own.
+        boxed: the parameters, or their shapes, with their logical axes.
+        model: for the table.
+        mesh: the devices.
+    """
+    shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
+    places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh))
+    known = {(_keys(path), shape): place for (path, place), shape in zip(places, shapes, strict=True)}
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        keys = _keys(path)
+        found = (known.get((keys[i:], np.shape(leaf))) for i in range(len(keys)))
+        return next((place for place in found if place), everywhere(mesh))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:

@@ -28,12 +28,12 @@ from jaxgpt.parallel import (
     quick_compile_options,
     resolve,
     settle,
-    shardings,
+    shardings_like,
 )
 from jaxgpt.parallel.processes import count
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
-from jaxgpt.train.optimizer import make_optimizer, schedule
+from jaxgpt.train.optimizer import ignored_settings, make_optimizer, schedule
 from jaxgpt.train.step import LossFn, TrainState, eval_step, init_state, train_step, train_steps
 
 
@@ -48,12 +48,14 @@ class Program:
     Attributes:
         config: the run; the vocabulary is known.
         mesh: the devices.
-        note: what should be said about mesh and kernels, if anything.
+        note: what should be said about mesh, kernels and settings, if anything.
+        transformation: an optimizer instead of the one that `config.optim` names; None: that one.
     """
 
     config: Config
     mesh: Mesh
     note: str = ""
+    transformation: optax.GradientTransformation | None = None
 
     @property
     def model(self) -> GPT:
@@ -65,46 +67,51 @@ class Program:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return make_optimizer(self.config)
+        return make_optimizer(self.config) if self.transformation is None else self.transformation
 
     @cached_property
     def _fresh(self) -> Any:
         return jax.jit(lambda seed: self._layout(self._init(seed)))  # traced once for shapes and numbers
 
     @cached_property
-    def _boxed_state(self) -> TrainState:
-        boxed: TrainState = jax.eval_shape(self._fresh, 0)
-        return boxed
+    def _fresh_shapes(self) -> tuple[Any, TrainState]:
+        shapes: tuple[Any, TrainState] = jax.eval_shape(self._fresh, 0)
+        return shapes
 
     @cached_property
     def state_shardings(self) -> TrainState:
         """The placement of every leaf of the state."""
-        return shardings(self._boxed_state, self.config.model, self.mesh)
+        return self._shardings(*self._fresh_shapes)
 
     @property
     def abstract_state(self) -> TrainState:
         """Shapes, types and placements of the state."""
-        return _abstract(self._boxed_state, self.state_shardings)
+        return _abstract(self._fresh_shapes[1], self.state_shardings)
 
     @cached_property
     def abstract_checkpoint(self) -> TrainState:
         """Shapes, types and placements of a checkpoint's state, for restoring into."""
         if not self.config.train.scan_layers:
             return self.abstract_state
-        boxed = jax.eval_shape(self._init, 0)
-        return _abstract(boxed, shardings(boxed, self.config.model, self.mesh))
+        boxed, state = jax.eval_shape(self._init, 0)
+        return _abstract(state, self._shardings(boxed, state))
+
+    def _shardings(self, boxed: Any, state: TrainState) -> TrainState:
+        placed: TrainState = shardings_like(state, boxed, self.config.model, self.mesh)
+        return placed
 
     def _layout(self, tree: Any) -> Any:
         return stack_layers(tree) if self.config.train.scan_layers else tree
 
-    def _init(self, seed: jax.typing.ArrayLike) -> TrainState:
-        optim = self.config.optim
-        return init_state(init_params(GPT(self.config.model), seed), self.optimizer, optim.ema_decay > 0, optim.guarded)
+    def _init(self, seed: jax.typing.ArrayLike) -> tuple[Any, TrainState]:
+        """Fresh weights with their logical axes, and the state that begins with them."""
+        boxed, optim = init_params(GPT(self.config.model), seed), self.config.optim
+        return boxed, init_state(nn.unbox(boxed), self.optimizer, optim.ema_decay > 0, optim.guarded)
 
     def init(self) -> TrainState:
         """The state before the first update, made where it belongs."""
         init = jax.jit(
-            lambda seed: nn.unbox(self._fresh(seed)),
+            lambda seed: self._fresh(seed)[1],
             out_shardings=self.state_shardings,
             compiler_options=quick_compile_options(self.mesh),
         )
@@ -128,7 +135,7 @@ class Program:
         """The state before the first update, with weights that exist already."""
         optim = self.config.optim
         init = jax.jit(
-            lambda params: init_state(self._layout(params), self.optimizer, optim.ema_decay > 0, optim.guarded),
+            lambda params: self._layout(init_state(params, self.optimizer, optim.ema_decay > 0, optim.guarded)),
             out_shardings=self.state_shardings,
             compiler_options=quick_compile_options(self.mesh),
         )
@@ -159,7 +166,7 @@ class Program:
             train_step,
             loss_fn=make_loss_fn(self.model, train.loss_chunk),
             optimizer=self.optimizer,
-            learning_rate=schedule(self.config),
+            learning_rate=schedule(self.config) if self.transformation is None else None,
             seed=train.seed,
             accumulation=train.accumulation,
             dropout=model.dropout > 0,
@@ -266,8 +273,14 @@ class Program:
             return settle(self.mesh, self._eval(params, windows_BT1))
 
 
-def build(config: Config) -> Program:
-    """The program of a config, on the devices there are.
+def build(config: Config, optimizer: optax.GradientTransformation | None = None) -> Program:
+    """Build the program of a config on the devices there are.
+
+    Args:
+        config: the run; the vocabulary is known.
+        optimizer: instead of the one that `config.optim` names, whose settings then count for nothing (but for `ema_decay`
+            and those of skipped updates); the metrics have no `lr`. None: that one. With `train.scan_layers` it sees the
+            weights of all layers as one array.
 
     Raises:
         UserError: the mesh does not fit the devices, the batch or the model, or the devices lack what the config asks for.
@@ -278,7 +291,8 @@ def build(config: Config) -> Program:
     if config.train.remat == "offload" and not has_host_memory(device):
         raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
     _, kernel_note = choose_attention(config, device)
-    return Program(config, mesh, "; ".join(filter(None, [note, kernel_note])))
+    optim_note = ignored_settings(config.optim) if optimizer is None else ""
+    return Program(config, mesh, "; ".join(filter(None, [note, kernel_note, optim_note])), optimizer)
 
 
 def has_host_memory(device: jax.Device) -> bool:
@@ -286,10 +300,8 @@ def has_host_memory(device: jax.Device) -> bool:
     return "pinned_host" in {memory.kind for memory in device.addressable_memories()}
 
 
-def _abstract(boxed: TrainState, places: TrainState) -> TrainState:
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), nn.unbox(boxed), places
-    )
+def _abstract(state: TrainState, places: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places)
 
 
 def init_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:

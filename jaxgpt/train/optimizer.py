@@ -1,19 +1,22 @@
-"""From gradients to updates: the schedule, which weights decay, which go to Muon, and the optax chain of them all."""
+"""Learning-rate schedules, the weights that decay, and the optimizers: optax's, by name."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxgpt.config import Config
+from jaxgpt.config import Config, OptimConfig
+from jaxgpt.model.scan import STACKED
 from jaxgpt.train.muon import MATRICES, muon, names_of
 
 
 def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
-    """The learning rate of a step.
+    """Make the learning-rate schedule that `config.optim` describes.
 
     Warm-up: `peak (step + 1) / (warmup + 1)` up to `warmup`. Then, with p from 0 to 1 between `warmup` and
     `decay_steps`, and `low = min_lr / learning_rate * peak`:
@@ -21,8 +24,11 @@ def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
     the last `cooldown_steps`; constant `peak`.
 
     Args:
-        config: the run.
-        peak: of another group of weights (Muon's); None: optim.learning_rate.
+        config: the run; `optim`, and `train.steps` where `optim.decay_steps` is 0.
+        peak: the highest rate, for another group of weights (Muon's); None: optim.learning_rate.
+
+    Returns:
+        A function of the step (int or int32 array) that gives the rate, a float32 scalar.
     """
     o = config.optim
     top = o.learning_rate if peak is None else peak
@@ -48,7 +54,7 @@ def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """True for the weights that decay: kernels and embeddings. Gains and offsets of norms, and biases, are spared."""
+    """Mark the weights that decay: kernels and embeddings; not the gains and offsets of norms, nor biases."""
     return jax.tree_util.tree_map_with_path(lambda path, _: names_of(path)[-1] in ("kernel", "embedding"), params)
 
 
@@ -62,16 +68,42 @@ def groups(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(group, params)
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Clip by the global norm, then AdamW (Loshchilov & Hutter 2019), or Muon (Jordan 2024) for `groups`' matrices.
+# Settings that each optimizer reads, besides those that all do: the schedule, weight_decay and grad_clip.
+READS = {
+    "adamw": ("beta1", "beta2", "eps", "momentum_dtype"),
+    "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_learning_rate", "muon_momentum", "muon_steps"),
+    "lion": ("beta1", "beta2", "momentum_dtype"),
+    "sgd": ("beta1", "momentum_dtype"),
+    "adafactor": (),
+}
 
-    `optim.momentum_dtype` is that of Adam's first moment and of Muon's momentum. The second moment is float32 always: it
-    changes by `1 - beta2` of itself a step, which bfloat16, with steps of 1/256, would round away.
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """Make the optimizer that `config.optim` names: clip by the global norm, then update by optax's transformation.
+
+    With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, else 0) and gradient `g`:
+
+    - adamw: `w <- w - r (m / (sqrt(v) + eps) + d w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
+    - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for the rest (Jordan et al. 2024).
+    - lion: `w <- w - r (sign(beta1 m + (1 - beta1) g) + d w)`, `m <- beta2 m + (1 - beta2) g` (Chen et al. 2023).
+    - sgd: `w <- w - r (m + d w)`, `m <- beta1 m + g` (Sutskever et al. 2013).
+    - adafactor: `w <- w - r (rms(w) clip(g / sqrt(v)) + d w)`, `v` the product of row and column means where two axes are
+      at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
+
+    `optim.momentum_dtype` is that of `m`. Second moments are float32 always: they change by `1 - beta2` of themselves a step,
+    which bfloat16, with steps of 1/256, would round away.
+
+    Args:
+        config: the run; `optim`, and `train.steps` for the schedule.
+
+    Returns:
+        The transformation. Its updates are to be added to the weights (`optax.apply_updates`).
     """
     o = config.optim
-    momentum_dtype = jnp.dtype(o.momentum_dtype)
-    adamw = optax.adamw(
-        schedule(config),
+    rate, momentum_dtype = schedule(config), jnp.dtype(o.momentum_dtype)
+    adamw = partial(
+        optax.adamw,
+        rate,
         b1=o.beta1,
         b2=o.beta2,
         eps=o.eps,
@@ -79,10 +111,52 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
         mask=decay_mask,
         mu_dtype=momentum_dtype,
     )
-    update = adamw
-    if o.name == "muon":
-        rate = schedule(config, o.muon_learning_rate)
-        matrices = muon(rate, o.muon_steps, o.muon_momentum, o.weight_decay, momentum_dtype)
-        update = optax.partition({"muon": matrices, "adam": adamw}, groups)
+    match o.name:
+        case "adamw":
+            update = adamw()
+        case "muon":
+            muon_rate = schedule(config, o.muon_learning_rate)
+            matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, o.weight_decay, momentum_dtype)
+            update = optax.partition({"muon": matrices, "adam": adamw()}, groups)
+        case "lion":
+            update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, o.weight_decay, decay_mask)
+        case "sgd":
+            momentum = optax.sgd(rate, o.beta1, accumulator_dtype=momentum_dtype)
+            decay = optax.add_decayed_weights(lambda step: -o.weight_decay * rate(step), decay_mask)
+            update = optax.chain(momentum, decay)
+        case "adafactor":
+            # optax's weight_decay_rate is not multiplied by the learning rate: here it is, as in the others.
+            update = per_layer(
+                optax.adafactor(
+                    rate, weight_decay_rate=lambda step: o.weight_decay * rate(step), weight_decay_mask=decay_mask
+                )
+            )
     clip = optax.clip_by_global_norm(o.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
+
+
+def ignored_settings(optim: OptimConfig) -> str:
+    """Name the settings that differ from their defaults and that the chosen optimizer does not read; "" if none does."""
+    of_some = {name for names in READS.values() for name in names}
+    changed = [f.name for f in fields(optim) if f.name in of_some and getattr(optim, f.name) != f.default]
+    ignored = [f"optim.{name}" for name in changed if name not in READS[optim.name]]
+    return f"{optim.name} does not use {', '.join(ignored)}" if ignored else ""
+
+
+def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Apply a transformation to each layer of stacked weights (`train.scan_layers`) by itself.
+
+    For one that looks at each weight as a whole, as Adafactor does: the mean of a stacked leaf would be that of all layers.
+    The state is that of the layers, stacked.
+    """
+
+    def axes(tree: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: 0 if STACKED in names_of(path) else None, tree)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if STACKED not in updates:
+            return optimizer.update(updates, state, params)
+        trees = updates, state, params
+        return jax.vmap(optimizer.update, in_axes=axes(trees), out_axes=axes(trees[:2]))(*trees)
+
+    return optax.GradientTransformation(optimizer.init, update)

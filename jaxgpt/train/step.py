@@ -37,8 +37,17 @@ class TrainState(NamedTuple):
     guard: Guard | None = None
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool, guard: bool = False) -> TrainState:
-    """The state before the first update."""
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, ema: bool = False, guard: bool = False
+) -> TrainState:
+    """Make the state before the first step.
+
+    Args:
+        params: the weights, float32.
+        optimizer: any optax transformation.
+        ema: keep an average of the weights.
+        guard: keep what `train_step` needs to skip bad updates.
+    """
     return TrainState(
         jnp.zeros((), jnp.int32),
         params,
@@ -89,31 +98,34 @@ def train_step(
     *,
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    learning_rate: optax.Schedule,
-    seed: int,
+    learning_rate: optax.Schedule | None = None,
+    seed: int = 0,
     accumulation: int = 1,
     dropout: bool = False,
     ema_decay: float = 0.0,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One update. The state that comes out has the structure, shapes and types of the one that went in.
+    """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
+
+    `step = jax.jit(partial(train_step, loss_fn=make_loss_fn(model), optimizer=optimizer))`. The new state has the structure,
+    shapes and types of the old one, so that it can be donated (`donate_argnums=0`).
 
     Args:
-        state: before.
-        windows_BT1: int32 `[B, T + 1]`.
-        loss_fn: the model's loss.
-        optimizer: what turns gradients into updates.
-        learning_rate: its schedule, to be reported.
-        seed: of the dropout masks, which are a function of it and of the step.
-        accumulation: pieces in which the batch is worked through.
+        state: of `init_state`, with the same optimizer.
+        windows_BT1: int32 `[B, T + 1]`: T inputs and, one further, T targets; a negative target does not count.
+        loss_fn: of `make_loss_fn`, or any of its signature.
+        optimizer: any optax transformation.
+        learning_rate: its schedule, for the metrics alone; None: they have no `lr`.
+        seed: of the dropout masks, which are a function of (seed, step).
+        accumulation: pieces in which the batch is worked through; the result is the same.
         dropout: whether loss_fn is given a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, where the state keeps one.
         spike_factor: as `judge` takes it, where the state has a guard. An update that is left out changes nothing but
             the step: not the weights, the optimizer, its schedule or the average.
 
     Returns:
-        The state after, and `loss` (mean nats a token, before the update), `grad_norm` (before clipping), `lr`,
-        `grad_squares` (of every gradient, `[leaves]`) and, with a guard, `skipped` and `skipped_in_a_row`.
+        The new state, and the metrics: `loss` (mean nats per token, before the update), `grad_norm` (before clipping), `lr`,
+        `grad_squares` (squared norm of every gradient, `[leaves]`) and, with a guard, `skipped` and `skipped_in_a_row`.
     """
     key = named_key(seed, "dropout", state.step) if dropout else None
     loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation)
@@ -124,11 +136,11 @@ def train_step(
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
     grad_norm = optax.tree.norm(grads)
     metrics = {"loss": loss, "grad_norm": grad_norm, "grad_squares": squares(grads)}
+    if learning_rate is not None:  # a skipped update does not move the schedule
+        metrics["lr"] = learning_rate(state.step - (0 if state.guard is None else state.guard.total))
     if state.guard is None:
-        metrics["lr"] = learning_rate(state.step)
         return TrainState(state.step + 1, params, opt_state, ema), metrics
     made, guard = judge(state.guard, loss, grad_norm, spike_factor)
-    metrics["lr"] = learning_rate(state.step - state.guard.total)
     metrics |= {"skipped": guard.total, "skipped_in_a_row": guard.in_a_row}
     params, opt_state, ema = jax.tree.map(
         partial(jnp.where, made), (params, opt_state, ema), (state.params, state.opt_state, state.ema)

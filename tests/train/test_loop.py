@@ -87,6 +87,18 @@ def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
     assert resumed.evaluation == straight.evaluation
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lion", "sgd", "adafactor"])
+def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
+    """On a mesh, with layers stacked and calls of two updates; the MLP's moments are factored in Adafactor."""
+    config = small_run(steps=8, eval_every=8, steps_per_call=2, scan_layers=True)
+    optim = OptimConfig(name=name, warmup_steps=2, momentum_dtype="bfloat16")
+    config = replace(config, mesh=MeshConfig(data=1, fsdp=2), optim=optim).with_model(n_embd=128, n_layer=2)
+    straight = run(config, "straight")
+    assert run(config, "cut", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)})).interrupted
+    assert same_bits(run(config, "cut", resume=True).state, straight.state)
+
+
 def test_several_updates_in_a_call_are_the_same_wherever_a_run_is_cut() -> None:
     """Calls of one, three and fewer updates, after the cut of others: bit for bit. And the same numbers as one by one."""
     config = small_run(steps=15, eval_every=12, steps_per_call=3)

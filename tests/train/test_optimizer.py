@@ -17,7 +17,7 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.parallel import make_mesh, on_mesh
 from jaxgpt.train.muon import MATRICES, names_of, orthogonal
-from jaxgpt.train.optimizer import decay_mask, groups, make_optimizer, schedule
+from jaxgpt.train.optimizer import decay_mask, groups, ignored_settings, make_optimizer, schedule
 
 
 def config(steps: int = 100, **optim) -> Config:  # type: ignore[no-untyped-def]
@@ -168,6 +168,53 @@ def test_each_device_works_on_some_of_the_matrices() -> None:
         jax.tree.leaves(spread), jax.tree.leaves(jax.jit(lambda x: orthogonal(x, 2))(matrices)), strict=True
     ):
         np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+FACTORIES = {
+    "adamw": lambda rate: optax.adamw(rate, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.0),
+    "lion": lambda rate: optax.lion(rate, b1=0.8, b2=0.95, weight_decay=0.0),
+    "sgd": lambda rate: optax.sgd(rate, momentum=0.8),
+    "adafactor": lambda rate: optax.adafactor(rate),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_optimizers_are_optax_s_own_with_decoupled_weight_decay(name: str) -> None:
+    """`w <- w + update - rate decay w`, the last for kernels and embeddings; wide enough for Adafactor to factor."""
+    model, params = make(small("gpt2", n_layer=1, n_embd=128))
+    c = config(name=name, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.5, learning_rate=0.01, warmup_steps=2)
+    rate, ours = schedule(c), make_optimizer(c)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), FACTORIES[name](rate))
+
+    def decay(path: tuple[Any, ...], w: jax.Array, step: int) -> jax.Array:
+        return 0.5 * rate(step) * w if path[-1].key in ("kernel", "embedding") else jnp.zeros_like(w)
+
+    @jax.jit
+    def three_steps(params: Any) -> tuple[Any, Any]:
+        results = []
+        for optimizer, by_hand in ((ours, False), (theirs, True)):
+            w, state = params, optimizer.init(params)
+            for step in range(3):
+                grads = jax.tree.map(lambda x, step=step: jax.random.normal(jax.random.key(step), x.shape), w)
+                updates, state = optimizer.update(grads, state, w)
+                lost = jax.tree_util.tree_map_with_path(partial(decay, step=step), w)
+                w = optax.apply_updates(w, updates)
+                w = jax.tree.map(jnp.subtract, w, lost) if by_hand else w
+            results.append(w)
+        return results[0], results[1]
+
+    found, expected = map(names, three_steps(params))
+    for leaf, value in expected.items():
+        np.testing.assert_allclose(found[leaf], value, rtol=1e-5, atol=1e-7, err_msg=leaf)
+        assert not np.array_equal(value, names(params)[leaf])
+    factored = [x for x in jax.tree.leaves(ours.init(params)) if x.shape in ((model.config.n_embd,), (512,))]
+    assert bool(factored) or name != "adafactor"
+
+
+def test_settings_that_an_optimizer_does_not_read_are_named() -> None:
+    assert ignored_settings(OptimConfig()) == ignored_settings(OptimConfig(name="lion", beta1=0.95, beta2=0.98)) == ""
+    changed = OptimConfig(name="adafactor", beta1=0.8, eps=1e-6, muon_steps=4, weight_decay=0.0, grad_clip=0.0)
+    assert ignored_settings(changed) == "adafactor does not use optim.beta1, optim.eps, optim.muon_steps"
 
 
 def test_clipping_is_by_the_global_norm() -> None:

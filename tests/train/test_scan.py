@@ -98,10 +98,10 @@ def test_stacking_is_undone_by_unstacking_anywhere_in_a_tree() -> None:
     assert jax.tree.structure(stack_layers(stacked)) == jax.tree.structure(stacked)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
 def test_an_update_treats_a_stack_as_its_layers(name: str) -> None:
-    """Muon makes every layer's matrix orthogonal by itself; what decays does so in both."""
-    _, params = make(small("modern", n_layer=3))
+    """Muon and Adafactor treat every layer's matrix by itself; what decays does so in both."""
+    _, params = make(small("modern", n_layer=3, n_embd=128 if name == "adafactor" else 16))
     optimizer = make_optimizer(config(optimizer=name))
     grads = jax.tree.map(lambda w: jax.random.normal(jax.random.key(w.size), w.shape), params)
     state = optimizer.init(params)

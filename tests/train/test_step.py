@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,9 @@ from jaxgpt.parallel import on_mesh
 from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.loss import cross_entropy, token_count
 from jaxgpt.train.step import eval_step, gradients
+
+OTHERS = ("lion", "sgd", "adafactor")
+WIDE = {"n_embd": 128}  # Adafactor factors the MLP's second moments from here on
 
 
 def program(  # type: ignore[no-untyped-def]
@@ -50,7 +54,7 @@ def windows(p: Program, seed: int = 0) -> np.ndarray:
 @functools.cache
 def alone(model: str, steps: int, optimizer: str = "adamw") -> tuple[list[float], object]:
     """The run on one device with which others are compared."""
-    return train(program(model, optim={"name": optimizer}), steps)
+    return train(program(model, optim={"name": optimizer}, shape=WIDE if optimizer == "adafactor" else {}), steps)
 
 
 def train(p: Program, steps: int) -> tuple[list[float], object]:
@@ -100,7 +104,7 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "muon", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)])
 def test_state_out_is_like_state_in(name: str) -> None:
     p = program("modern", optim={"name": name, "ema_decay": 0.9}, accumulation=2, dropout=0.1)
     before = p.init()
@@ -108,6 +112,22 @@ def test_state_out_is_like_state_in(name: str) -> None:
     after, _ = p.step(before, p.put(windows(p)))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), after) == described
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract_state) == described
+
+
+def test_any_transformation_trains_in_the_place_of_the_named_one() -> None:
+    """On a mesh. Its mask sees plain arrays by their names, and its moments lie where their weights do."""
+    kernels = partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key == "kernel")
+    optimizer = optax.chain(optax.masked(optax.scale_by_adam(), kernels), optax.scale(-1e-2))
+    p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).config, optimizer)
+    before = p.init()
+    kernel = before.params["h_0"]["mlp"]["up_proj"]["kernel"]
+    moments = before.opt_state[0].inner_state
+    assert moments.mu["h_0"]["mlp"]["up_proj"]["kernel"].sharding == kernel.sharding != moments.count.sharding
+    moved = np.asarray(kernel)
+    after, metrics = p.step(before, p.put(windows(p)))
+    assert jax.tree.map(lambda leaf: leaf.sharding, after) == p.state_shardings
+    assert not np.array_equal(after.params["h_0"]["mlp"]["up_proj"]["kernel"], moved)
+    assert "lr" not in metrics
 
 
 def test_the_state_is_donated() -> None:
@@ -219,11 +239,21 @@ MESHES = [
 
 
 @pytest.mark.parametrize(
-    ("mesh", "name"), [*((mesh, "adamw") for mesh in MESHES), (MESHES[-1], "muon")], ids=lambda v: str(v)[10:]
+    ("mesh", "name"),
+    [
+        *((mesh, "adamw") for mesh in MESHES),
+        (MESHES[-1], "muon"),
+        (MESHES[-1], "adafactor"),
+        *(pytest.param(MESHES[-1], name, marks=pytest.mark.long) for name in ("lion", "sgd")),
+        *(pytest.param(MeshConfig(data=1, fsdp=2), name, marks=pytest.mark.long) for name in OTHERS),
+        *(pytest.param(MeshConfig(data=1, tensor=2), name, marks=pytest.mark.long) for name in OTHERS),
+    ],
+    ids=lambda v: str(v)[10:] if isinstance(v, MeshConfig) else v,
 )
 def test_every_mesh_has_the_losses_of_one_device(mesh: MeshConfig, name: str) -> None:
     losses, state = alone("modern", 5, name)
-    split, state_split = train(program("modern", mesh=mesh, optim={"name": name}), 5)
+    shape = WIDE if name == "adafactor" else {}
+    split, state_split = train(program("modern", mesh=mesh, optim={"name": name}, shape=shape), 5)
     np.testing.assert_allclose(split, losses, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(state_split), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-3 if name == "muon" else 2e-4)
