@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -57,22 +58,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] and args[0] in ("-h", "--help", "help"):
         args = [*args[1:2], "--help"] if args[1:2] and args[1] not in ("-h", "--help", "help") else []
-    if not args:
-        print(USAGE, end="")
-        return 0
-    if args[0] == "--version":
-        import jaxgpt
-
-        print(f"jaxgpt {jaxgpt.__version__}")
-        return 0
-    name, rest = args[0], args[1:]
     try:
+        if not args:
+            print(USAGE, end="", flush=True)
+            return 0
+        if args[0] == "--version":
+            import jaxgpt
+
+            print(f"jaxgpt {jaxgpt.__version__}", flush=True)
+            return 0
+        name, rest = args[0], args[1:]
         if name not in COMMANDS:
             from jaxgpt.cli.suggest import unknown_command
             from jaxgpt.presets import PRESETS
 
             raise UserError(unknown_command(name, COMMANDS, PRESETS))
-        return module_of(name).run(rest)
+        code: int = module_of(name).run(rest)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is said here, not when Python ends
+        return code
     except UserError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 2
@@ -101,6 +105,7 @@ def entry(*before: str) -> None:
     """
     # Imports and traces make millions of objects that stay: looking for garbage among them takes a tenth of their time.
     gc.set_threshold(GARBAGE)
+    _open_standard_streams()
     words = [*before, *sys.argv[1:]]
     if NO_CACHE & set(words):
         words = [word for word in words if word not in NO_CACHE]
@@ -111,3 +116,22 @@ def entry(*before: str) -> None:
     if code and (join := sys.modules.get("jaxgpt.parallel.join")):
         join.leave(code)
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Open the null device as each standard stream that is closed (`jaxgpt ... >&-`).
+
+    Otherwise the next file to be opened gets its number, and receives what is printed; and libuv, beneath Orbax, aborts
+    the process when it is to close a file with one of these numbers.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)
+            if opened != number:
+                os.close(opened)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115

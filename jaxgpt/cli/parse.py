@@ -75,7 +75,7 @@ class Command:
         rest = self.arguments.endswith("...")
         line = read(args, known, lambda flag: unknown_option(flag, flags, self.name), leading=rest)
         if line.help:
-            print(self._help(cls, line.arguments))
+            print(self._help(cls, line.arguments), flush=True)
             raise SystemExit(0)
         names = self.arguments.removesuffix(" ...").split()
         for name in names[len(line.arguments) :]:

@@ -11,7 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
+
+    from jaxgpt.cli.console import Console
 
 DELAY = 2.0  # seconds before anything is shown
 EVERY = 30.0  # seconds between lines where standard error is not a terminal
@@ -72,9 +74,9 @@ def duration(seconds: float) -> str:
 def _show(activity: Activity, ended: threading.Event) -> None:
     if ended.wait(DELAY) or sys.stderr is None:  # `2>&-` closes it, and print would fall back to standard output
         return
-    from rich.console import Console  # not needed by what is quick
+    from jaxgpt.cli.console import Console  # not needed by what is quick
 
-    console = Console(stderr=True, highlight=False, emoji=False, markup=False)
+    console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         _show_live(console, activity, ended)
         return

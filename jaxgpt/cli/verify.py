@@ -16,8 +16,7 @@ from jaxgpt.config import Config, DataConfig, MeshConfig
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from jaxgpt.cli.console import Console
     from jaxgpt.lm import LM
     from jaxgpt.study.verify import Row
 
@@ -44,13 +43,12 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=8))
-    from rich.console import Console
-
+    from jaxgpt.cli.console import Console
     from jaxgpt.study.verify import LAWS, verify
 
     lm, what = _model(target, parsed.checkpoint)
     about = {"model": what, "compute_dtype": "float32"} | _machine()
-    console, rows = Console(highlight=False, stderr=parsed.json), []
+    console, rows = Console(stderr=parsed.json), []
     table = verify(lm, LAWS)
     with console.status("") as status:
         for law in LAWS:
@@ -106,6 +104,7 @@ def _plain(row: Row) -> dict[str, Any]:
 def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: str) -> None:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     device, versions = about["device"], about["versions"]
     lines = (
@@ -115,19 +114,19 @@ def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: s
         f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",
         f"XLA_FLAGS {about['flags']['XLA_FLAGS']}",
     )
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    console.write("\n".join(lines))
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("law")
     for name in ("figure", "tolerance", "seconds", ""):
         table.add_column(name, justify="right")
     for row in rows:
         figure = "" if row.figure is None else f"{row.figure:.1e}" if row.figure else "0"
-        word = {True: "[green]ok", False: "[red]FAILED", None: "skipped"}[row.ok]
+        word = {True: Text("ok", "green"), False: Text("FAILED", "red"), None: Text("skipped")}[row.ok]
         table.add_row(row.name, figure, f"{row.tolerance:.0e}" if row.tolerance else "0", f"{row.seconds:.1f}", word)
     console.print(table)
     for row in rows:
         if row.note:
             verdict = "skipped" if row.ok is None else "FAILED"
-            console.print(f"{verdict}: {row.name}: {row.note}", markup=False, soft_wrap=True)
+            console.write(f"{verdict}: {row.name}: {row.note}")
     held, skipped = sum(row.ok is True for row in rows), sum(row.ok is None for row in rows)
-    console.print(f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else ""))
+    console.write(f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else ""))

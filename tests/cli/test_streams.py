@@ -1,0 +1,84 @@
+"""Standard streams that are closed, full or read by nobody; and text that is printed as it is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import shlex
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from folders import SMALL, run_folder
+from helpers import repository
+
+from jaxgpt.cli.console import Console
+
+HOSTILE = ":smile: :x: [bold]b[/bold] [link=x]\t|\ttabs \r\f\x1b[0m {0} %s \\n [/] " + "long " * 60
+JAXGPT = f"{sys.executable} -m jaxgpt"
+
+
+def shell(command: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, shell=True, capture_output=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("closed", [c for c in product((0, 1, 2), repeat=2) if c[0] <= c[1]], ids=str)
+def test_errors_with_closed_streams(closed: tuple[int, int]) -> None:
+    redirect = " ".join({0: "<&-", 1: ">&-", 2: "2>&-"}[number] for number in closed)
+    result = shell(f"{JAXGPT} info nosuch {redirect}")
+    assert result.returncode == 2
+    assert result.stdout == b"", "an error must not get into the results"
+    if 2 not in closed:
+        assert result.stderr == b"jaxgpt: no preset or run 'nosuch'; jaxgpt presets lists the presets\n"
+
+
+def test_a_run_is_read_with_all_streams_closed(tmp_path: Path) -> None:
+    """Files opened in their stead get numbers that libuv refuses to close, and what is printed."""
+    run_folder(tmp_path / "run", SMALL)
+    result = shell(f"{JAXGPT} sample run --prompt To --max-new-tokens 2 <&- >&- 2>&-")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", ["train --help", "--help", "--version"])
+def test_a_full_disk_is_one_line(command: str) -> None:
+    result = shell(f"{JAXGPT} {command} > /dev/full")
+    assert result.returncode == 1
+    assert result.stderr == b"jaxgpt: cannot write: No space left on device\n"
+
+
+def test_a_console_prints_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for terminal in (False, True):
+        out = io.StringIO()
+        monkeypatch.setattr(sys, "stdout", out)
+        if terminal:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+            monkeypatch.setenv("COLUMNS", "40")
+        console = Console()
+        assert console.is_terminal == terminal
+        console.write(HOSTILE)
+        assert out.getvalue() == HOSTILE + "\n"
+
+
+def test_there_is_one_console() -> None:
+    """Rich's own would read markup and emoji codes in paths and samples."""
+    for path in (repository() / "jaxgpt").rglob("*.py"):
+        if path.name == "console.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich"):
+                names = {alias.name for alias in node.names}
+                assert not names & {"Console", "print", "get_console", "Progress", "TextColumn"}, f"{path}: {names}"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, time; from jaxgpt.cli.console import Console; console = Console()\n"
+        "for _ in range(1000): console.write('x' * 1000)\n"
+        "pathlib.Path('done').write_text('')\n"
+    )
+    result = shell(f"{sys.executable} -c {shlex.quote(code)} | head -1")
+    assert result.stderr == b""
+    assert (tmp_path / "done").exists()
