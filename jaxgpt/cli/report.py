@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jaxgpt.cli.console import Console
 from jaxgpt.cli.parse import note
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
@@ -36,7 +36,7 @@ class Report:
             step: where it starts or resumes, for the progress bar.
         """
         self.program, self.data, self.run = program, data, run
-        self.console = Console(highlight=False, soft_wrap=True, quiet=not leader())
+        self.console = Console(quiet=not leader())
         self.live = self.console.is_terminal and leader()
         self._spoke = 0.0
         self._bar = Progress(
@@ -134,7 +134,7 @@ class Report:
         return prompt, lm.tokenizer.decode(ids)
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.write(text)
 
 
 def _quote(text: str) -> str:
