@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -16,6 +18,7 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
 import jaxgpt as package
+from jaxgpt.cli import main
 from jaxgpt.presets import PRESETS
 from jaxgpt.train.catalog import choose, steps
 
@@ -310,6 +313,25 @@ def test_the_reader_may_go_away(run: Path) -> None:
     command = f"{sys.executable} -m jaxgpt presets | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout-and-stderr"])
+def test_training_survives_the_reader_of_its_output(both: bool) -> None:
+    """`jaxgpt train ... | head -2`, with and without `2>&1`."""
+    Path("text.txt").write_text(TEXT)
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as closed, contextlib.ExitStack() as stack:
+        os.close(read)
+        err = closed if both else io.StringIO()
+        stack.enter_context(contextlib.redirect_stdout(closed))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        code = main(["train", "shakespeare", "--data.path", "text.txt", "--out", "run", *TINY])
+    assert code == 0
+    assert steps(Path("run/checkpoints")) == [10, 20]
+    assert Path("run/loss.png").is_file()
+    if not both:
+        assert "standard output was closed: training continues" in err.getvalue()
+        assert err.getvalue().count("\n") == 1
 
 
 def test_no_command_is_help() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -156,4 +157,9 @@ def print_json(value: dict[str, Any] | list[Any]) -> None:
 
 def note(text: str) -> None:
     """Print a line on standard error: for a person, not for a program that reads the output."""
-    print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
+    try:
+        print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
+    except BrokenPipeError:  # the reader has gone away, as in `jaxgpt train 2>&1 | head`; the work goes on
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stderr.fileno())
+        os.close(null)

@@ -26,6 +26,12 @@ from jaxgpt.train.run import Run
 PLAIN_EVERY = 5.0  # seconds between lines where there is no terminal
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        super().on_broken_pipe()
+        note("standard output was closed: training continues without it (Ctrl-C stops and saves)")
+
+
 class Report:
     """Tells a person how a run goes."""
 
@@ -36,7 +42,7 @@ class Report:
             step: where it starts or resumes, for the progress bar.
         """
         self.program, self.data, self.run = program, data, run
-        self.console = Console(quiet=not leader())
+        self.console = _Console(quiet=not leader())
         self.live = self.console.is_terminal and leader()
         self._spoke = 0.0
         self._bar = Progress(

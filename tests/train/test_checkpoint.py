@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -179,6 +181,18 @@ def test_a_reader_takes_the_next_where_its_checkpoint_goes_away(monkeypatch: pyt
     shutil.rmtree("checkpoints/1")
     abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
     np.testing.assert_array_equal(read_params(Path("checkpoints"), "last", abstract, False)["w"], state(3).params["w"])
+
+
+def test_a_state_of_another_optimizer_is_one_line(three: Path) -> None:
+    """Without warnings of coroutines that Orbax abandons."""
+    other = TrainState(jnp.asarray(3), state(3).params, [state(3).opt_state], None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(UserError, match="checkpoint of this run: opt_state does not match") as error:
+            restore_state(three, 3, other)
+        gc.collect()
+    assert "\n" not in str(error.value)
+    assert not [w for w in caught if "never awaited" in str(w.message)]
 
 
 def test_what_is_kept() -> None:

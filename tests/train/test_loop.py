@@ -278,8 +278,9 @@ def test_a_signal_while_the_step_is_compiled_is_not_lost(monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(Program, "lower", asked)
-        assert run(small_run(), "out").interrupted
-    assert len(steps(Path("out/checkpoints"))) == 1
+        for resume in (False, True, True):  # and again, still at step 0
+            assert run(small_run(), "out", resume=resume).interrupted
+    assert steps(Path("out/checkpoints")) == [0]
     assert not run(small_run(), "out", resume=True).interrupted
 
 
