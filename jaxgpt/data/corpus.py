@@ -31,7 +31,6 @@ unittest/suite urllib/request uuid warnings wave weakref webbrowser zipapp
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-SHAKESPEARE_SIZE = 1_115_394
 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
@@ -94,7 +93,7 @@ def read_text(config: DataConfig) -> Text:
             return python_sources()
         case "shakespeare":
             path = cache_dir() / "tinyshakespeare.txt"
-            fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, SHAKESPEARE_SIZE, path, flag="--data.path FILE")
+            fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, path, flag="--data.path FILE")
             return Text(_read_file(path), f"tinyshakespeare ({path})")
         case "statquest":
             return Text(STATQUEST.encode(), "StatQuest's two sentences")

@@ -1,0 +1,1 @@
+"""Machines that are not here: topologies, compiled programs read as text, estimates."""
