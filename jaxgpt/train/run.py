@@ -152,11 +152,11 @@ def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     write_atomically(run.path / "config.json", to_json(config))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """A file that is there whole or not at all, also if the power fails."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is there whole or not at all, also if the power fails. A string is written as UTF-8."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as f:
-        f.write(text)
+    with temporary.open("wb") as f:
+        f.write(content.encode() if isinstance(content, str) else content)
         f.flush()
         os.fsync(f.fileno())
     os.replace(temporary, path)
