@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from jaxgpt.cache import keep_compiled
+from jaxgpt.cli.interrupt import INTERRUPTED, end_now, interruptible
 from jaxgpt.config import UserError
 from jaxgpt.train import TrainingFailed
 
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         print("jaxgpt: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except TrainingFailed as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1
@@ -111,10 +112,13 @@ def entry(*before: str) -> None:
         words = [word for word in words if word not in NO_CACHE]
     else:
         keep_compiled()
-    code = main(words)
+    with interruptible():
+        code = main(words)
     # Loaded only by what several processes can run. One of them that failed does not wait for the others.
-    if code and (join := sys.modules.get("jaxgpt.parallel.join")):
+    if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
         join.leave(code)
+    if code == INTERRUPTED:
+        end_now()  # threads may still be compiling or writing
     sys.exit(code)
 
 
