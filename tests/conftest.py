@@ -75,3 +75,9 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXGPT_CACHE", str(tmp_path / "cache"))
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, a command in this process has nothing to say on standard error but what is expected."""
+    monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 1e6)

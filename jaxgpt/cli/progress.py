@@ -50,13 +50,16 @@ class Activity:
 
 
 @contextmanager
-def progress(name: str) -> Iterator[Activity]:
-    """Show what happens within on standard error, should it take longer than `DELAY`.
+def progress(name: str, shown: bool = True) -> Iterator[Activity]:
+    """Show what happens within on standard error, should it take longer than `DELAY`; nothing where not `shown`.
 
     On a terminal one line that is renewed and disappears at the end, elsewhere a plain line every `EVERY` seconds.
     Standard output is never written to: it may belong to `--json`. Not to be nested: use `Activity.stage`.
     """
     activity, ended = Activity(name), threading.Event()
+    if not shown:
+        yield activity
+        return
     thread = threading.Thread(target=_show, args=(activity, ended), daemon=True)
     thread.start()
     try:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import jax
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
 from jaxgpt.cli.console import Console
+from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import note
+from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
 from jaxgpt.train.build import Program
+from jaxgpt.train.catalog import kept
 from jaxgpt.train.evaluate import Evaluation, eval_params
-from jaxgpt.train.loop import Outcome
+from jaxgpt.train.loop import Outcome, Reporter
 from jaxgpt.train.metrics import parameter_count
+from jaxgpt.train.plot import LossPlot
 from jaxgpt.train.run import Run
 
 PLAIN_EVERY = 5.0  # seconds between lines where there is no terminal
@@ -32,8 +44,8 @@ class _Console(Console):
         note("standard output was closed: training continues without it (Ctrl-C stops and saves)")
 
 
-class Report:
-    """Tells a person how a run goes."""
+class Report(Reporter):
+    """Shows the user how a run goes."""
 
     def __init__(self, program: Program, data: Dataset, run: Run, step: int = 0) -> None:
         """
@@ -43,63 +55,116 @@ class Report:
         """
         self.program, self.data, self.run = program, data, run
         self.console = _Console(quiet=not leader())
-        self.live = self.console.is_terminal and leader()
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
         self._spoke = 0.0
-        self._bar = Progress(
-            TextColumn("step {task.completed:>5.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=16),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            console=self.console,
-            transient=True,
-        )
-        self._task = self._bar.add_task("compiling", total=program.config.train.steps, completed=step)
+        self._step, self._total, self._figures = step, program.config.train.steps, dict[str, float]()
+        self._stage: Activity | None = Activity("starting")
+        self._spinner = Spinner("dots")
+        self._bar = Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4)
+        self._ended = threading.Event()
+        title = f"{program.config.preset}: {run.path}"
+        self._plot = LossPlot(run.metrics, run.plot, title, lambda e: self.note(f"{run.plot} cannot be drawn: {e}"))
 
     def __enter__(self) -> Report:
         self._introduce()
         if self.live:
             self._bar.start()
+        elif leader():
+            threading.Thread(target=self._tell_stages, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self.live:
-            self._bar.stop()
+        try:
+            if leader() and (kind is None or issubclass(kind, Exception)):
+                self._plot.close()
+        finally:
+            self._ended.set()
+            if self.live:
+                self._bar.stop()
+
+    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+        stage = self._stage
+        if stage is None or stage.name != name:
+            stage = Activity(name) if name else None
+        if stage is not None:
+            stage(done, total)
+        self._stage = stage
+
+    def compiled(self, seconds: float) -> None:
+        self._print(f"         compiled in {seconds:.1f} s")
 
     def progress(self, figures: dict[str, float]) -> None:
-        speed = f"{figures['tokens_per_second']:,.0f} tok/s" if "tokens_per_second" in figures else "compiled"
-        rate = f"lr {figures['lr']:.2e}  " if "lr" in figures else ""  # another optimizer's is not known
-        line = f"loss {figures['loss']:.4f}  {rate}{speed}"
-        step, total = int(figures["step"]), self.program.config.train.steps
-        if self.live:
-            self._bar.update(self._task, completed=step + 1, description=line)
-        elif time.monotonic() - self._spoke > PLAIN_EVERY:
+        self._step, self._figures = int(figures["step"]) + 1, figures
+        if not self.live and time.monotonic() - self._spoke > PLAIN_EVERY:
             self._spoke = time.monotonic()
-            left = figures["elapsed_seconds"] / (step + 1) * (total - step - 1)
-            self._print(f"step {step:>5}/{total}  {line}  {left:.0f} s left")
+            self._print("  ".join(self._texts()))
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         kind = "validation" if self.data.held_out else "training text"
         self._print(f"step {step:>5}: {kind} loss {result.loss:.4f} +- {result.stderr:.4f} ({result.tokens:,} tokens)")
+        if leader():
+            self._plot.update()
 
     def note(self, text: str) -> None:
         if leader():
             note(text)
 
+    def signaled(self, number: int, again: bool) -> None:
+        name = signal.Signals(number).name
+        press = "press again" if number == signal.SIGINT else f"{name} again"
+        begin = "" if number == signal.SIGINT else f"{name}: "
+        if not again:
+            stage = self._stage
+            when = "once compiled" if stage and stage.name == "compiling" else "after this step"
+            self.note(f"{begin}stopping {when}, then saving; {press} to stop now")
+            return
+        if not self._ended.wait(GRACE):
+            # The main thread is in native code, or waits for a thread that is.
+            end_now(f"{begin}stopped; {kept(self.run.checkpoints)}" if leader() else "")
+
     def finished(self, outcome: Outcome) -> None:
         """The sample, and where to go from here."""
-        if self.live:
-            self._bar.stop()
         config = self.program.config
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
         params = collected(params)
         if not leader():
             return
         if params is not None:
-            prompt, text = self._sample(params)
+            with progress("sampling"):
+                prompt, text = self._sample(params)
             self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{self.data.tokenizer.glue}{text}\n---\n")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
         self._print(f"next     jaxgpt sample {self.run.path} --prompt {_quote(config.train.prompt)}")
+
+    def _texts(self) -> list[str]:
+        """The parts of the line: the step, its metrics, the recent speed and the time left; or what else is going on."""
+        figures, stage = self._figures, self._stage
+        parts = [f"step {self._step:>5}/{self._total}"]
+        told = [f"loss {figures['loss']:.4f}"] if figures else []
+        if stage:
+            return [*parts, *told, str(stage)]
+        if "lr" in figures:
+            told.append(f"lr {figures['lr']:.2e}")
+        if "tokens_per_second" in figures:
+            told.append(f"{figures['tokens_per_second']:,.0f} tok/s")
+            told.append(f"{duration(figures['seconds_left'])} left")
+        return parts + told
+
+    def _line(self) -> RenderableType:
+        """The line that is renewed on a terminal."""
+        step, *texts = self._texts()
+        room = self.console.width - len("* ") - len(step) - sum(len("  ") + len(text) for text in texts) - 1
+        bar = [ProgressBar(self._total, self._step, width=min(room, 16))] if room >= 4 else []
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(self._spinner, step, *bar, Text("  ".join(texts), no_wrap=True, overflow="ellipsis"))
+        return grid
+
+    def _tell_stages(self) -> None:
+        """A line now and then, where there is no terminal, about what takes long."""
+        with suppress(OSError):
+            while not self._ended.wait(EVERY):
+                if (stage := self._stage) and time.monotonic() - stage.started > EVERY / 2:
+                    self._print("  ".join(self._texts()))
 
     def _introduce(self) -> None:
         config, mesh = self.program.config, self.program.mesh

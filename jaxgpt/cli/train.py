@@ -69,6 +69,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
     use_cores(config.mesh, count(), config.model)
     keep_memory(config)
+    from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
     from jaxgpt.train.build import build
@@ -101,7 +102,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         return args.out
 
     with ExitStack() as stack:
-        last, finished = decide(find) if old is not None else (None, False)
+        with progress("checking the checkpoints", leader()):
+            last, finished = decide(find) if old is not None else (None, False)
         if finished:
             if leader() and not run.plot.exists():
                 plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
@@ -113,7 +115,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             _, params, tokenizer = load(*split_checkpoint(config.init_from))
         if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
             tokenizer = run.tokenizer()
-        data = agree(lambda: load_dataset(config, tokenizer), lambda data: data.facts())
+        with progress("reading the text", leader()):
+            data = agree(lambda: load_dataset(config, tokenizer), lambda data: data.facts())
         if not config.model.vocab_size:
             config = config.with_model(vocab_size=data.tokenizer.vocab_size)
         program = build(config)
@@ -123,8 +126,6 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         start = None if params is None else program.start_from(cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
             outcome = fit(program, data, directory, reporter, last, start)
-        if leader():
-            plot_losses(directory.metrics, directory.plot, f"{config.preset}: {directory.path}")
     if outcome.interrupted:
         reporter.note(f"stopped and saved at step {int(outcome.state.step)}; go on with: {_resume(directory)}")
         return 0

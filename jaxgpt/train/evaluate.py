@@ -15,6 +15,8 @@ from jaxgpt.data import Tokens, eval_batch, eval_windows
 from jaxgpt.data.batches import ALL
 from jaxgpt.train.build import Program
 
+AHEAD = 2  # batches that are queued behind the one that is waited for
+
 
 class Evaluation(NamedTuple):
     """A mean over tokens.
@@ -40,6 +42,7 @@ def evaluate(
     tokens: Tokens,
     interrupted: Callable[[], bool] = lambda: False,
     whole: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation | None:
     """The loss of `params` on the windows of a split, side by side.
 
@@ -49,6 +52,7 @@ def evaluate(
         tokens: the split.
         interrupted: asked before each batch whether to give up.
         whole: all windows; or the `train.eval_windows` that every evaluation of a run has.
+        progress: called with the number of windows done, and of all windows.
 
     Returns:
         None if `interrupted` said so.
@@ -70,6 +74,9 @@ def evaluate(
         loss, count = program.eval(params, program.read((batch_size, block_size + 1), rows))
         sums.append(loss)
         counts.append(count)
+        if len(sums) > AHEAD:  # a call is about to be made: without waiting, all of them would be queued at once
+            jax.block_until_ready(sums[-AHEAD - 1])
+            progress((len(sums) - AHEAD) * batch_size, len(windows))
     all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
     return summarize(all_sums, all_counts, np.searchsorted(windows, shared))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,15 +35,35 @@ if TYPE_CHECKING:
     from jaxgpt.train.checkpoint import Checkpoints
 
 LAG = 2  # calls that may be under way before the oldest one's figures are read
+SAVING = "saving a checkpoint"
 SAVE, STOP = 1, 2  # what a process may wish between two steps; the stronger wish of all wins
 
 
-class Reporter(Protocol):
-    """Who is told how it goes. Figures are named as in metrics.jsonl."""
+class Reporter:
+    """Receives the events of a run. The methods do nothing: a subclass overrides those it is interested in."""
 
-    def progress(self, figures: dict[str, float]) -> None: ...
-    def evaluated(self, step: int, result: Evaluation) -> None: ...
-    def note(self, text: str) -> None: ...
+    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Called when something other than training steps begins ("evaluating") or advances; "" when it has ended."""
+
+    def compiled(self, seconds: float) -> None:
+        """Called when the train step has been compiled and the state is there; with the seconds since the start."""
+
+    def progress(self, figures: dict[str, float]) -> None:
+        """Called for every step, once its metrics have been read.
+
+        Args:
+            figures: named as in metrics.jsonl, but `tokens_per_second` is the speed of the last seconds; and
+                `seconds_left`. Both are missing as long as they are unknown.
+        """
+
+    def evaluated(self, step: int, result: Evaluation) -> None:
+        """Called after an evaluation."""
+
+    def note(self, text: str) -> None:
+        """Called with a line that the user should see."""
+
+    def signaled(self, number: int, again: bool) -> None:
+        """Called in another thread when SIGINT or SIGTERM arrives; `again`: for the second time or more."""
 
 
 class Outcome(NamedTuple):
@@ -84,10 +105,13 @@ def fit(
         TrainingFailed: the loss or the gradient is no longer finite, or nothing can be written. The last good
             checkpoint stays.
     """
+    began = time.perf_counter()
     train = program.config.train
     seen = 0 if resume_step is None else decide(lambda: tokens_seen(run, resume_step, program.config))
-    with stop_on_signal() as stop:
-        with program.compiling() if (resume_step or 0) < (until or train.steps) else nullcontext():
+    unfinished = (resume_step or 0) < (until or train.steps)
+    with stop_on_signal(reporter.signaled) as stop:
+        reporter.stage("compiling" if unfinished else "reading the checkpoint")
+        with program.compiling() if unfinished else nullcontext():
             from jaxgpt.train.checkpoint import Checkpoints, Keep, restore_state  # Orbax is long to import
 
             if resume_step is not None:
@@ -95,6 +119,9 @@ def fit(
                 state = program.from_checkpoint(saved)
             else:
                 state = program.init() if start is None else start
+        reporter.stage("")
+        if unfinished:
+            reporter.compiled(time.perf_counter() - began)
         try:
             metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=resume_step)
             try:
@@ -175,7 +202,9 @@ class _Loop:
         self._read(0)
         if self.saved != done:
             self._save(state, done, None, temporary=True)
+        self.reporter.stage(SAVING)
         self.checkpoints.wait()
+        self.reporter.stage("")
         return Outcome(state, self.evaluation, interrupted=done < train.steps)
 
     def _steps_ahead(self, done: int, end: int) -> int:
@@ -203,7 +232,9 @@ class _Loop:
         """Take in the figures of all calls but the last `leave`."""
         while len(self.pending) > leave:
             first, figures = self.pending.popleft()
-            for ahead, of_step in enumerate(figures()):
+            of_steps = figures()
+            self.clock.call_ended(len(of_steps) * self._tokens_per_step)
+            for ahead, of_step in enumerate(of_steps):
                 self._note(first + ahead, of_step)
 
     def _note(self, step: int, of_step: dict[str, Any]) -> None:
@@ -215,7 +246,8 @@ class _Loop:
         if step % train.log_every == 0 or step == train.steps - 1:
             line = {"step": step} | figures | self.clock.figures(self._tokens(step + 1))
             self.metrics.write(**line)
-            self.reporter.progress(line)
+        tokens_left = (train.steps - step - 1) * self._tokens_per_step
+        self.reporter.progress({"step": step} | figures | self.clock.recent(tokens_left))
 
     def _check(self, step: int, figures: dict[str, float], squares: np.ndarray) -> None:
         """Whether training can go on after a step.
@@ -250,7 +282,11 @@ class _Loop:
         with self.clock.paused() as seconds:
             params = eval_params(state, self.config)
             whole = done == self.config.train.steps
-            result = evaluate(self.program, params, self.data.val, lambda: self.poll.ask(self._wish()) == STOP, whole)
+            stage = partial(self.reporter.stage, "evaluating")
+            stage()
+            stopped = lambda: self.poll.ask(self._wish()) == STOP  # noqa: E731
+            result = evaluate(self.program, params, self.data.val, stopped, whole, stage)
+            self.reporter.stage("")
             if result is None:
                 return
             if not math.isfinite(result.loss):
@@ -267,7 +303,9 @@ class _Loop:
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
         self._read(0)  # nothing is kept that is not known to be good
         metadata = self.metadata | {"tokens": self._tokens(done)}
+        self.reporter.stage(SAVING)  # in the background, after the one before and a copy of the state
         self.checkpoints.save(self.program.to_checkpoint(state), val_loss, metadata, temporary=temporary)
+        self.reporter.stage("")
         self.saved = done
         self.clock.saved()
         self.poll.forget()

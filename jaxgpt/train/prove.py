@@ -20,8 +20,7 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.train import TrainingFailed
 from jaxgpt.train.build import build
 from jaxgpt.train.catalog import latest_valid
-from jaxgpt.train.evaluate import Evaluation
-from jaxgpt.train.loop import fit
+from jaxgpt.train.loop import Reporter, fit
 from jaxgpt.train.metrics import TIMES, read_metrics
 from jaxgpt.train.run import Run, describe
 
@@ -66,7 +65,7 @@ def leg(file: Path) -> dict[str, str]:
     run.path.mkdir(exist_ok=True)
     describe(run, config, data.tokenizer)
     program = build(config)
-    silent = _Silent()
+    silent = Reporter()
     last = latest_valid(run.checkpoints, config, silent.note) if order["resume"] else None
     state = fit(program, data, run, silent, last, None, order["until"]).state
     step, block_size = int(state.step), config.model.block_size
@@ -82,12 +81,6 @@ def leg(file: Path) -> dict[str, str]:
     }
     hashes = {name: _hash(tree) for name, tree in parts.items() if tree is not None}
     return hashes | {"metrics": hashlib.sha256(json.dumps(lines).encode()).hexdigest()}
-
-
-class _Silent:
-    def progress(self, figures: dict[str, float]) -> None: ...
-    def evaluated(self, step: int, result: Evaluation) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 def _hash(tree: Any) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TextIO
 
 import pytest
@@ -20,16 +18,6 @@ from jaxgpt.cli.progress import Activity, progress
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.cli.progress.DELAY", 0.02)
     monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 0.02)
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, Callable[[], str]]]:
-    """A stream that is a terminal, and a function that returns what it has received."""
-    monkeypatch.setenv("TERM", "xterm")
-    leader, follower = pty.openpty()
-    os.set_blocking(leader, False)
-    with os.fdopen(follower, "w") as stream, os.fdopen(leader, "rb", buffering=0) as screen:
-        yield stream, lambda: (screen.read() or b"").decode()
 
 
 def test_nothing_is_shown_of_what_is_quick(capfd: pytest.CaptureFixture[str]) -> None:

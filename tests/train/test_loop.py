@@ -21,21 +21,19 @@ from jaxgpt.data import Dataset, load_dataset
 from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.catalog import latest_valid
 from jaxgpt.train.checkpoint import choose, restore_params, restore_state, steps, val_losses
-from jaxgpt.train.evaluate import Evaluation, evaluate, spread, summarize
-from jaxgpt.train.loop import TrainingFailed, check_ids, fit
+from jaxgpt.train.evaluate import evaluate, spread, summarize
+from jaxgpt.train.loop import Reporter, TrainingFailed, check_ids, fit
 from jaxgpt.train.metrics import TIMES, MetricsFile, read_metrics
 from jaxgpt.train.run import Run
 
 
-class Silent:
+class Silent(Reporter):
     def __init__(self, at: dict[int, object] | None = None) -> None:
         self.at, self.notes = at or {}, list[str]()
 
     def progress(self, figures: dict[str, float]) -> None:
         if action := self.at.get(int(figures["step"])):
             action()  # type: ignore[operator]
-
-    def evaluated(self, step: int, result: Evaluation) -> None: ...
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -189,6 +187,28 @@ def test_speed_counts_every_step_but_the_first_and_no_evaluation(monkeypatch: py
     run(small_run(), "out")
     last = [line for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line][-1]
     assert last["tokens_per_second"] == pytest.approx(8 * 16)
+
+
+def test_a_reporter_hears_of_every_step_and_of_what_takes_time_besides() -> None:
+    """Whatever is logged: with log_every 100 the bar of a slow model would stand still for hours."""
+    heard: list[object] = []
+
+    class Listener(Reporter):
+        def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+            if name and (not heard or heard[-1] != name):
+                heard.append(name)
+
+        def compiled(self, seconds: float) -> None:
+            heard.append("compiled")
+
+        def progress(self, figures: dict[str, float]) -> None:
+            heard.append(int(figures["step"]))
+            assert {"loss", "lr", "grad_norm"} <= set(figures)
+            assert ("seconds_left" in figures) == (figures["step"] > 0)
+
+    run(small_run(steps=3, log_every=100, eval_every=2), "out", reporter=Listener())
+    assert heard[:4] == ["compiling", "compiled", 0, 1]
+    assert heard[4:] == ["evaluating", "saving a checkpoint", 2, "evaluating", "saving a checkpoint"]
 
 
 def test_best_and_last_are_kept() -> None:

@@ -44,6 +44,10 @@ TINY = flags(
     train__sample_tokens=5,
 )
 FIGURES = ("loss", "val_loss", "grad_norm", "val_stderr", "lr")
+STOPPING = {
+    signal.SIGINT: "jaxgpt: stopping after this step, then saving; press again to stop now\n",
+    signal.SIGTERM: "jaxgpt: SIGTERM: stopping after this step, then saving; SIGTERM again to stop now\n",
+}
 
 
 @pytest.fixture
@@ -351,7 +355,8 @@ def test_asked_to_stop_and_resumed_by_another_number_of_processes(
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     step = steps(Path("run/checkpoints"))[-1]
-    assert err == f"jaxgpt: stopped and saved at step {step}; go on with: jaxgpt train --resume --out run\n"
+    asked = "" if to == "one" else STOPPING[number]  # process 0 speaks, of the signals that it gets itself
+    assert err == f"{asked}jaxgpt: stopped and saved at step {step}; go on with: jaxgpt train --resume --out run\n"
     with launched(after, "--resume", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=300)
     assert (launcher.returncode, err) == (0, "")
@@ -369,7 +374,8 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on(place: None, number: int)
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     [*_, last] = steps(Path("run/checkpoints"))
-    assert err == f"jaxgpt: stopped and saved at step {last}; go on with: jaxgpt train --resume --out run\n"
+    saved = f"jaxgpt: stopped and saved at step {last}; go on with: jaxgpt train --resume --out run\n"
+    assert err == STOPPING[number] + saved
     assert damage(Path("run/checkpoints", str(last))) == ""
     assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1
     assert len(pids) == 2

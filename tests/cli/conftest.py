@@ -1,0 +1,20 @@
+"""A terminal for commands that run in this process."""
+
+from __future__ import annotations
+
+import os
+import pty
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+import pytest
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, Callable[[], str]]]:
+    """A stream that is a terminal, and a function that returns what it has received."""
+    monkeypatch.setenv("TERM", "xterm")
+    leader, follower = pty.openpty()
+    os.set_blocking(leader, False)
+    with os.fdopen(follower, "w") as stream, os.fdopen(leader, "rb", buffering=0) as screen:
+        yield stream, lambda: (screen.read() or b"").decode()

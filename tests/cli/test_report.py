@@ -1,0 +1,78 @@
+"""The live line of training, on a terminal."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+from helpers import TEXT, small_run
+
+from jaxgpt.cli.report import Report
+from jaxgpt.data import load_dataset
+from jaxgpt.train.build import build
+from jaxgpt.train.run import Run
+
+METRICS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0}
+
+
+@contextmanager
+def reporting(
+    terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Report, Callable[[], str]]]:
+    """A report that has begun on a terminal, and a function that returns what that shows from then on."""
+    Path("text.txt").write_text(TEXT)
+    config = small_run(steps=300)
+    data = load_dataset(config)
+    program = build(config.with_model(vocab_size=data.tokenizer.vocab_size))
+    stream, received = terminal
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def shown() -> str:
+        time.sleep(0.3)  # the line is renewed four times a second
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
+
+    with Report(program, data, Run(Path()), 157) as report:
+        monkeypatch.setattr(report._plot, "close", lambda: None)
+        yield report, shown
+
+
+def test_the_line_follows_the_run(terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    with reporting(terminal, monkeypatch) as (report, shown):
+        report.stage("compiling")
+        assert re.search(r"step   157/300 \S+ compiling, 0:00:0\d", shown())
+        report.stage("")
+        report.compiled(6.14)
+        report.progress({"step": 157} | METRICS)
+        after = shown()
+        assert "compiled in 6.1 s" in after
+        assert re.search(r"step   158/300 \S+ loss 2.5000  lr 1.00e-03(\s|$)", after), (
+            "no speed and no time left are known"
+        )
+        report.progress({"step": 158, "tokens_per_second": 12345.6, "seconds_left": 83.0} | METRICS)
+        assert "loss 2.5000  lr 1.00e-03  12,346 tok/s  0:01:23 left" in shown()
+        report.stage("evaluating", 3, 12)
+        assert "loss 2.5000  evaluating, 25%, 0:00:0" in shown()
+
+
+def test_a_signal_is_acknowledged(terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.cli.report.GRACE", 0.0)
+    ends: list[str] = []
+    monkeypatch.setattr("jaxgpt.cli.report.end_now", ends.append)
+    with reporting(terminal, monkeypatch) as (report, shown):
+        report.stage("compiling")
+        report.signaled(signal.SIGINT, again=False)
+        report.stage("")
+        report.signaled(signal.SIGTERM, again=False)
+        report.signaled(signal.SIGINT, again=True)
+        after = shown()
+    assert "jaxgpt: stopping once compiled, then saving; press again to stop now\r\n" in after
+    assert "SIGTERM: stopping after this step, then saving; SIGTERM again to stop now\r\n" in after
+    assert ends == ["stopped; there is no checkpoint yet"]
