@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.batches import Windows, eval_batch, eval_windows
-from jaxgpt.data.corpus import KNOWN_VOCAB, Text, read_text
+from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
+from jaxgpt.data.encoded import encode_text
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits
 
@@ -61,12 +62,13 @@ class Dataset:
         return lengths | {"the tokenizer's sha256": digest} | ends
 
 
-def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
+def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Dataset:
     """Read, tokenize and split what `config.data` names.
 
     Args:
         config: the run.
         tokenizer: one that exists already (a resumed run's); None: made as the config says.
+        progress: called with the bytes of a text that have been tokenized, and those that there are.
 
     Raises:
         UserError: there is no such data, or the model's vocabulary is too small for it or for the ids in it.
@@ -85,11 +87,11 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None) -> Dataset:
     else:
         text = read_text(data)
         if tokenizer is None:
-            tokenizer = make_tokenizer(data.tokenizer, text.text, data.vocab_size, config.model.vocab_size)
-        ids = Tokens([tokenizer.encode(text.text)])
+            tokenizer = make_tokenizer(data.tokenizer, text, data.vocab_size, config.model.vocab_size, progress)
+        ids = encode_text(tokenizer, text, progress).tokens
         train, val = ids.split(int(data.train_fraction * len(ids)))
         source, characters = text.source, text.characters
-        fingerprint = hashlib.sha256(text.data).hexdigest()
+        fingerprint = text.sha256
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
@@ -118,4 +120,4 @@ def known_vocab_size(config: Config) -> int:
     if not config.data.path and config.data.dataset in KNOWN_VOCAB:
         return KNOWN_VOCAB[config.data.dataset]
     text = Text(b"", "") if config.data.tokenizer in ("byte", "gpt2") else read_text(config.data)
-    return make_tokenizer(config.data.tokenizer, text.text, config.data.vocab_size, 0).vocab_size
+    return make_tokenizer(config.data.tokenizer, text, config.data.vocab_size, 0).vocab_size

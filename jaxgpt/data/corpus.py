@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import hashlib
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 
@@ -16,6 +18,12 @@ from jaxgpt.data.download import fetch
 from jaxgpt.data.kinds import HEAD, Kind, kind_of
 
 BLOCK = 1 << 22  # bytes of a text that are worked on at once
+Progress = Callable[[int, int], None]  # called with (done, total) while something is under way
+
+
+def no_progress(done: int, total: int) -> None:
+    """Do nothing."""
+
 
 # Modules that every Python since 3.11 has as plain ASCII source, in the order in which they are read.
 PYTHON_MODULES = """
@@ -51,18 +59,26 @@ class Text:
         """The whole text as a string, which takes up to four times the memory."""
         return self.data.decode("utf-8")
 
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the text, in hexadecimal."""
+        return hashlib.sha256(self.data).hexdigest()
+
     @property
     def characters(self) -> int:
         """Number of characters."""
         return sum(map(len, self.blocks()))
 
-    def blocks(self, begin: int = 0, end: int | None = None) -> Iterator[str]:
+    def blocks(self, begin: int = 0, end: int | None = None, progress: Progress = no_progress) -> Iterator[str]:
         """The text between two bytes in blocks of about `BLOCK` bytes; a character is never divided."""
-        return decode_blocks(memoryview(self.data)[begin:end])
+        data = memoryview(self.data)[begin:end]
+        for done, block in decode_blocks(data):
+            yield block
+            progress(done, len(data))
 
 
-def decode_blocks(data: memoryview) -> Iterator[str]:
-    """Decode UTF-8 in blocks of about `BLOCK` bytes.
+def decode_blocks(data: memoryview) -> Iterator[tuple[int, str]]:
+    """Decode UTF-8 in blocks of about `BLOCK` bytes, each with the bytes that have been decoded with it.
 
     Raises:
         UnicodeDecodeError: not UTF-8; its `start` is counted from the start of `data`.
@@ -74,10 +90,11 @@ def decode_blocks(data: memoryview) -> Iterator[str]:
             last = next((i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), 1)
             block = block[:-last]
         try:
-            yield block.decode("utf-8")
+            text = block.decode("utf-8")
         except UnicodeDecodeError as e:
             raise UnicodeDecodeError("utf-8", b"", start + e.start, start + e.end, e.reason) from None
         start += len(block)
+        yield start, text
 
 
 def read_text(config: DataConfig) -> Text:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.data.pieces import WORD_CUTS, Find, cut, find_any, find_by, find_tried, known_cuts
 
 T = TypeVar("T")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
-# Patterns that begin a word at every space which follows a word, so that a text may be cut there: Llama 3's and Qwen's.
-CUTTABLE = tuple(
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-    + numbers
-    + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    for numbers in (r"\p{N}{1,3}", r"\p{N}")
-)
 CHARACTERS = r"[\s\S]"  # the pattern of our own character tokenizers
 
 
@@ -34,16 +28,27 @@ class Tokenizer(Protocol):
         vocab_size: V; ids are below it.
         eos_id: the id that ends a text, if there is one.
         glue: what stands between two texts that are put together.
+        find: finds places to cut a text without changing its ids (`pieces.cut`).
     """
 
     glue: str
 
+    @property
+    def find(self) -> Find: ...
     @property
     def vocab_size(self) -> int: ...
     @property
     def eos_id(self) -> int | None: ...
     def encode(self, text: str) -> np.ndarray:
         """Ids as int32. Raises `UserError` for text that has no ids."""
+        ...
+
+    def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
+        """The ids of each piece, one after the other, as int32."""
+        ...
+
+    def offset(self, text: str, index: int) -> int:
+        """The byte of a text, in UTF-8, at which its id number `index` begins; its length for the number of its ids."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -55,15 +60,55 @@ class Tokenizer(Protocol):
         ...
 
 
-class CharTokenizer:
+class _OnePiece:
+    """Tokenizers that gain nothing from a text in pieces."""
+
+    def encode(self, text: str) -> np.ndarray:
+        raise NotImplementedError
+
+    def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
+        return self.encode("".join(pieces))
+
+
+class ByteTokenizer(_OnePiece):
+    """One id for each byte of UTF-8, its value."""
+
+    eos_id: int | None = None
+    glue = ""
+    vocab_size = 256
+    find = staticmethod(find_any)
+
+    def encode(self, text: str) -> np.ndarray:
+        try:
+            return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
+        except UnicodeEncodeError as e:
+            raise UserError(
+                f"the text holds {text[e.start]!r} at position {e.start}, which is not a character"
+            ) from None
+
+    def offset(self, text: str, index: int) -> int:
+        return index
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        values = np.asarray(ids, np.int64)
+        return bytes(values[(values >= 0) & (values < 256)].astype(np.uint8)).decode("utf-8", "replace")
+
+    def to_json(self) -> str:
+        return byte_level(byte_vocab(), []).to_str(pretty=True)
+
+
+class CharTokenizer(_OnePiece):
     """One id for each character, in the order of their code points."""
 
     eos_id: int | None = None
     glue = ""
+    find = staticmethod(find_any)
 
     def __init__(self, characters: Iterable[str]) -> None:
         self.characters = sorted(set(characters))
-        self._points = np.array([ord(c) for c in self.characters], np.uint32)
+        points = [ord(c) for c in self.characters]
+        self._ids = np.full(max(points, default=0) + 2, -1, np.int32)  # by code point; the last for all that are higher
+        self._ids[np.array(points, np.int64)] = np.arange(len(points))
 
     @property
     def vocab_size(self) -> int:
@@ -71,17 +116,18 @@ class CharTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        ids = np.searchsorted(self._points, points).clip(max=max(self.vocab_size - 1, 0))
-        unknown = self._points[ids] != points if self.vocab_size else np.ones(len(points), bool)
-        if unknown.any():
-            place = int(unknown.argmax())
-            char = text[place]
-            name = unicodedata.name(char, "unnamed")
+        ids: np.ndarray = self._ids[np.minimum(points, len(self._ids) - 1)]
+        if len(ids) and ids.min() < 0:
+            place = int(ids.argmin())
+            char, around = text[place], text[max(place - 12, 0) : place + 13]
             raise UserError(
-                f"character {char!r} (U+{ord(char):04X}, {name}) at position {place} is not among "
+                f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) of {around!r} is not among "
                 f"the tokenizer's {self.vocab_size} characters: leave it out, or train on text that has it"
             )
-        return ids.astype(np.int32)
+        return ids
+
+    def offset(self, text: str, index: int) -> int:
+        return len(text[:index].encode())
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return "".join(self.characters[i] for i in np.asarray(ids, np.int64))
@@ -93,10 +139,11 @@ class CharTokenizer:
         return _word_level(vocab, pre_tokenizers.Split(Regex(CHARACTERS), "isolated"), decoders.Fuse())
 
 
-class WordTokenizer:
+class WordTokenizer(_OnePiece):
     """One id for each word; words are what stands between white space."""
 
     glue = " "
+    find = staticmethod(find_by(WORD_CUTS))
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = list(dict.fromkeys(words))
@@ -112,13 +159,16 @@ class WordTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         words = text.split()
-        for place, word in enumerate(words):
-            if word not in self._ids:
-                raise UserError(
-                    f"word {word!r} at position {place} is not among the tokenizer's {self.vocab_size} words"
-                    + did_you_mean(word, self.words)
-                )
-        return np.array([self._ids[w] for w in words], np.int32)
+        try:
+            return np.array([self._ids[w] for w in words], np.int32)
+        except KeyError:
+            word = next(w for w in words if w not in self._ids)
+            near = did_you_mean(word, self.words)
+            raise UserError(f"word {word!r} is not among the tokenizer's {self.vocab_size} words{near}") from None
+
+    def offset(self, text: str, index: int) -> int:
+        rest = text.split(None, index)[index:]
+        return len(text.encode()) - len(rest[0].encode() if rest else b"")
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return " ".join(self.words[i] for i in np.asarray(ids, np.int64))
@@ -130,7 +180,7 @@ class WordTokenizer:
 
 
 class SubwordTokenizer:
-    """Any tokenizer of the `tokenizers` library: bytes, GPT-2's BPE, one trained here, one of an imported model."""
+    """Any tokenizer of the `tokenizers` library: GPT-2's BPE, one trained here, one of an imported model."""
 
     glue = ""
 
@@ -140,7 +190,8 @@ class SubwordTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._cuttable = _may_cut(tokenizer.to_str())
+        cuts = known_cuts(tokenizer.to_str())
+        self.find = find_by(cuts) if cuts else find_tried(self._encode)
         self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None  # of merges, for training; a text has one row of ids
@@ -156,22 +207,41 @@ class SubwordTokenizer:
         return self._eos
 
     def encode(self, text: str) -> np.ndarray:
-        texts = cut(text) if self._cuttable else [text]
-        pieces = asked(lambda: self._tokenizer.encode_batch(texts, add_special_tokens=False), "this text")
-        return np.concatenate([np.array(p.ids, np.int32) for p in pieces] or [np.zeros(0, np.int32)])
+        return self.encode_pieces(cut(text, self.find))
+
+    def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
+        return np.concatenate([np.array(ids, np.int32) for ids in self._encode(pieces)] or [np.zeros(0, np.int32)])
+
+    def offset(self, text: str, index: int) -> int:
+        pieces, begin = cut(text, self.find), 0
+        for piece, ids in zip(pieces, self._encode(pieces), strict=True):
+            if index < len(ids):
+                encode = partial(self._tokenizer.encode, piece, add_special_tokens=False)
+                return begin + len(piece[: call_tokenizers(encode, "this text").offsets[index][0]].encode())
+            begin, index = begin + len(piece.encode()), index - len(ids)
+        return begin
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return asked(lambda: self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False), "these ids")
+        return call_tokenizers(
+            lambda: self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False), "these ids"
+        )
 
     def to_json(self) -> str:
         return self._tokenizer.to_str(pretty=True)
 
+    def _encode(self, pieces: Sequence[str]) -> list[list[int]]:
+        """The ids of each piece; the library encodes pieces in parallel, on all cores."""
+        encodings = call_tokenizers(
+            lambda: self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False), "this text"
+        )
+        return [encoding.ids for encoding in encodings]
 
-def asked(question: Callable[[], T], what: str) -> T:
-    """What the library answers. It raises bare Exceptions, and where its Rust gives up, what is not even one of those.
+
+def call_tokenizers(question: Callable[[], T], what: str) -> T:
+    """Call `tokenizers`, and turn its exceptions, Rust panics included, into a UserError.
 
     Raises:
-        UserError: it did.
+        UserError: the library raised something.
     """
     try:
         return question()
@@ -182,8 +252,8 @@ def asked(question: Callable[[], T], what: str) -> T:
 
 
 @contextmanager
-def unheard() -> Iterator[None]:
-    """What is written to the process's standard error in here, past Python, is dropped where an error is raised.
+def quiet_stderr() -> Iterator[None]:
+    """Suppress what native code writes to standard error if the block raises.
 
     A panic in Rust prints itself there before it becomes an exception, which says the same.
     """
@@ -217,44 +287,19 @@ def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:
     return tokenizer.to_str(pretty=True)
 
 
-def cut(text: str, size: int = 1 << 16) -> list[str]:
-    """Pieces that a byte-level BPE encodes apart as it would together: each but the first begins with a space after a
-    character that is no white space, where the patterns of GPT-2, Llama 3 and Qwen always begin a word. (A line's end
-    would not do: theirs may belong to the punctuation before it.)"""
-    pieces, start = [], 0
-    while len(text) - start > size:
-        cut = text.find(" ", start + size)
-        while cut > 0 and text[cut - 1].isspace():
-            cut = text.find(" ", cut + 1)
-        if cut < 0:
-            break
-        pieces.append(text[start:cut])
-        start = cut
-    return [*pieces, text[start:]] if start < len(text) else pieces
+def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+    """A BPE of bytes over the words of GPT-2's pattern, as the library has it."""
+    from tokenizers import Tokenizer as HFTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    tokenizer = HFTokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return tokenizer
 
 
-def _may_cut(tokenizer_json: str) -> bool:
-    """Whether pieces may be encoded apart: bytes of words found by a pattern, and nothing put before a text."""
-    data = json.loads(tokenizer_json)
-    splitter = data.get("pre_tokenizer") or {}
-    steps = splitter.get("pretokenizers", [splitter])
-    whole = not any(  # tokens that are looked for in the text itself, and reach over a cut
-        not token["special"] and (token["rstrip"] or any(map(str.isspace, token["content"])))
-        for token in data["added_tokens"]
-    )
-    splits = any(step.get("type") == "Split" or step.get("use_regex") for step in steps)
-    return (
-        whole and splits and all(map(_keeps_words, steps)) and (data["normalizer"] or {}).get("type") in (None, "NFC")
-    )
-
-
-def _keeps_words(step: dict[str, Any]) -> bool:
-    """Whether a step of the splitting finds the same words in a piece of a text as in the whole."""
-    if step.get("type") == "ByteLevel":
-        return not step["add_prefix_space"]
-    return any(step == split_by(pattern) for pattern in CUTTABLE)
-
-
-def split_by(pattern: str) -> dict[str, Any]:
-    """A splitting by a pattern, as tokenizer.json says it."""
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+def byte_vocab() -> dict[str, int]:
+    """GPT-2's visible stand-in for each byte, with the byte's own value as its id."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import MAX_VOCAB, UserError, did_you_mean
-from jaxgpt.data.encode import CHARACTERS, EOS_NAMES, asked, cut, split_by, unheard
+from jaxgpt.data.corpus import Progress, Text, no_progress
+from jaxgpt.data.encode import CHARACTERS, EOS_NAMES, byte_level, call_tokenizers, quiet_stderr
+from jaxgpt.data.encode import ByteTokenizer as ByteTokenizer
 from jaxgpt.data.encode import CharTokenizer as CharTokenizer
 from jaxgpt.data.encode import SubwordTokenizer as SubwordTokenizer
 from jaxgpt.data.encode import Tokenizer as Tokenizer
 from jaxgpt.data.encode import WordTokenizer as WordTokenizer
+from jaxgpt.data.pieces import GPT2_CUTS, find_by, rejoin, split_by
 from jaxgpt.strict import parse_json, read_bytes, shown
 
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
@@ -21,7 +25,9 @@ LIMIT = 1 << 27  # bytes of a tokenizer's file; the largest published ones have 
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
-def make_tokenizer(kind: str, text: str, vocab_size: int, model_vocab_size: int) -> Tokenizer:
+def make_tokenizer(
+    kind: str, text: str | Text, vocab_size: int, model_vocab_size: int, progress: Progress = no_progress
+) -> Tokenizer:
     """The tokenizer that `data.tokenizer` names.
 
     Args:
@@ -30,22 +36,25 @@ def make_tokenizer(kind: str, text: str, vocab_size: int, model_vocab_size: int)
         text: what char, word and bpe are built from.
         vocab_size: of a trained bpe.
         model_vocab_size: of ids, whose words are the numbers below it.
+        progress: called while the text is read.
     """
+    blocks = (Text(text.encode(), "") if isinstance(text, str) else text).blocks(progress=progress)
     match kind:
         case "char":
-            return CharTokenizer(text)
+            return CharTokenizer(set[str]().union(*map(set, blocks)))
         case "word":
-            return WordTokenizer(text.split())
+            pieces = itertools.chain.from_iterable(rejoin(blocks, WordTokenizer.find))
+            return WordTokenizer(word for piece in pieces for word in piece.split())
         case "ids":
             if not model_vocab_size:
                 raise UserError("tokenizer 'ids' needs to know how many there are: set model.vocab_size")
             return WordTokenizer(str(i) for i in range(model_vocab_size))
         case "byte":
-            return SubwordTokenizer(_byte_level(_byte_vocab(), []))
+            return ByteTokenizer()
         case "gpt2":
             return _gpt2_from_hub()
         case "bpe":
-            return _train_bpe(text, vocab_size)
+            return _train_bpe(blocks, vocab_size)
     return load_tokenizer(Path(kind))
 
 
@@ -89,8 +98,10 @@ def _checked(value: Any, text: str) -> Tokenizer:
     for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
         if i >= MAX_VOCAB:
             raise ValueError(f"its id {i} is not below {MAX_VOCAB}")
-    with unheard():
-        library = asked(lambda: HFTokenizer.from_str(text), "this file")
+    if value == json.loads(ByteTokenizer().to_json()):
+        return ByteTokenizer()
+    with quiet_stderr():
+        library = call_tokenizers(lambda: HFTokenizer.from_str(text), "this file")
     tokenizer: Tokenizer = SubwordTokenizer(library)
     if not tokenizer.vocab_size:
         raise ValueError("it has no words")
@@ -133,29 +144,12 @@ def _patterns(value: Any) -> Iterable[str]:
                 todo += inner
 
 
-def _byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    from tokenizers import Tokenizer as HFTokenizer
-    from tokenizers import decoders, models, pre_tokenizers
-
-    tokenizer = HFTokenizer(models.BPE(vocab, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return tokenizer
-
-
-def _byte_vocab() -> dict[str, int]:
-    """GPT-2's visible stand-in for each byte, with the byte's own value as its id."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in visible]
-    return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}
-
-
 def _gpt2_from_files(vocab: Path, merges: Path) -> SubwordTokenizer:
     table = parse_json(read_bytes(vocab, LIMIT), str(vocab))
     try:
         lines = read_bytes(merges, LIMIT).decode("utf-8").split("\n")
         pairs = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-        tokenizer = asked(lambda: _byte_level(table, pairs), "these files")
+        tokenizer = call_tokenizers(lambda: byte_level(table, pairs), "these files")
     except ValueError as e:
         raise UserError(f"{vocab} and {merges} are no BPE that can be read ({e})") from None
     return _with_eos(tokenizer)
@@ -175,19 +169,19 @@ def _gpt2_from_hub() -> SubwordTokenizer:
     return SubwordTokenizer(HFTokenizer.from_file(path))
 
 
-def _train_bpe(text: str, vocab_size: int) -> SubwordTokenizer:
+def _train_bpe(blocks: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:
         raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end token take 257 ids")
-    tokenizer = _byte_level({}, [])
+    tokenizer = byte_level({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOS_NAMES[0]],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(cut(text), trainer)
+    tokenizer.train_from_iterator(rejoin(blocks, find_by(GPT2_CUTS)), trainer)
     return SubwordTokenizer(tokenizer)
 
 

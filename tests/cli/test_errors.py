@@ -11,7 +11,7 @@ import pytest
 from folders import SMALL, run_folder
 
 from jaxgpt.cli import main
-from jaxgpt.data.encode import unheard
+from jaxgpt.data.encode import quiet_stderr
 from jaxgpt.train import manifest
 
 
@@ -59,10 +59,10 @@ def test_standard_error_is_one_line(
 
 
 def test_what_is_said_where_nothing_fails_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
-    with unheard():
+    with quiet_stderr():
         os.write(2, b"a warning\n")
     assert capfd.readouterr().err == "a warning\n"
-    with pytest.raises(ZeroDivisionError), unheard():
+    with pytest.raises(ZeroDivisionError), quiet_stderr():
         os.write(2, b"a trace\n") / 0
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"

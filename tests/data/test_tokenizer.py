@@ -1,6 +1,7 @@
 """Tokenizers: the public ids, round trips, special tokens as text, long texts in pieces."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokenizer import SubwordTokenizer, _byte_level, _byte_vocab, cut, load_tokenizer, make_tokenizer
+from jaxgpt.data import pieces
+from jaxgpt.data.encode import byte_level, byte_vocab
+from jaxgpt.data.pieces import LLAMA3, cut, find_by, known_cuts
+from jaxgpt.data.tokenizer import SubwordTokenizer, load_tokenizer, make_tokenizer
 
 DATA = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 GPT2 = DATA / "gpt2-bpe"
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 20
-ODD = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from(" \n\r\t\x1c\x85\u00a0!a1'\u2019")), max_size=60)
+CHARACTERS = " \n\r\t\x1c\x85\u00a0!a1'\u2019\u4e00\u3042\uff0c\u3002\u0301"
+ODD = st.text(
+    st.one_of(st.characters(codec="utf-8"), st.sampled_from(CHARACTERS)),
+    max_size=60,
+)
 
 
 def gpt2():
@@ -76,9 +84,6 @@ def test_bpe_has_the_size_asked_for_and_shortens():
         make_tokenizer("bpe", WORDS, 100, 0)
 
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
 def pattern_tokenizer(pattern):
     """A BPE of bytes whose merges are those of the trained one, over another pattern."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -92,36 +97,64 @@ def pattern_tokenizer(pattern):
     return tokenizer
 
 
-@pytest.mark.parametrize("pattern", ["", LLAMA3], ids=["gpt2", "llama3"])
-def test_pieces_encode_as_the_whole(pattern):
+@pytest.mark.parametrize("pattern", ["", *LLAMA3], ids=["gpt2", "llama3", "qwen2"])
+def test_known_cuts_keep_words(pattern, monkeypatch):
     """Compared are the words that the pattern finds: what BPE does within one depends on nothing else."""
-    splitter = pattern_tokenizer(pattern).pre_tokenizer
+    tokenizer = pattern_tokenizer(pattern)
+    find = find_by(known_cuts(tokenizer.to_str()))
+    monkeypatch.setattr(pieces, "PIECE", 1)
 
     def words(text):
-        return [word for word, _ in splitter.pre_tokenize_str(text)]
+        return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=300, deadline=None)
     @given(ODD)
     def check(text):
-        pieces = cut(text, size=3)
-        assert "".join(pieces) == text
-        assert [w for piece in pieces for w in words(piece)] == words(text)
+        parts = cut(text, find)
+        assert "".join(parts) == text
+        assert [w for part in parts for w in words(part)] == words(text)
 
     check()
 
 
-def test_long_texts_go_in_pieces_only_where_that_changes_nothing():
-    from tokenizers import pre_tokenizers
+def test_the_librarys_white_space_is_pythons():
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
 
-    text = WORDS * 200
+    every = "".join(map(chr, (*range(0x3100), 0xFEFF, 0xE0020)))
+    dark = {c for word, _ in Split(Regex(r"\s+"), "removed").pre_tokenize_str(every) for c in word}
+    assert 20 < len(set(every) - dark) <= len(set(re.findall(r"\s", every)))
+    assert set(every) - dark <= set(re.findall(r"\s", every))
+
+
+def test_texts_are_cut_only_where_that_changes_nothing(monkeypatch):
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    text = WORDS * 4
     tokenizer = trained()
-    assert len(cut(text)) > 1
+    assert len(cut(text, tokenizer.find)) > 1
     assert tokenizer.encode(text).tolist() == tokenizer._tokenizer.encode(text).ids
-    # One that puts a mark before every text would put it before every piece.
-    marked = _byte_level(_byte_vocab() | {"▁": 256}, [])
-    marked.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    marked = SubwordTokenizer(marked)
-    assert marked.encode(text).tolist() == marked._tokenizer.encode(text).ids
+
+    def strange(**parts):
+        made = byte_level(byte_vocab() | {"\u2581": 256}, [])
+        made.decoder = decoders.Fuse()
+        for name, part in parts.items():
+            setattr(made, name, part)
+        return SubwordTokenizer(made)
+
+    split = pre_tokenizers
+    # A mark that is put before every text would stand before every piece, too; Metaspace's not before a space.
+    threes = split.Split(Regex(r"\s{3}|\S+"), "isolated")
+    for whole, made in (
+        (False, strange(pre_tokenizer=split.Metaspace(prepend_scheme="first"))),
+        (True, strange(normalizer=normalizers.Prepend("\u2581"), pre_tokenizer=None)),
+        (False, strange(pre_tokenizer=split.Whitespace())),
+        (False, strange(normalizer=normalizers.Lowercase(), pre_tokenizer=split.BertPreTokenizer())),
+        (False, strange(pre_tokenizer=threes)),
+    ):
+        assert (len(cut(text, made.find)) == 1) == whole
+        assert made.encode(text).tolist() == made._tokenizer.encode(text).ids
 
 
 def test_characters_and_words():

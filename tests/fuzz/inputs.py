@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from jaxgpt.cli import COMMANDS
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.convert import gpt2, llama
-from jaxgpt.data.encode import CUTTABLE
+from jaxgpt.data.pieces import LLAMA3
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.presets import preset
 
@@ -32,7 +32,7 @@ TOKENIZERS: list[Any] = [
 ]
 TOKENIZERS += [
     TOKENIZERS[-1] | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}}
-    for pattern in (*CUTTABLE, r"(a+)+$", r"\s+", r"(a|aa){1,99}$")
+    for pattern in (*LLAMA3, r"(a+)+$", r"\s+", r"(a|aa){1,99}$")
     for split in [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
     for byte_level in [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
 ]

@@ -1,0 +1,188 @@
+"""Long texts in blocks have the ids of the whole, and are encoded once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxgpt.data import corpus, encoded, pieces
+from jaxgpt.data.corpus import Text
+from jaxgpt.data.encode import SubwordTokenizer, Tokenizer, byte_level, byte_vocab
+from jaxgpt.data.encoded import Encoded, count_bytes, encode_text
+from jaxgpt.data.tokenizer import make_tokenizer
+
+WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\n  They'll say: \"no\".\n"
+WORDS += "\u65e5\u672c\u3001\U0001f600 caf\u00e9\n"
+PARTS = [*WORDS.split(" "), " ", "  ", "\n", "\n\n ", "\t"]
+TEXTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=60).map("".join).filter(bool)
+CACHED = "bpe"
+
+
+def library() -> object:
+    return byte_level(byte_vocab(), [])
+
+
+def marked() -> SubwordTokenizer:
+    from tokenizers import normalizers
+
+    tokenizer = library()
+    tokenizer.normalizer = normalizers.Prepend("x")  # type: ignore[attr-defined]
+    return SubwordTokenizer(tokenizer)
+
+
+KINDS = {
+    "byte": lambda text: make_tokenizer("byte", text, 0, 0),
+    "char": lambda text: make_tokenizer("char", text, 0, 0),
+    "word": lambda text: make_tokenizer("word", text, 0, 0),
+    "bpe": lambda text: make_tokenizer("bpe", WORDS * 20, 300, 0),
+    "unknown": lambda text: marked(),
+}
+
+
+def at_once(kind: str, tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text by another way: the library's own, or a table."""
+    if kind in ("char", "word"):
+        parts = list(text) if kind == "char" else text.split()
+        known = sorted(set(parts)) if kind == "char" else list(dict.fromkeys(parts))
+        return [known.index(part) for part in parts]
+    whole = library() if kind == "byte" else tokenizer._tokenizer  # type: ignore[attr-defined]
+    return list(whole.encode(text, add_special_tokens=False).ids)  # type: ignore[attr-defined]
+
+
+def ids_of(done: Encoded) -> list[int]:
+    return done.tokens.take(0, len(done.tokens)).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_have_the_ids_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "BLOCK", 40)
+    monkeypatch.setattr(pieces, "PIECE", 7)
+    monkeypatch.setattr(pieces, "AROUND", 5)
+
+    @settings(max_examples=60)
+    @given(TEXTS, st.data())
+    def check(text: str, data: st.DataObject) -> None:
+        seen: list[tuple[int, int]] = []
+        tokenizer, whole = KINDS[kind](text), Text(text.encode(), "")
+        done = encode_text(tokenizer, whole, lambda done, total: seen.append((done, total)))
+        ids = ids_of(done)
+        assert ids == at_once(kind, tokenizer, text)
+        assert kind == "byte" or seen[-1] == (len(whole.data), len(whole.data))
+        # How many bytes come from an id on: those of the text that has the ids from there to the end.
+        begin = data.draw(st.integers(0, len(ids)))
+        rest = whole.data[len(whole.data) - count_bytes(tokenizer, whole, done, begin) :]
+        if kind == "word":
+            assert rest.decode().split() == text.split()[begin:]
+        elif kind == "char":
+            assert rest.decode() == text[begin:]
+        elif kind == "byte":
+            assert list(rest) == ids[begin:]
+        elif kind == "bpe":  # a token may begin within a character; the character's first byte counts
+            assert abs(len(rest) - sum(len(token_bytes(tokenizer, i)) for i in ids[begin:])) < 4
+
+    check()
+
+
+def token_bytes(tokenizer: Tokenizer, index: int) -> bytes:
+    return bytes(byte_vocab()[c] for c in tokenizer._tokenizer.id_to_token(index))  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def tokenizer(monkeypatch: pytest.MonkeyPatch) -> SubwordTokenizer:
+    """One whose ids are kept, whatever the size of a text; `calls` counts the pieces that it has encoded."""
+    monkeypatch.setattr(encoded, "SMALLEST", 1)
+    made = KINDS[CACHED]("")
+    made.calls = 0
+    inner = made.encode_pieces
+
+    def counted(pieces: Sequence[str]) -> np.ndarray:
+        made.calls += 1
+        return inner(pieces)
+
+    made.encode_pieces = counted
+    return made
+
+
+TEXT = Text((WORDS * 30).encode(), "")
+
+
+def files() -> list[Path]:
+    return sorted(Path(os.environ["JAXGPT_CACHE"], "tokens").glob("*.ids"))
+
+
+def test_a_text_is_encoded_once(tokenizer: SubwordTokenizer) -> None:
+    first = encode_text(tokenizer, TEXT)
+    calls = tokenizer.calls
+    again = encode_text(tokenizer, TEXT)
+    assert tokenizer.calls == calls
+    assert ids_of(first) == ids_of(again) == at_once("bpe", tokenizer, WORDS * 30)
+    assert (first.blocks == again.blocks).all()
+    assert isinstance(again.tokens.parts[0], np.memmap)
+    assert again.tokens.parts[0].itemsize == 2
+    # Another text, or another tokenizer of the same size, has a file of its own.
+    encode_text(tokenizer, Text(TEXT.data + b" ", ""))
+    encode_text(make_tokenizer("bpe", WORDS[::-1] * 20, 300, 0), TEXT)
+    assert len(files()) == 3
+
+
+def test_a_damaged_file_is_written_anew(tokenizer: SubwordTokenizer) -> None:
+    ids = ids_of(encode_text(tokenizer, TEXT))
+    [path] = files()
+    whole = path.read_bytes()
+
+    @settings(max_examples=40)
+    @given(st.integers(0, len(whole) - 1), st.sampled_from(["flip", "cut", "extend", "empty"]))
+    def check(place: int, damage: str) -> None:
+        flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        path.unlink()  # those that have it mapped keep what they have
+        path.write_bytes({"flip": flipped, "cut": whole[:place], "extend": whole + whole[:9], "empty": b""}[damage])
+        assert ids_of(encode_text(tokenizer, TEXT)) == ids
+        assert path.read_bytes() == whole
+
+    check()
+
+
+def test_a_writer_that_fails_leaves_nothing(tokenizer: SubwordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(pieces: Sequence[str]) -> np.ndarray:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "encode_pieces", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            encode_text(tokenizer, TEXT)
+    assert [p.suffix for p in Path(os.environ["JAXGPT_CACHE"], "tokens").iterdir()] in ([], [".lock"])
+    assert len(encode_text(tokenizer, TEXT).tokens)
+
+
+def test_a_folder_that_cannot_be_written(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()  # a file where the folder would be
+    assert ids_of(encode_text(tokenizer, TEXT)) == at_once("bpe", tokenizer, WORDS * 30)
+
+
+def test_the_files_used_longest_ago_make_room(tokenizer: SubwordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [Text(TEXT.data + bytes([n]), "") for n in b"abc"]
+    for age, text in zip((300, 100, 200), texts, strict=True):
+        encode_text(tokenizer, text)
+        newest = max(files(), key=lambda path: path.stat().st_mtime)
+        os.utime(newest, (newest.stat().st_mtime - age,) * 2)
+    monkeypatch.setattr(encoded, "CACHE_BYTES", 2 * files()[0].stat().st_size + 100)
+    encode_text(tokenizer, TEXT)
+    assert len(files()) == 2
+    calls = tokenizer.calls
+    encode_text(tokenizer, TEXT)
+    encode_text(tokenizer, texts[1])
+    assert tokenizer.calls == calls, "the newest are there"
+
+
+def test_many_at_once_encode_once(tokenizer: SubwordTokenizer) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: ids_of(encode_text(tokenizer, TEXT)), range(4)))
+    assert all(ids == done[0] for ids in done)
+    assert tokenizer.calls == 1
