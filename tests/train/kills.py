@@ -1,12 +1,18 @@
-"""Kills real runs with SIGKILL, goes on with them, and compares what comes out with a run that nobody killed.
+"""Kill real runs with SIGKILL, restart them as a scheduler would, and compare the results with an uninterrupted run.
 
     python tests/train/kills.py --kills 100
 
-A run has dropout, accumulation, an average of its weights, a guard, checkpoints by steps and by time, and several epochs.
-It is killed again and again until it ends: at the n-th time it touches a file of the run or of its cache (so that every
-moment of writing, committing and deleting checkpoints, of writing metrics and of keeping compiled programs has its turn),
-some moments after Orbax's temporary folder appears, or at any time at all. Then weights, optimizer, average, guard, metrics,
-kept checkpoints and the sample must be those of the straight run, bit for bit, and nothing is said of a damaged cache.
+Each run has dropout, accumulation, an average of its weights, a guard, checkpoints by steps and by time, and several epochs.
+It is started and restarted by one of two scripts, unattended, until it exits with 0:
+
+    if [ -d RUN ]; then jaxgpt train --resume --out RUN; else jaxgpt train shakespeare FLAGS --out RUN; fi
+    jaxgpt train shakespeare FLAGS --out RUN --resume
+
+A process is killed within its first second, at any other time, shortly after Orbax's temporary folder appears, or when it
+touches a file of the run or of its cache for the n-th time, so that every moment of creating the run, of writing, committing
+and deleting checkpoints, of writing metrics and of keeping compiled programs has its turn. In the end weights, optimizer,
+average, guard, metrics, checkpoints kept and the sample must be those of the uninterrupted run, bit for bit, and the
+compilation cache must not have been damaged.
 """
 
 from __future__ import annotations
@@ -42,18 +48,20 @@ FLAGS = (
     "--train.steps 32 --train.batch-size 8 --train.accumulation 2 --train.eval-every 5 --train.log-every 1 "
     "--train.checkpoint-seconds 0.3 --train.keep-every 15 --train.sample-tokens 5 --mesh.data 1"
 ).split()
-AIMS = ("file", "file", "folder", "time")
+AIMS = ("start", "file", "file", "folder", "time")
+FEW = 30  # operations on files in which a run is created
 
 
 @dataclass
 class Tally:
-    """What came of a campaign."""
+    """Result of a campaign."""
 
     kills: Counter[str] = field(default_factory=Counter)
     survived: int = 0
     runs: int = 0
     identical: int = 0
     set_aside: int = 0
+    from_start: int = 0
     repeated: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -61,48 +69,54 @@ class Tally:
         return (
             f"kills survived   {self.survived} of {total} ({', '.join(f'{n} by {a}' for a, n in self.kills.items())})\n"
             f"runs identical   {self.identical} of {self.runs}\n"
+            f"no checkpoint    {self.from_start} of them: started again from step 0\n"
             f"steps repeated   {sum(self.repeated) / max(total, 1):.1f} a kill, {max(self.repeated, default=0)} at most\n"
             f"set aside        {self.set_aside} checkpoints"
         )
 
 
 def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
-    """So many kills, and the comparison of every run that they happened to.
+    """Kill processes so many times, and compare every run this happened to.
 
     Raises:
-        AssertionError: a run did not go on after a kill.
+        AssertionError: a run could not be restarted after a kill.
     """
     dice, tally = random.Random(seed), Tally()
     (folder / "text.txt").write_text(TEXT)
     started = time.monotonic()
-    straight = _start(folder, "straight", 0)
+    straight = _start(folder, "straight", False, 0)
     straight.join()
     out, err = (Path(folder / f"straight.{stream}").read_text() for stream in ("out", "err"))
     assert straight.exitcode == 0, err
     events, duration = int(err.rsplit("events ", 1)[1]), time.monotonic() - started
     while tally.kills.total() < kills:
         name = f"run{tally.runs}"
+        always = dice.choice((False, True))
         while True:
             left = kills - tally.kills.total()
             aim = dice.choice(AIMS) if left else "nothing"
-            process = _start(folder, name, dice.randint(1, events // 2) if aim == "file" else 0)
+            event = dice.randint(1, dice.choice((FEW, events // 2))) if aim == "file" else 0
+            process = _start(folder, name, always, event)
             _aim(process, aim, folder / name, dice, duration)
             process.join()
             if process.exitcode == 0:
                 break
             assert process.exitcode == -signal.SIGKILL, f"{tally}\n{(folder / f'{name}.err').read_text()}"
             tally.kills[aim] += 1
-            tally.repeated.append(_done(folder / name) - max(steps(folder / name / "checkpoints"), default=0))
+            last = max(steps(folder / name / "checkpoints"), default=None)
+            tally.from_start += last is None
+            tally.repeated.append(_done(folder / name) - (last or 0))
             if tell:
                 print(f"kill {tally.kills.total():3} ({aim}): {tally.repeated[-1]} steps to repeat", flush=True)
         tally.runs += 1
         tally.survived = tally.kills.total()
         tally.set_aside += len(list((folder / name / "checkpoints").glob("*.damaged*")))
         different = differences(folder / "straight", folder / name)
-        different += [] if _sample(out) == _sample((folder / f"{name}.out").read_text()) else ["the sample"]
-        different += (
-            [] if "compilation cache" not in (folder / f"{name}.err").read_text() else ["a warning of its cache"]
-        )
+        last_out, last_err = (Path(folder / f"{name}.{stream}").read_text() for stream in ("out", "err"))
+        # A process that was killed after its last checkpoint has left nothing to do.
+        complete = "already at 32/32" in last_err or _sample(out) == _sample(last_out)
+        different += [] if complete else ["the sample"]
+        different += ["a warning of its cache"] if "compilation cache" in last_err else []
         tally.identical += not different
         if tell:
             print(
@@ -127,8 +141,8 @@ def differences(a: Path, b: Path) -> list[str]:
         one, other = (restore_state(run / "checkpoints", step, abstract) for run in (a, b))
         pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
         found += [f"{step}: {path}" for (path, x), y in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
-    names = {p.name for p in b.rglob("*") if not p.is_relative_to(b / "checkpoints")}
-    return found + sorted(names - {p.name for p in a.iterdir()})
+    names = {p.name for p in b.rglob("*") if not p.is_relative_to(b / "checkpoints")} | {"checkpoints"}
+    return found + sorted(names ^ {p.name for p in a.iterdir()})
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -136,13 +150,13 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run / "metrics.jsonl")]
 
 
-def _start(folder: Path, name: str, kill_at_event: int) -> BaseProcess:
-    """The command that a user would give: go on where there is a checkpoint, else begin, else begin again."""
-    run = folder / name
-    if steps(run / "checkpoints"):
+def _start(folder: Path, name: str, always: bool, kill_at_event: int) -> BaseProcess:
+    """Do what the scheduler's script does: with `--resume` always, or only if the folder exists."""
+    command = ["shakespeare", "--out", name, *FLAGS]
+    if always:
+        command += ["--resume"]
+    elif (folder / name).is_dir():
         command = ["--resume", "--out", name]
-    else:
-        command = ["shakespeare", "--out", name, *FLAGS, *(["--overwrite"] if (run / "config.json").exists() else [])]
     # Forked from a process that has imported everything and touched no device: a third of the time is imports.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.report", "jaxgpt.train.plot"])
@@ -153,9 +167,8 @@ def _start(folder: Path, name: str, kill_at_event: int) -> BaseProcess:
 
 def _aim(process: BaseProcess, aim: str, run: Path, dice: random.Random, duration: float) -> None:
     """Kill a process from outside."""
-    if aim == "time":
-        _wait(process, lambda: (run / ".lock").exists())
-        _sleep(process, dice.uniform(0, duration / 4))
+    if aim in ("start", "time"):
+        _sleep(process, dice.uniform(0, 1.0 if aim == "start" else duration))
     elif aim == "folder":
         skip = dice.randint(0, 3)
         for _ in range(skip):
@@ -204,7 +217,8 @@ def _child(folder: Path, name: str, kill_at_event: int, args: list[str]) -> None
 
     def hook(event: str, values: tuple[object, ...]) -> None:
         nonlocal events
-        if event in kinds and {name, f"{name}.cache"} & set(str(values[0]).split("/")):
+        parts = str(values[0]).split("/") if event in kinds else []
+        if name in parts or f"{name}.cache" in parts or any(part.startswith(f".{name}.") for part in parts):
             events += 1
             if events == kill_at_event:
                 os.kill(os.getpid(), signal.SIGKILL)
