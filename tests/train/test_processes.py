@@ -285,13 +285,13 @@ def test_a_loss_while_a_checkpoint_is_read_is_no_damage(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(checkpoint.ocp, "load_checkpointables", fail)
     with pytest.raises(UserError, match="cannot be read as a checkpoint of this run"):
-        checkpoint._load(Path("1"), {})
+        checkpoint._load(Path("1"), {"params": None})
     monkeypatch.setattr(room, "count", lambda: 2)
     with pytest.raises(JaxRuntimeError):
-        checkpoint._load(Path("1"), {})
+        checkpoint._load(Path("1"), {"params": None})
     error = JaxRuntimeError("NOT_FOUND: no such array")
     with pytest.raises(UserError, match="no such array"):
-        checkpoint._load(Path("1"), {})
+        checkpoint._load(Path("1"), {"params": None})
 
 
 def test_every_process_has_to_take_part() -> None:
