@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -39,10 +40,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the shakespeare preset's recipe on a small text."""
     folder = tmp_path_factory.mktemp("product")
     (folder / "text.txt").write_text(TEXT)
-    out = folder / "run"
+    out = folder / "a run :x: #1 %20 {é} '$HOME'"
     result = jaxgpt("train", "shakespeare", "--data.path", str(folder / "text.txt"), "--out", str(out), *TINY)
     assert result.code == 0, result.err
-    assert f"next     jaxgpt sample {out}" in result.out
+    assert f"\nrun      {out} (" in result.out
+    (folder / "next").write_text(result.out[result.out.index("\nnext ") + len("\nnext ") :])
     assert "validation loss" in result.out
     return out
 
@@ -59,6 +61,13 @@ def test_a_run_directory(run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "shakespeare"
     assert config["model"]["vocab_size"] == len(set(TEXT))
+
+
+def test_the_printed_command_works(run: Path) -> None:
+    words = shlex.split((run.parent / "next").read_text())
+    assert words == ["jaxgpt", "sample", str(run), "--prompt", "7"], "the text has no ROMEO:"
+    result = jaxgpt(*words[1:])
+    assert (result.code, result.err) == (0, "")
 
 
 def test_sample(run: Path) -> None:
@@ -196,7 +205,7 @@ def test_interrupted_and_resumed() -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert "go on with: jaxgpt train --resume --out run" in err
+    assert "resume with: jaxgpt train --resume --out run" in err
     step = int(err.split("saved at step ")[1].split(";")[0])
     assert (Path("run/checkpoints") / str(step)).is_dir()
     result = jaxgpt("train", "--resume", "--out", "run", "--train.steps", str(step + 5))
@@ -228,7 +237,11 @@ def test_interrupted_and_resumed() -> None:
         (["train", "gpt2"], "give one with --data.path"),
         (["train", "--out", "text.txt"], "cannot write the run to text.txt: a file is in the way"),
         (["train", "--out", "text.txt/run"], "cannot write the run to text.txt/run"),
-        (["train", "--out", "taken"], "taken already holds a run: go on with --resume, or replace it with --overwrite"),
+        (
+            ["train", "--out", "taken"],
+            "taken already holds a run: resume it with --resume, or replace it with --overwrite",
+        ),
+        (["train", "--out", "a [b]"], "a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['"),
         (["train", "--resume"], "--resume needs the folder of the run"),
         (["train", "--resume", "--out", "nowhere"], "no run at nowhere"),
         (["train", "--mesh.data", "3"], "mesh.data * mesh.fsdp = 3 does not divide the 32 windows"),

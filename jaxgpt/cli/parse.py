@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -148,6 +149,16 @@ def named_config(target: str) -> Config:
     from jaxgpt.train.run import open_run
 
     return open_run(Path(target)).config()
+
+
+def command_line(*words: str) -> str:
+    """A command of ours as one types it in a shell."""
+    return shlex.join(["jaxgpt", *words])
+
+
+def path_word(path: Path) -> str:
+    """A path that no command takes for an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def print_json(value: dict[str, Any] | list[Any]) -> None:

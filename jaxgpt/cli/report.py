@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,13 +21,15 @@ from rich.text import Text
 
 from jaxgpt.cli.console import Console
 from jaxgpt.cli.interrupt import GRACE, end_now
-from jaxgpt.cli.parse import note
+from jaxgpt.cli.parse import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
-from jaxgpt.config import UserError
-from jaxgpt.data import Dataset
+from jaxgpt.config import Config, UserError
+from jaxgpt.data import Dataset, Tokenizer
+from jaxgpt.data.tokens import Tokens
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
+from jaxgpt.prompts import beginning
 from jaxgpt.train.build import Program
 from jaxgpt.train.catalog import kept
 from jaxgpt.train.evaluate import Evaluation, eval_params
@@ -125,16 +128,18 @@ class Report(Reporter):
     def finished(self, outcome: Outcome) -> None:
         """The sample, and where to go from here."""
         config = self.program.config
+        prompt, ids = first_prompt(config, self.data.tokenizer, self.data.val)
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
         params = collected(params)
         if not leader():
             return
         if params is not None:
             with progress("sampling"):
-                prompt, text = self._sample(params)
-            self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{self.data.tokenizer.glue}{text}\n---\n")
+                text = self._sample(params, ids)
+            glue = self.data.tokenizer.glue if prompt else ""
+            self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{glue}{text}\n---\n")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
-        self._print(f"next     jaxgpt sample {self.run.path} --prompt {_quote(config.train.prompt)}")
+        self._print(f"next     {sample_command(self.run.path, prompt)}")
 
     def _texts(self) -> list[str]:
         """The parts of the line: the step, its metrics, the recent speed and the time left; or what else is going on."""
@@ -185,29 +190,51 @@ class Report(Reporter):
             self._print(f"         {self.program.note}")
         self._print(f"run      {self.run.path}")
 
-    def _sample(self, params: Any) -> tuple[str, str]:
+    def _sample(self, params: Any, prompt: list[int]) -> str:
         config = self.program.config
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), self.data.tokenizer)
-        prompt = config.train.prompt
-        try:
-            ids = lm.tokenizer.encode(prompt).tolist()
-        except UserError:
-            # A text of the user's own may lack the preset's prompt.
-            ids = self.data.val.take(0, 1).tolist()
-            prompt = lm.tokenizer.decode(ids)
         room = config.train.sample_tokens
         if config.model.positions != "rope":
-            room = min(room, config.model.block_size - len(ids) + 1)
-        [out] = generate(lm, [ids], max_new_tokens=room, temperature=0.8, key=jax.random.key(config.train.seed))
+            room = min(room, config.model.block_size - len(prompt) + 1)
+        [out] = generate(lm, [prompt], max_new_tokens=room, temperature=0.8, key=jax.random.key(config.train.seed))
         eos = lm.tokenizer.eos_id
         ids = out.ids if eos is None or out.finish_reason == "length" else [*out.ids, eos]
-        return prompt, lm.tokenizer.decode(ids)
+        return lm.tokenizer.decode(ids)
 
     def _print(self, text: str) -> None:
         self.console.write(text)
 
 
-def _quote(text: str) -> str:
-    """A prompt as one types it in a shell."""
-    return '"' + text.replace("\n", "\\n") + '"' if text.strip() else '"..."'
+def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens) -> tuple[str, list[int]]:
+    """Choose the prompt of the sample at the end of training.
+
+    It is `train.prompt`, or its beginning where it exceeds the context. Where the tokenizer cannot encode that, as the
+    user's own text may lack the characters of a preset's prompt, it is the first token of the text that can be typed.
+
+    Returns:
+        The prompt, as it can be given to `jaxgpt sample` ("": none), and its ids.
+    """
+    context = config.model.block_size
+    with suppress(UserError):
+        ids = tokenizer.encode(config.train.prompt).tolist()
+        if len(ids) > context:
+            ids = ids[: max(context // 2, 1)]
+            return tokenizer.decode(ids), ids
+        if ids:
+            return config.train.prompt, ids
+    if not config.train.prompt:
+        with suppress(UserError):
+            return "", beginning(tokenizer)[0]
+    for token in text.take(0, min(len(text), context)).tolist():
+        word = tokenizer.decode([token])
+        with suppress(UserError):
+            if tokenizer.encode(word).tolist() == [token]:
+                return word, [token]
+    return "", beginning(tokenizer)[0]
+
+
+def sample_command(run: Path, prompt: str) -> str:
+    """The command that samples from a run, ready to be pasted into a shell."""
+    words = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
+    return command_line("sample", path_word(run), *(words if prompt else []))

@@ -1,4 +1,4 @@
-"""jaxgpt train [PRESET] [--out DIR] [--resume] [--section.field value ...]"""
+"""jaxgpt train [PRESET|RUN] [--out DIR] [--resume] [--section.field value ...]"""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.parse import Command, Settings, named_config, note, with_settings
-from jaxgpt.config import Config, DistributedConfig, UserError, flat
-from jaxgpt.presets import DEFAULT
+from jaxgpt.cli.parse import Command, Settings, command_line, named_config, note, path_word, with_settings
+from jaxgpt.config import Config, DistributedConfig, UserError, flat, from_json
+from jaxgpt.presets import DEFAULT, PRESETS
+from jaxgpt.strict import read_bytes
 
 if TYPE_CHECKING:
     from jaxgpt.train.run import Run
 
 COMMAND = Command(
     "train",
-    "[PRESET]",
-    "Train a model, or resume a run. Without a PRESET: python-char.",
+    "[PRESET|RUN]",
+    "Train a model from the settings of a preset (python-char by default), of a run or of a file; or resume a run.",
     [
         "jaxgpt train shakespeare --train.steps 1000 --out runs/long",
         "jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3",
+        "jaxgpt train runs/long --out runs/again --train.seed 2  # the same settings, but for the seed",
         "jaxgpt train --resume --out runs/long --train.steps 2000",
     ],
 )
@@ -32,26 +34,37 @@ class Args(Settings):
     out: str = ""  # directory of the run; empty: a new one under runs/
     resume: bool = False  # resume the run in --out; with a PRESET, start it if there is none
     overwrite: bool = False  # delete the run in --out, and start a new one there
+    config: str = ""  # take the settings from this file, the config.json of a run, instead of a preset
     init_from: str = ""  # start from the weights of this run or RUN/checkpoints/STEP; empty: random
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def run(args: Sequence[str]) -> int:
-    [name], given = COMMAND.read(Args, args)
-    base = named_config(name or DEFAULT)
-    old = _existing(given.get("out", ""), base.preset if name else "") if given.get("resume") else None
-    init_from = given.get("init_from", "")
+    [target], given = COMMAND.read(Args, args)
+    file, repeats = given.get("config", ""), target not in ("", *PRESETS)
+    if target and file:
+        raise UserError(f"{target} and --config {file} both name settings: leave out one of them")
+    base = _config_file(file) if file else named_config(target or DEFAULT)
+    if repeats and not given.get("out"):
+        if not given.get("resume"):
+            raise UserError(f"{target} is a run: repeat its settings with --out NEW, or resume it with --resume")
+        given["out"] = target
+    old = _existing(given.get("out", ""), base.preset if target or file else "") if given.get("resume") else None
+    init_from = given.get("init_from", base.init_from) if old is None else ""
+    source = _begun(base, init_from) if init_from else base
     if old is not None:
-        base = old
-    elif init_from:
-        base = _begun(base, init_from)
+        base = replace(base, preset=old.preset, init_from=old.init_from) if repeats or file else old
+    elif "init_from" in given:
+        base = replace(source, init_from=init_from)
+    elif repeats:
+        base = _repeated(Path(target), base)
     parsed, config = with_settings(Args, given, base)
     if parsed.resume and parsed.overwrite:
-        raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
+        raise UserError("--resume and --overwrite exclude each other: resume the run, or replace it")
     if old is not None:
         config = _checked_resume(old, config, parsed)
     elif init_from:
-        config = _checked_start(base, config, init_from)
+        config = _checked_start(source, config, init_from)
     elif base.preset == "finetune":
         raise UserError("finetune starts from the weights of a run: name it with --init-from RUN")
 
@@ -122,19 +135,39 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         program = build(config)
         directory = Run(Path(decide(begin)))
         agree(lambda: open_run(directory.path), lambda _: {})  # a folder that every process sees
-        on_loss(lambda: f"{kept(directory.checkpoints)}; go on with: {_resume(directory)}")
+        on_loss(lambda: f"{kept(directory.checkpoints)}; resume with: {_resume(directory)}")
         start = None if params is None else program.start_from(cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
             outcome = fit(program, data, directory, reporter, last, start)
     if outcome.interrupted:
-        reporter.note(f"stopped and saved at step {int(outcome.state.step)}; go on with: {_resume(directory)}")
+        reporter.note(f"stopped and saved at step {int(outcome.state.step)}; resume with: {_resume(directory)}")
         return 0
     reporter.finished(outcome)
     return 0
 
 
 def _resume(run: Run) -> str:
-    return f"jaxgpt train --resume --out {run.path}"
+    return command_line("train", "--resume", "--out", path_word(run.path))
+
+
+def _config_file(name: str) -> Config:
+    """Read the settings of a file."""
+    path = Path(name)
+    if path.is_dir():
+        raise UserError(f"--config {name} is a folder; to repeat a run: jaxgpt train {name} --out NEW")
+    config = from_json(read_bytes(path), name)
+    # Names of presets become names of folders; a file may hold any.
+    return replace(config, preset=config.preset if config.preset in PRESETS else "custom")
+
+
+def _repeated(run: Path, config: Config) -> Config:
+    """The settings of a run, for another one. The vocabulary is the tokenizer's again, as other data may change it."""
+    from jaxgpt.train.run import open_run
+
+    weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
+    note(f"repeating the settings of {run}, from {weights}")
+    derived = config.model.vocab_size == open_run(run).tokenizer().vocab_size
+    return config.with_model(vocab_size=0) if derived and not config.init_from else config
 
 
 def _existing(out: str, name: str) -> Config | None:

@@ -26,7 +26,7 @@ from jaxgpt.train import TrainingFailed, manifest
 from jaxgpt.train.catalog import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
 from jaxgpt.train.eventloop import loops_that_finish
 from jaxgpt.train.guard import init_guard
-from jaxgpt.train.run import write_atomically
+from jaxgpt.train.run import check_path, write_atomically
 from jaxgpt.train.step import TrainState
 
 __all__ = ["Checkpoints", "choose", "read_params", "restore_params", "restore_state", "save_params", "steps"]
@@ -71,6 +71,7 @@ class Checkpoints:
     """The writer of a run's checkpoints. Use as a context manager: leaving it waits for the last write."""
 
     def __init__(self, directory: Path, keep: Keep | None = None, options: ocp.Context | None = None) -> None:
+        check_path(directory)
         self.directory = directory
         self._options = ocp.Context(options)
         self._unsealed: tuple[int, dict[str, str]] | None = None

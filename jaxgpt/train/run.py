@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     """
     if (path / "config.json").is_file():
         if not overwrite:
-            raise UserError(f"{path} already holds a run: go on with --resume, or replace it with --overwrite")
+            raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
     elif (path / "checkpoints").exists():
         raise UserError(f"{path} holds checkpoints but no config.json: choose another --out")
     elif overwrite and path.is_dir():
@@ -162,8 +163,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     os.replace(temporary, path)
 
 
+def check_path(path: Path) -> None:
+    """Check that checkpoints can be kept below a path.
+
+    Orbax takes some characters for patterns of file names, and would look elsewhere for what it has written, and a few
+    words for other file systems.
+
+    Raises:
+        UserError: they cannot.
+    """
+    if found := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
+        raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {found[0]!r}")
+
+
 def _make(folder: Path, path: Path) -> None:
     """Create a folder, if it is not there, in which files of the run at `path` can be written."""
+    check_path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"

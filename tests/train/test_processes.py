@@ -162,7 +162,7 @@ def test_killed_resumed_by_one_process_and_the_figures_of_a_run_that_nothing_hap
     assert "devices  2 x cpu (cpu): data 2, in 2 processes" in out
     told = [line for line in err.splitlines() if "another process of this run is gone" in line]
     assert len(told) == 1, err
-    assert "go on with: jaxgpt train --resume --out killed" in told[0]
+    assert "resume with: jaxgpt train --resume --out killed" in told[0]
     assert "process 1 was ended by signal 9 (SIGKILL)" in err
     assert "Traceback" not in err
     for step in steps(Path("killed/checkpoints")):
@@ -335,7 +335,7 @@ def test_process_zero_is_killed(place: None) -> None:
         os.kill(children(launcher)[0], signal.SIGKILL)
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 1
-    assert "go on with: jaxgpt train --resume --out run" in err
+    assert "resume with: jaxgpt train --resume --out run" in err
     assert "process 0 was ended by signal 9" in err
 
 
@@ -356,7 +356,7 @@ def test_asked_to_stop_and_resumed_by_another_number_of_processes(
     assert launcher.returncode == 0, err
     step = steps(Path("run/checkpoints"))[-1]
     asked = "" if to == "one" else STOPPING[number]  # process 0 speaks, of the signals that it gets itself
-    assert err == f"{asked}jaxgpt: stopped and saved at step {step}; go on with: jaxgpt train --resume --out run\n"
+    assert err == f"{asked}jaxgpt: stopped and saved at step {step}; resume with: jaxgpt train --resume --out run\n"
     with launched(after, "--resume", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=300)
     assert (launcher.returncode, err) == (0, "")
@@ -374,7 +374,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on(place: None, number: int)
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     [*_, last] = steps(Path("run/checkpoints"))
-    saved = f"jaxgpt: stopped and saved at step {last}; go on with: jaxgpt train --resume --out run\n"
+    saved = f"jaxgpt: stopped and saved at step {last}; resume with: jaxgpt train --resume --out run\n"
     assert err == STOPPING[number] + saved
     assert damage(Path("run/checkpoints", str(last))) == ""
     assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1

@@ -1,0 +1,120 @@
+"""Runs are repeated from their settings, and the commands that `train` prints work as they stand."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import SMALL, TEXT, run_folder
+from helpers import jaxgpt
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.cli import sample, train
+from jaxgpt.cli.parse import command_line, path_word
+from jaxgpt.cli.report import first_prompt, sample_command
+from jaxgpt.cli.train import COMMAND, Args
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
+from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokens import Tokens
+from jaxgpt.train.run import Run, describe
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The configs that would have been trained."""
+    configs: list[Config] = []
+    monkeypatch.setattr(train, "_train", lambda config, args, old: configs.append(config) or 0)
+    return configs
+
+
+def test_a_run_is_repeated(trained: list[Config]) -> None:
+    run = Run(run_folder(Path("a run"), SMALL))
+    settings = Config(preset="gpt2-style", train=TrainConfig(steps=7), data=DataConfig(path="text.txt"))
+    old = replace(settings, model=run.config().model)
+    describe(run, old, run.tokenizer())
+    for args in (["a run"], ["--config", "a run/config.json"]):
+        assert jaxgpt("train", *args, "--out", "new").code == 0
+        assert jaxgpt("train", *args, "--out", "new", "--train.steps", "9", "--model.no-bias").code == 0
+        same, changed = trained[-2:]
+        assert same.with_model(vocab_size=old.model.vocab_size) == old
+        assert changed == replace(same, train=TrainConfig(steps=9)).with_model(bias=False)
+    assert trained[0].model.vocab_size == 0, "other data may have another vocabulary"
+    assert "repeating the settings of a run, from random weights" in jaxgpt("train", "a run", "--out", "new").err
+    assert jaxgpt("train", "a run", "--resume", "--train.steps", "9").code == 0
+    assert trained[-1] == replace(old, train=TrainConfig(steps=9))
+
+
+def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Config]) -> None:
+    run_folder(Path("base"), SMALL)
+    Path("text.txt").write_text(TEXT)
+    args = ["finetune", "--init-from", "base", "--data.path", "text.txt", "--model.block-size", "8"]
+    assert jaxgpt("train", *args).code == 0
+    run = Run(run_folder(Path("tuned"), SMALL))
+    describe(run, trained[-1], run.tokenizer())
+    result = jaxgpt("train", "tuned", "--out", "again")
+    assert "from the weights of base/checkpoints/0" in result.err
+    assert trained[-1] == trained[0]
+    assert trained[-1].init_from == "base/checkpoints/0"
+    result = jaxgpt("train", "tuned", "--out", "again", "--model.n-layer", "3")
+    assert (result.code, len(trained)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run"], "run is a run: repeat its settings with --out NEW, or resume it with --resume"),
+        (["gpt2", "--config", "run/config.json"], "gpt2 and --config run/config.json both name settings"),
+        (["--config", "run"], "--config run is a folder; to repeat a run: jaxgpt train run --out NEW"),
+        (["--config", "nosuch.json"], "cannot read nosuch.json"),
+        (["--config", "bad.json"], "bad.json: unknown key 'modle' (did you mean model?)"),
+        (["nosuch", "--out", "x"], "no preset or run 'nosuch'"),
+        (["run", "--out", "run", "--data.path", "text.txt"], "run already holds a run"),
+    ],
+)
+def test_what_cannot_be_repeated(args: list[str], message: str) -> None:
+    Path("text.txt").write_text(TEXT * 20)
+    run_folder(Path("run"), SMALL)
+    Path("bad.json").write_text('{"modle": {}}')
+    result = jaxgpt("train", *args)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err.splitlines()[-1]
+
+
+def test_the_name_of_a_preset_in_a_file_is_no_path() -> None:
+    from jaxgpt.cli.train import _config_file
+
+    Path("config.json").write_text('{"preset": "../../outside"}')
+    assert _config_file("config.json") == replace(from_json("{}"), preset="custom")
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "byte", "ids"])
+@pytest.mark.parametrize("prompt", ["\n", "", "to be", "ZZZ", "-x", "--out", "a\nb 'c' \"d\" $e `f` \\g", "be " * 30])
+def test_the_prompt_of_the_last_sample_can_be_typed(kind: str, prompt: str) -> None:
+    text = "12 7 7 12\n3 12\n" if kind == "ids" else "to be or not to be\nthat is the question -\n"
+    tokenizer = make_tokenizer(kind, text, 0, 20)
+    tokens = Tokens([np.asarray(tokenizer.encode(text))])
+    model = ModelConfig(vocab_size=tokenizer.vocab_size, block_size=16)
+    chosen, ids = first_prompt(Config(model=model, train=TrainConfig(prompt=prompt)), tokenizer, tokens)
+    assert 0 < len(ids) <= 16
+    words = shlex.split(sample_command(Path("-my run"), chosen))
+    [run], parsed = sample.COMMAND.parse(sample.Args, words[2:])
+    assert (run, parsed.prompt) == ("./-my run", chosen)
+    if chosen:
+        assert tokenizer.encode(chosen).tolist() == ids
+    if prompt == "to be" and kind != "ids":
+        assert chosen == prompt
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(bool))
+def test_printed_paths_are_read_as_they_were_written(name: str) -> None:
+    words = shlex.split(command_line("train", "--resume", "--out", path_word(Path(name))))
+    _, given_ = COMMAND.read(Args, words[2:])
+    assert Path(given_["out"]) == Path(name)
+    assert given_["resume"] is True
+    words = shlex.split(sample_command(Path(name), "--out"))
+    [run], parsed = sample.COMMAND.parse(sample.Args, words[2:])
+    assert (Path(run), parsed.prompt) == (Path(name), "--out")
