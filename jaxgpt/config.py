@@ -220,7 +220,8 @@ class TrainConfig:
 
     steps: int = 1000  # optimizer steps
     batch_size: int = 32  # windows per optimizer step, over all devices
-    accumulation: int = 1  # microbatches a batch is split into to save memory; the result is the same
+    # windows that a device computes at once, at most; 0: all of its share; -K: K microbatches on any number of devices
+    microbatch: int = 0
     steps_per_call: int = 1  # optimizer steps per jitted call; raise it when steps are short beside the host's overhead
     eval_every: int = 250  # steps between evaluations; the last step always evaluates the whole validation split
     eval_windows: int = 0  # validation windows of each evaluation but the last; 0: all
@@ -247,7 +248,6 @@ class TrainConfig:
         for name in (
             "steps",
             "batch_size",
-            "accumulation",
             "steps_per_call",
             "eval_every",
             "log_every",
@@ -266,9 +266,11 @@ class TrainConfig:
         ):
             _bounds("train", self, name, 0, 2**31 - 1)
         _bounds("train", self, "checkpoint_seconds", 0.0, 1e9)
-        if self.batch_size % self.accumulation:
+        _bounds("train", self, "microbatch", -(2**31), 2**31 - 1)
+        if self.microbatch < 0 and self.batch_size % self.microbatch:
             raise UserError(
-                f"train.accumulation {self.accumulation} does not divide train.batch_size {self.batch_size}"
+                f"train.microbatch {self.microbatch}: {-self.microbatch} microbatches do not divide "
+                f"train.batch_size {self.batch_size}; use a divisor, or the number of windows per device, such as 12"
             )
 
 
@@ -276,7 +278,7 @@ class TrainConfig:
 class MeshConfig:
     """Device mesh: number of devices along each axis."""
 
-    data: int = -1  # devices that split the batch and replicate the weights; -1: all remaining devices
+    data: int = -1  # devices that split the batch and replicate the weights; -1: those that fsdp and tensor leave
     fsdp: int = 1  # devices that split both the batch and the weights; -1: all remaining devices
     tensor: int = 1  # devices that split heads, MLP and vocabulary; -1: all remaining devices
 
@@ -285,8 +287,8 @@ class MeshConfig:
         for f in fields(self):
             if getattr(self, f.name) < 1 and getattr(self, f.name) != -1:
                 raise UserError(f"mesh.{f.name} must be at least 1, or -1 for the rest, not {getattr(self, f.name)}")
-        if sum(getattr(self, f.name) == -1 for f in fields(self)) > 1:
-            raise UserError("only one of mesh.data, mesh.fsdp and mesh.tensor can be -1 (the rest)")
+        if self.fsdp == self.tensor == -1:
+            raise UserError("only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,10 +370,24 @@ def flat(config: Any) -> dict[str, Any]:
 def from_json(text: bytes | str, where: str = "config.json") -> Config:
     """Read a `Config` back. Missing keys take their defaults; unknown ones are errors.
 
+    Settings of earlier versions are read as what says the same today.
+
     Raises:
         UserError: not JSON, not an object, an unknown key (with a near one named) or a value that cannot work.
     """
-    return _build(Config, parse_json(text, where), where)
+    return _build(Config, _updated(parse_json(text, where), where), where)
+
+
+def _updated(data: Any, where: str) -> Any:
+    """Replace `train.accumulation`, a number of microbatches, by `train.microbatch`, as earlier versions wrote it."""
+    train = data.get("train") if isinstance(data, dict) else None
+    if not isinstance(train, dict) or "accumulation" not in train or "microbatch" in train:
+        return data
+    train = dict(train)
+    count = train.pop("accumulation")
+    if type(count) is not int or count < 1:
+        raise UserError(f"{where}: train.accumulation must be a whole number of at least 1, not {shown(count)}")
+    return data | {"train": train | {"microbatch": -count}}
 
 
 def _build(cls: type, data: Any, where: str) -> Any:

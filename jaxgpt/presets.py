@@ -428,7 +428,7 @@ def _nanogpt_optim(*, decay_steps: int) -> OptimConfig:
 
 
 def _gpt2(n_layer: int, n_head: int, n_embd: int) -> Config:
-    """12 windows of 1,024 at a time, 40 times an update: 491,520 tokens."""
+    """480 windows of 1,024 tokens per step (491,520 tokens), 12 at a time on each device."""
     return Config(
         model=ModelConfig(vocab_size=50257, block_size=1024, n_layer=n_layer, n_head=n_head, n_embd=n_embd),
         data=DataConfig(dataset="none", tokenizer="gpt2", sampling="random"),
@@ -443,6 +443,6 @@ def _gpt2(n_layer: int, n_head: int, n_embd: int) -> Config:
             grad_clip=1.0,
         ),
         train=TrainConfig(
-            steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16", prompt="\n"
+            steps=600_001, batch_size=480, microbatch=12, eval_every=1000, compute_dtype="bfloat16", prompt="\n"
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from helpers import MODELS
@@ -58,11 +58,11 @@ def test_what_is_wrong_with_a_config_file_is_said_in_one_line(text: str, message
         (lambda: ModelConfig(rope_factor=8.0, rope_low_freq_factor=4.0), "must be below"),
         (lambda: TrainConfig(batch_size=0), r"^train.batch_size must be at least 1, not 0$"),
         (lambda: TrainConfig(steps=2**31), r"at most 2147483647, not 2147483648"),
-        (lambda: TrainConfig(batch_size=10, accumulation=4), "accumulation 4 does not divide train.batch_size 10"),
+        (lambda: TrainConfig(batch_size=10, microbatch=-4), "4 microbatches do not divide train.batch_size 10"),
         (lambda: OptimConfig(learning_rate=float("inf")), "finite"),
         (lambda: OptimConfig(min_lr=1.0), "min_lr 1 is above optim.learning_rate 0.001"),
         (lambda: MeshConfig(data=0), "mesh.data must be at least 1, or -1"),
-        (lambda: MeshConfig(data=-1, fsdp=-1), "only one of"),
+        (lambda: MeshConfig(fsdp=-1, tensor=-1), "only one of"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -92,3 +92,17 @@ def test_any_json_gives_a_config_or_one_line(data: dict) -> None:  # type: ignor
 
 def test_every_model_of_the_tests_differs_from_the_default() -> None:
     assert len({to_json(m) for m in MODELS.values()}) == len(MODELS)
+
+
+def test_a_number_of_microbatches_of_earlier_versions_is_kept() -> None:
+    old = json.loads(to_json(preset("nanogpt-cpu")))
+    del old["train"]["microbatch"]
+    old["train"]["accumulation"] = 4
+    assert from_json(json.dumps(old)).train == replace(preset("nanogpt-cpu").train, microbatch=-4)
+    for value in (0, True, "4", 2.0):
+        old["train"]["accumulation"] = value
+        with pytest.raises(UserError, match=r"train.accumulation must be a whole number of at least 1"):
+            from_json(json.dumps(old))
+    old["train"] |= {"accumulation": 4, "microbatch": 1}
+    with pytest.raises(UserError, match="unknown key 'accumulation'"):
+        from_json(json.dumps(old))

@@ -244,7 +244,10 @@ def test_interrupted_and_resumed() -> None:
         (["train", "--out", "a [b]"], "a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['"),
         (["train", "--resume"], "--resume needs the folder of the run"),
         (["train", "--resume", "--out", "nowhere"], "no run at nowhere"),
-        (["train", "--mesh.data", "3"], "mesh.data * mesh.fsdp = 3 does not divide the 32 windows"),
+        (
+            ["train", "--mesh.fsdp", "3"],
+            "mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data 4 --mesh.fsdp 2",
+        ),
         (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
         (["sample", ".", "--prompt", "x"], ". is no run: it has no config.json"),
         (["sample", "--prompt", "x"], "missing argument: RUN (usage: jaxgpt sample RUN [OPTIONS])"),

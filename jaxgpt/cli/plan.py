@@ -29,10 +29,11 @@ The roofline divides FLOPs, memory traffic and communication by the peak rates o
 memory traffic is the compiler's count of operands and results, including those that stay on the chip; communication is
 read from the compiled program.
 
-Topologies are chips and their grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; h100:8 and h200:8 (estimate only).""",
+Topologies are chips and their grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; h100:8 and h200:8 (estimate only).
+Google Cloud's slices by name: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip).""",
     [
-        "jaxgpt plan gpt2 --topology v5e:2x4",
-        "jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.data 1 --mesh.fsdp 64",
+        "jaxgpt plan gpt2 --topology v5e-8",
+        "jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1",
         "jaxgpt plan runs/shakespeare --topology h100:8 --estimate",
     ],
 )
@@ -45,7 +46,7 @@ UNITS = {"train": "step", "decode": "token of every row"}
 
 @dataclass(frozen=True)
 class Args(Settings):
-    topology: str = ""  # chip and grid, as in v5e:2x4
+    topology: str = ""  # chip and grid, as in v5e:2x4, or a Google Cloud slice, as in v5e-8
     slices: int = 1  # number of such grids, connected by a network
     decode: bool = False  # also plan a decoding step: one token for each row of a microbatch, with a full context
     full: bool = False  # compile with full optimization: takes five times longer, memory differs by a few percent
@@ -56,9 +57,7 @@ class Args(Settings):
 def run(args: Sequence[str]) -> int:
     [target], parsed, config = COMMAND.parse_settings(Args, args)
     if not parsed.topology:
-        raise UserError(
-            "--topology is missing: name a chip and its grid, as in --topology v5e:2x4 (--help lists chips)"
-        )
+        raise UserError("--topology is missing: name a machine, as in --topology v5e-8 (--help lists machines)")
     config = with_vocab(config)
     # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -140,12 +139,15 @@ def table(figures: Figures, topology: Topology) -> str:
 
 def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
     chip, mesh, train = topology.chip, config.mesh, config.train
-    tokens = train.batch_size * config.model.block_size
+    from jaxgpt.parallel import microbatches
+
+    tokens, ways = train.batch_size * config.model.block_size, mesh.data * mesh.fsdp
+    count, rows = microbatches(train, ways)
     lines = [
         f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
         f"mesh      data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}" + (f" ({remark})" if remark else ""),
-        f"step      {train.batch_size:,} x {config.model.block_size:,} = {tokens:,} tokens in {train.accumulation} piece"
-        f"{'s' if train.accumulation > 1 else ''}, {train.compute_dtype}, remat {train.remat}",
+        f"step      {train.batch_size:,} x {config.model.block_size:,} = {tokens:,} tokens in {count} "
+        f"microbatch{'es' if count > 1 else ''} of {rows // ways} per device, {train.compute_dtype}, remat {train.remat}",
         f"a device  {_si(chip.flops)}FLOP/s, {chip.hbm / 2**30:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
         f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
     ]

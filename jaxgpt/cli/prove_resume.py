@@ -19,7 +19,7 @@ COMMAND = Command(
     [
         "jaxgpt prove-resume",
         "jaxgpt prove-resume shakespeare --steps 50 --cut 10",
-        "jaxgpt prove-resume --model.dropout 0.1 --train.accumulation 2",
+        "jaxgpt prove-resume --model.dropout 0.1 --train.microbatch 16",
     ],
 )
 

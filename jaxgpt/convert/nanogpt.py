@@ -42,7 +42,7 @@ RECIPE = {
 
 
 def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
-    """A recipe under nanoGPT's names as a config. nanoGPT's batch_size is of one micro-batch, ours of an update.
+    """Turn a recipe under nanoGPT's names into a config. nanoGPT's batch_size is that of a microbatch, ours that of a step.
 
     Raises:
         UserError: a setting is missing or cannot work.
@@ -82,7 +82,7 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
         train=TrainConfig(
             steps=recipe["max_iters"] + 1,
             batch_size=recipe["batch_size"] * accumulation,
-            accumulation=accumulation,
+            microbatch=-accumulation,
             eval_every=recipe["eval_interval"],
         ),
     )

@@ -80,7 +80,7 @@ def open_recording(path: Path, steps: int) -> Recording:
     ids = Tokens([tokenizer.encode(text)])
     splits = ids.split(int(fraction * len(ids)))
     last = min(steps or recipe["max_iters"], recipe["max_iters"])
-    micro = config.train.batch_size // config.train.accumulation
+    micro = config.train.batch_size // -config.train.microbatch
     if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:
         raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit batches of {micro}")
     for number, tokens in enumerate(splits):
@@ -100,7 +100,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
     draws = _Draws(recording)
     program = build(recording.config)
     state = program.start_from(recording.params)
-    accumulation = recording.config.train.accumulation
+    accumulation = -recording.config.train.microbatch
     batch = draws.next(TRAIN)
     for step in range(recording.last + 1):
         if step % recording.config.train.eval_every == 0:
@@ -112,7 +112,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
         for _ in range(accumulation):
             pieces.append(batch)
             batch = draws.next(TRAIN)
-        # The step takes row r into piece r % A.
+        # Row r of a batch goes to microbatch r % A.
         windows = np.stack(pieces, axis=1).reshape(-1, batch.shape[1])
         state, _ = program.step(state, program.put(windows))
 

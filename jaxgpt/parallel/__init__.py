@@ -2,9 +2,11 @@
 
 from jaxgpt.parallel.host import keep_memory, quick_compile_options, use_cores
 from jaxgpt.parallel.mesh import (
+    Microbatches,
     batch_sharding,
     everywhere,
     make_mesh,
+    microbatches,
     on_mesh,
     resolve,
     settle,
@@ -13,10 +15,12 @@ from jaxgpt.parallel.mesh import (
 )
 
 __all__ = [
+    "Microbatches",
     "batch_sharding",
     "everywhere",
     "keep_memory",
     "make_mesh",
+    "microbatches",
     "on_mesh",
     "quick_compile_options",
     "resolve",

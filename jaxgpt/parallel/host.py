@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -12,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
-from jaxgpt.parallel.mesh import sizes_of
+from jaxgpt.parallel.mesh import microbatches, sizes_of
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are given back when they are freed, whatever its thresholds
 ACTIVATIONS = 120  # bytes of temporaries a token, layer and width: about 30 arrays of float32
@@ -21,20 +22,25 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
-    """Make every core of a CPU a device; more, where the mesh asks for more, and one of all cores for a large model.
+    """Make every core of a CPU a device, or as many devices as a mesh without -1 has; one for a large model.
+
+    Where JAX has been used in this process, the devices are those that there are.
 
     Args:
-        mesh: what is asked for.
-        processes: that share it.
-        model: what is trained, if anything. Where only the batch is split, each device holds and updates all weights: many
+        mesh: the mesh to make devices for.
+        processes: number of processes that share it.
+        model: the model to train, if any. Where only the batch is split, each device holds and updates all weights: many
             take more memory, and more time than is won by products that need not share their threads (on two cores).
     """
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    asked = math.prod(size for size in sizes_of(mesh).values() if size > 0)
-    large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
-    own = 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else _cores()
-    jax.config.update("jax_num_cpu_devices", max(own, math.ceil(asked / processes)))
+    sizes = sizes_of(mesh).values()
+    devices = math.ceil(math.prod(size for size in sizes if size > 0) / processes)
+    if -1 in sizes:
+        large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
+        devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else _cores())
+    with contextlib.suppress(RuntimeError):  # JAX has been used
+        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def keep_memory(config: Config) -> None:
@@ -45,7 +51,8 @@ def keep_memory(config: Config) -> None:
     memory that stays with the process, at most what a step needs. Small models are spared: glibc keeps their blocks
     anyway, and places them better.
     """
-    tokens = config.train.batch_size // config.train.accumulation * config.model.block_size / _cores()
+    devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
+    tokens = microbatches(config.train, devices).rows * config.model.block_size / _cores()
     if not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.config import Config, MeshConfig, ModelConfig, UserError
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
 
 T = TypeVar("T")
 
@@ -45,51 +45,99 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
-def resolve(config: Config, n_devices: int, processes: int = 1) -> tuple[MeshConfig, str]:
-    """Put numbers to a mesh's -1, so that the devices divide the batch.
+class Microbatches(NamedTuple):
+    """How a batch is split in time.
+
+    Attributes:
+        accumulation: number of microbatches per step.
+        rows: windows of each, over all devices, padding included.
+    """
+
+    accumulation: int
+    rows: int
+
+
+def microbatches(train: TrainConfig, ways: int) -> Microbatches:
+    """Split a batch of B windows over `ways` groups of devices and, in each, into equal microbatches.
+
+    A device's share is `s = ceil(B / ways)` windows. With `train.microbatch` m > 0, the smallest number of microbatches is
+    `n = ceil(s / m)`; up to twice as many are used where that makes them equal without padding. Otherwise, and where B
+    is not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so the mean loss
+    and its gradient are those of the B windows.
+
+    Args:
+        train: `batch_size` and `microbatch`.
+        ways: size of the data axis times that of the fsdp axis.
+    """
+    share = math.ceil(train.batch_size / ways)
+    if train.microbatch < 0:
+        count = -train.microbatch
+    else:
+        fewest = math.ceil(share / (train.microbatch or share))
+        count = next((n for n in range(fewest, 2 * fewest) if share % n == 0), fewest)
+    return Microbatches(count, ways * math.ceil(share / count))
+
+
+def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
+    """Replace the -1 of a mesh by numbers.
+
+    `data` takes all devices that `fsdp` and `tensor` leave, except those that would only compute padding: 12 windows on 8
+    devices are 2 for each of 6. Where every device has to take part, it takes all.
+
+    Args:
+        config: a mesh, a batch and a model.
+        n_devices: number of devices.
+        processes: number of processes that share them; all of their devices have to be used.
+        tpu: the devices are TPUs, whose compiler needs a mesh of all of them or of a divisor of their number.
 
     Returns:
-        The mesh in numbers, and a note where devices stay idle (else "").
+        The mesh in numbers, and a note about idle devices and padding (else "").
 
     Raises:
-        UserError: more devices asked for than there are, or a batch, width or number of heads that does not divide, or
-            devices that would stay idle in a run of several processes.
+        UserError: more devices asked for than there are, a width or number of heads that does not divide, or a mesh that
+            leaves devices idle that have to be used.
     """
-    sizes = sizes_of(config.mesh)
-    rows = config.train.batch_size // config.train.accumulation
+    train, sizes = config.train, sizes_of(config.mesh)
+    whole = processes > 1 or tpu
     fixed = math.prod(size for size in sizes.values() if size > 0)
     if fixed > n_devices:
-        asked = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-        instead = _nearest(config, n_devices, rows, processes)
-        raise UserError(f"the mesh asks for {fixed} devices ({asked}), there are {n_devices}: {instead}")
-    free = next((name for name, size in sizes.items() if size == -1), None)
-    note = ""
-    if free:
-        rest = n_devices // fixed
-        fits = [d for d in range(1, rest + 1) if _divides(config, sizes | {free: d}, rows)]
-        sizes[free] = max(fits, default=1)
-        if sizes[free] < rest:
-            note = f"{fixed * sizes[free]} of {n_devices} devices in use: {rest} do not divide the batch of {rows}"
+        flags = _nearest(config, n_devices, whole)
+        raise UserError(f"the mesh needs {fixed} devices ({_product(sizes)}), there are {n_devices}: use {flags}")
+    rest = n_devices // fixed
+    if free := next((axis for axis in ("fsdp", "tensor") if sizes[axis] == -1), None):
+        even = whole or sizes["data"] == -1  # data takes what is left: nothing must be left over
+        fits = [size for size in _fitting(config.model, free, rest) if not (even and rest % size)]
+        sizes[free] = max(fits)
+        rest //= sizes[free]
+    if sizes["data"] == -1:
+        sizes["data"] = rest if whole else _busy(train, rest, sizes["fsdp"])
     for value, name, axis in _split_widths(config.model):
         if value % sizes[axis]:
-            raise UserError(
-                f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: {_nearest(config, n_devices, rows, processes)}"
-            )
-    ways = sizes["data"] * sizes["fsdp"]
-    if rows % ways:
-        raise UserError(
-            f"mesh.data * mesh.fsdp = {ways} does not divide the {rows} windows of a (micro-)batch: "
-            f"{_nearest(config, n_devices, rows, processes)}, or a train.batch_size of "
-            f"{_multiple(config.train.batch_size, ways * config.train.accumulation)}"
-        )
-    used = math.prod(sizes.values())
+            flags = _nearest(config, n_devices, whole)
+            raise UserError(f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: use {flags}")
+    used, inner = math.prod(sizes.values()), sizes["fsdp"] * sizes["tensor"]
+    idle = f"{used} of {n_devices} devices in use ({_product(sizes)})"
     if processes > 1 and used < n_devices:
-        raise UserError(
-            f"{used} of the {n_devices} devices of {processes} processes would be in use ({rows} windows in a "
-            f"(micro-)batch), and each has to take part: --mesh.data -1 with a train.batch_size of "
-            f"{_multiple(config.train.batch_size, n_devices * config.train.accumulation)}, or fewer processes or devices"
-        )
-    return MeshConfig(**sizes), note
+        flags = _nearest(config, n_devices, whole)
+        raise UserError(f"{idle}, but {processes} processes need to use all of theirs: use {flags}")
+    if tpu and n_devices % used:
+        flags = _nearest(config, n_devices, whole)
+        raise UserError(f"{idle}: a mesh of TPUs needs all of them, or a divisor of their number; use {flags}")
+    notes = []
+    if used < n_devices:
+        if n_devices % inner:
+            flags = _nearest(config, n_devices, whole=True)
+        elif config.mesh.data == -1:
+            multiple = n_devices // sizes["tensor"] * max(1, -train.microbatch)
+            flags = f"--train.batch-size {math.ceil(train.batch_size / multiple) * multiple}"
+        else:
+            flags = f"--mesh.data {n_devices // inner}"
+        notes.append(f"{idle}: {flags} would use all")
+    count, rows = microbatches(train, sizes["data"] * sizes["fsdp"])
+    if padding := count * rows - train.batch_size:
+        wasted = f"{padding:,} of {count * rows:,} windows per step are padding"
+        notes.append(f"{wasted}: --train.batch-size {count * rows} would use them")
+    return MeshConfig(**sizes), "; ".join(notes)
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -225,27 +273,42 @@ def _split_widths(model: ModelConfig) -> list[tuple[int, str, str]]:
     ]
 
 
-def _divides(config: Config, sizes: dict[str, int], rows: int) -> bool:
-    widths = all(value % sizes[axis] == 0 for value, _, axis in _split_widths(config.model))
-    return widths and rows % (sizes["data"] * sizes["fsdp"]) == 0
+def _fitting(model: ModelConfig, axis: str, most: int) -> list[int]:
+    """Sizes of the fsdp or tensor axis, up to `most`, that divide all widths that are split along it."""
+    width = math.gcd(*(value for value, _, split in _split_widths(model) if split == axis))
+    return [size for size in range(1, min(width, most) + 1) if width % size == 0]
 
 
-def _nearest(config: Config, n_devices: int, rows: int, processes: int) -> str:
-    """The mesh of most devices that splits nothing further than was asked, and that devices, batch and widths allow.
+def _busy(train: TrainConfig, most: int, fsdp: int) -> int:
+    """The size of the data axis, at most `most`, with which no step is faster and no device has only padding."""
+    if train.microbatch < 0:
+        # A fixed number of microbatches is for results that do not depend on the devices: prefer no padding.
+        rows = train.batch_size // -train.microbatch
+        if even := [d for d in range(1, most + 1) if rows % (d * fsdp) == 0]:
+            return max(even)
+    share = math.ceil(train.batch_size / (most * fsdp))
+    return math.ceil(train.batch_size / (share * fsdp))
 
-    Of several processes each has to take part, with all its devices.
+
+def _nearest(config: Config, n_devices: int, whole: bool) -> str:
+    """Flags for the mesh of most devices that splits weights no further than was asked.
+
+    Args:
+        config: what was asked.
+        n_devices: number of devices.
+        whole: all of them have to be used.
     """
-    choices = []
-    for axis, size in sizes_of(config.mesh).items():
-        most = n_devices if size == -1 else min(size, n_devices)
-        choices.append([d for d in range(1, most + 1) if _divides(config, dict.fromkeys(AXES, 1) | {axis: d}, rows)])
-    meshes = (dict(zip(AXES, sizes, strict=True)) for sizes in itertools.product(*choices))
-    fits = [m for m in meshes if math.prod(m.values()) <= n_devices and _divides(config, m, rows)]
-    best = max(fits, key=lambda mesh: math.prod(mesh.values()))
-    if processes > 1 and math.prod(best.values()) < n_devices:
-        return f"no such mesh over all {n_devices} devices would"
-    return " ".join(f"--mesh.{name} {size}" for name, size in best.items()) + " would do"
+    asked, meshes = sizes_of(config.mesh), []
+    most = {axis: n_devices if asked[axis] == -1 else asked[axis] for axis in AXES}
+    fits = (_fitting(config.model, axis, most[axis]) for axis in ("fsdp", "tensor"))
+    for fsdp, tensor in itertools.product(*fits):
+        data, left = divmod(n_devices, fsdp * tensor)
+        if data and not (whole and left):
+            meshes.append((data if whole else min(data, most["data"]), fsdp, tensor))
+    best = max(meshes, key=lambda mesh: (math.prod(mesh), -mesh[0]))
+    return " ".join(f"--mesh.{axis} {size}" for axis, size in zip(AXES, best, strict=True))
 
 
-def _multiple(value: int, of: int) -> int:
-    return max(of, round(value / of) * of)
+def _product(sizes: dict[str, int]) -> str:
+    """A mesh as `data 2 x fsdp 4`, without axes of size 1."""
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.strict import shown
 
 GIB = 2**30
 
@@ -58,7 +59,20 @@ CHIPS = {
     "h100": Chip("NVIDIA H100 SXM", 989e12, 80e9, 3350e9, 450e9, 50e9),
     "h200": Chip("NVIDIA H200 SXM", 989e12, 141e9, 4800e9, 450e9, 50e9),
 }
-_FORM = "a chip, a colon and its grid, as in v5e:2x4, v5p:4x4x4 or h100:8"
+# Slices by their names at Google Cloud, such as v5litepod-8: a version and a number, and the grid of that many chips.
+# The numbers of v4 and v5p are of TensorCores, two to a chip; those of v5e and v6e are of chips. Larger grids of 3D tori
+# than the powers of two, such as 4x4x12, have to be written as grids, for there can be several.
+# docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "Configurations"
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+CLOUD = {
+    "v4": ("v4", 2, _CUBIC[:-1]),
+    "v5e": ("v5e", 1, _FLAT),
+    "v5litepod": ("v5e", 1, _FLAT),
+    "v5p": ("v5p", 2, (*_CUBIC, "16x16x24")),
+    "v6e": ("v6e", 1, _FLAT),
+}
+_FORM = "a chip and its grid, as in v5e:2x4, v5p:4x4x4 or h100:8, or a slice of Google Cloud, as in v5e-8 or v5p-128"
 
 
 @dataclass(frozen=True)
@@ -89,16 +103,17 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """`v5e:2x4` as a topology.
+    """Parse `v5e:2x4`, or the name of a slice at Google Cloud, `v5e-8`.
 
     Raises:
-        UserError: not of that form, a chip that nobody knows, or a grid that its hosts do not fill.
+        UserError: not of that form, an unknown chip or slice, or a grid that its hosts do not fill.
     """
-    name, _, grid = text.partition(":")
+    name, _, grid = _of_cloud(text).partition(":")
     if name not in CHIPS:
-        raise UserError(f"no chip {name!r}{did_you_mean(name, CHIPS)}: one of {', '.join(CHIPS)}; {_FORM}")
+        near = did_you_mean(name, CHIPS)
+        raise UserError(f"unknown chip {shown(name)}{near}: known are {', '.join(CHIPS)}; expected {_FORM}")
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
-        raise UserError(f"the topology {text!r} has no grid: {_FORM}")
+        raise UserError(f"the topology {text!r} has no grid: expected {_FORM}")
     if not 1 <= slices <= 1024:
         raise UserError(f"--slices must be at least 1 and at most 1024, not {slices}")
     shape = tuple(map(int, grid.split("x")))
@@ -112,6 +127,22 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     if math.prod(shape) * slices * CHIPS[name].per_chip > 2**17:
         raise UserError(f"{text} has more than {2**17:,} devices, which no machine has")
     return Topology(name, shape, slices)
+
+
+def _of_cloud(text: str) -> str:
+    """A slice's name at Google Cloud as a chip and its grid; other texts as they are."""
+    version, _, size = text.lower().partition("-")
+    if version not in CLOUD or not size:
+        return text
+    name, cores, grids = CLOUD[version]
+    sizes = {str(cores * math.prod(map(int, grid.split("x")))): grid for grid in grids}
+    if size not in sizes:
+        what = "chips" if cores == 1 else "TensorCores, two to a chip"
+        raise UserError(
+            f"unknown slice {shown(text)}: {version}-N has N = {', '.join(sizes)} ({what}); "
+            f"another grid is written {name}:{grids[-1]}"
+        )
+    return f"{name}:{sizes[size]}"
 
 
 def compiler_missing(topology: Topology) -> str:

@@ -57,7 +57,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     with _timed(stages, "traced"):
         lowered = program.lower(state, worker.batch())
     with _timed(stages, "compiled"), kept as hits:
-        compiled = lowered.compile()
+        compiled = program.compile(lowered)
     with _timed(stages, "first_step"):
         worker.run(1, each=1)
     say(f"training for {seconds:g} s")

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.hlo import Collective
-from jaxgpt.parallel.mesh import AXES, resolve
+from jaxgpt.parallel.mesh import AXES, microbatches, resolve
 from jaxgpt.parallel.topology import Topology
 from jaxgpt.study.figures import Figures, Traffic, summed
 from jaxgpt.train.build import Program, make_loss_fn
@@ -34,12 +34,9 @@ def planned(config: Config, topology: Topology) -> tuple[Config, str]:
     Raises:
         UserError: the mesh does not fit the machine, its slices, the batch or the model.
     """
-    mesh, note = resolve(config, topology.n_devices)
-    used = math.prod(asdict(mesh).values())
+    mesh, note = resolve(config, topology.n_devices, tpu=bool(topology.chip.host))
     if mesh.data % topology.slices:
         raise UserError(f"mesh.data {mesh.data} is no multiple of --slices {topology.slices}: each holds whole copies")
-    if used < topology.n_devices and not note:
-        note = f"{used} of {topology.n_devices} devices in use"
     return replace(config, mesh=mesh), note
 
 
@@ -60,11 +57,12 @@ def estimate(config: Config, topology: Topology) -> Figures:
         "gradients": shard_bytes(program.abstract_state.params),
         "activations": _residual_bytes(program),
     }
-    pieces = config.train.accumulation
+    pieces = program.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     weights = memory["parameters"]
     moved = 2 * state + 2 * memory["gradients"] * pieces + pieces * (2 * memory["activations"] + 2 * weights)
-    return Figures(memory, topology.chip.hbm, step_flops(program), moved, _implied_traffic(program, topology))
+    traffic = _implied_traffic(program, topology)
+    return Figures(memory, topology.chip.hbm, step_flops(program), moved, traffic, useful=useful(program))
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
@@ -74,9 +72,9 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
     for remat in get_args(get_type_hints(TrainConfig)["remat"]):
         if remat not in (train.remat, "none"):
             tries.append((f"--train.remat {remat}", replace(config, train=replace(train, remat=remat))))
-    pieces = next((a for a in (2, 4, 8) if train.batch_size % (train.accumulation * a) == 0), 0) * train.accumulation
-    if pieces:
-        tries.append((f"--train.accumulation {pieces}", replace(config, train=replace(train, accumulation=pieces))))
+    ways = mesh.data * mesh.fsdp
+    if half := microbatches(train, ways).rows // ways // 2:
+        tries.append((f"--train.microbatch {half}", replace(config, train=replace(train, microbatch=half))))
     if mesh.data > topology.slices:
         wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
         tries.append((f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", replace(config, mesh=wide)))
@@ -94,23 +92,28 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 def state_bytes(program: Program) -> dict[str, float]:
     """Bytes of what goes into a step, by kind, on one device: counted."""
     state, config = program.abstract_state, program.config
-    ways = config.mesh.data * config.mesh.fsdp
+    count, rows = program.microbatches
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
         "parameters": shard_bytes(state.params),
         "optimizer": shard_bytes(state.opt_state),
         **average,
-        "batch": 4.0 * config.train.batch_size * (config.model.block_size + 1) / ways,
+        "batch": 4.0 * count * rows * (config.model.block_size + 1) / program.ways,
     }
 
 
 def step_flops(program: Program) -> float:
-    """FLOPs of a step on one device, by the formula for the model."""
+    """FLOPs of a step on one device, padding included, by the formula for the model."""
     config = program.config
-    tokens = config.train.batch_size * config.model.block_size
+    tokens = math.prod(program.microbatches) * config.model.block_size
     return (
         flops_per_token(config.model, program.abstract_state.params) * tokens / math.prod(asdict(config.mesh).values())
     )
+
+
+def useful(program: Program) -> float:
+    """Share of a step's windows that are not padding."""
+    return program.config.train.batch_size / math.prod(program.microbatches)
 
 
 def shard_bytes(tree: Any) -> float:
@@ -126,7 +129,7 @@ def shard_bytes(tree: Any) -> float:
 def _residual_bytes(program: Program) -> float:
     """What the backward pass keeps of a micro-batch, and the gradient of the largest of it, on one device."""
     config, model = program.config, program.config.model
-    rows = config.train.batch_size // config.train.accumulation
+    rows = program.microbatches.rows
     key = named_key(0, "dropout") if model.dropout > 0 else None
     loss_fn = make_loss_fn(program.model, config.train.loss_chunk)
 
@@ -136,7 +139,7 @@ def _residual_bytes(program: Program) -> float:
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), program.abstract_state.params)
     windows = jax.ShapeDtypeStruct((rows, model.block_size + 1), jnp.int32)
     jaxpr = jax.make_jaxpr(kept)(params, windows).jaxpr
-    ways, split = config.mesh.data * config.mesh.fsdp, {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
+    ways, split = program.ways, {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
     sizes = [0.0]
     for aval in _roots(jaxpr):
         shape = aval.shape
@@ -179,11 +182,11 @@ def _implied_traffic(program: Program, topology: Topology) -> dict[str, Traffic]
     """
     config, mesh = program.config, program.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    pieces, layers = config.train.accumulation, config.model.n_layer
+    pieces, layers = program.microbatches.accumulation, config.model.n_layer
     params = program.abstract_state.params
     whole = sum(leaf.size for leaf in jax.tree.leaves(params)) * width / mesh.tensor
     table = 0 if config.model.tie_embeddings else params["wte"]["embedding"].size * width / mesh.tensor
-    rows = config.train.batch_size // pieces // (mesh.data * mesh.fsdp)
+    rows = program.microbatches.rows // program.ways
     block = rows * config.model.block_size * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (

@@ -39,6 +39,7 @@ class Figures:
         hbm_bytes: to and from memory.
         traffic: collectives by kind.
         compiled: whether a compiler said so; else it is an estimate.
+        useful: share of the windows that are not padding.
         loops_once: whether there are loops of which compiled_flops and hbm_bytes hold the body once.
     """
 
@@ -49,6 +50,7 @@ class Figures:
     traffic: dict[str, Traffic]
     compiled_flops: float = 0.0
     compiled: bool = False
+    useful: float = 1.0
     loops_once: bool = False
 
     @property
@@ -78,8 +80,8 @@ class Figures:
         return {
             "seconds_overlapped": most,
             "seconds_serial": least,
-            "mfu_overlapped": seconds["compute"] / most,
-            "mfu_serial": seconds["compute"] / least,
+            "mfu_overlapped": self.useful * seconds["compute"] / most,
+            "mfu_serial": self.useful * seconds["compute"] / least,
         }
 
     def to_json(self, chip: Chip) -> dict[str, Any]:

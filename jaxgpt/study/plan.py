@@ -18,9 +18,9 @@ from jaxgpt.lm import model_functions
 from jaxgpt.parallel.hlo import read_program
 from jaxgpt.parallel.mesh import batch_sharding, make_mesh, on_mesh, rules_for, spec
 from jaxgpt.parallel.topology import GIB, Topology, devices_of
-from jaxgpt.study.estimate import shard_bytes, state_bytes, step_flops
+from jaxgpt.study.estimate import shard_bytes, state_bytes, step_flops, useful
 from jaxgpt.study.figures import Figures, summed
-from jaxgpt.train.build import Program
+from jaxgpt.train.build import Program, explain_failure
 from jaxgpt.train.metrics import flops_per_token
 
 # XLA spends its time on code that runs faster; what is placed and sent where is decided before. A fifth of the time.
@@ -34,11 +34,9 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Figu
         UserError: there is no compiler, or it refuses.
     """
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
-    state, rows = program.abstract_state, config.train.batch_size
-    windows = jax.ShapeDtypeStruct(
-        (rows, config.model.block_size + 1), jnp.int32, sharding=batch_sharding(program.mesh)
-    )
-    pieces = config.train.accumulation
+    state, pieces = program.abstract_state, program.microbatches.accumulation
+    shape = pieces * program.microbatches.rows, config.model.block_size + 1
+    windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(program.mesh))
 
     def lowered() -> Any:
         return program.lower(state, windows)
@@ -48,7 +46,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Figu
     fixed = 2 * (sum(counted.values()) - counted["batch"])
     figures = _compiled(lowered, counted, program, topology, quick)
     moved = fixed + pieces * max(figures.hbm_bytes - fixed, 0.0) if pieces > 1 else figures.hbm_bytes
-    return replace(figures, hbm_bytes=moved, model_flops=step_flops(program))
+    return replace(figures, hbm_bytes=moved, model_flops=step_flops(program), useful=useful(program))
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> Figures:
@@ -58,7 +56,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> Fi
         UserError: there is no compiler, or it refuses.
     """
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
-    model, mesh, B = config.model, program.mesh, config.train.batch_size // config.train.accumulation
+    model, mesh, B = config.model, program.mesh, program.microbatches.rows
     functions = model_functions(model, config.train.compute_dtype)
 
     def placed(shape: Any, *names: str | None) -> jax.ShapeDtypeStruct:
@@ -103,7 +101,7 @@ def _compiled(
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:
-            raise UserError(f"the compiler refuses this program: {text[:300]}") from None
+            raise UserError(explain_failure(e, program.mesh, program.config.train.microbatch)) from None
         needed, available = _too_big(text)
         rest = max(needed - sum(counted.values()), 0.0)
         return Figures(counted | {"temporaries": rest}, available or chip.hbm, 0.0, 0.0, {}, compiled=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,16 +22,18 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import (
+    Microbatches,
     batch_sharding,
     everywhere,
     make_mesh,
+    microbatches,
     on_mesh,
     quick_compile_options,
     resolve,
     settle,
     shardings_like,
 )
-from jaxgpt.parallel.processes import count
+from jaxgpt.parallel.processes import count, tells_of_loss
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
 from jaxgpt.train.optimizer import ignored_settings, make_optimizer, schedule
@@ -64,6 +67,17 @@ class Program:
         device = None if isinstance(self.mesh, AbstractMesh) else self.mesh.devices.flat[0]
         kernel, _ = choose_attention(self.config, device)
         return GPT(self.config.model, jnp.dtype(train.compute_dtype), train.remat, kernel)
+
+    @property
+    def ways(self) -> int:
+        """Parts into which the rows of a batch are split over the devices."""
+        ways: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return ways
+
+    @property
+    def microbatches(self) -> Microbatches:
+        """The microbatches of a step on this mesh."""
+        return microbatches(self.config.train, self.ways)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
@@ -127,7 +141,7 @@ class Program:
         shape = self._call_shape
         windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh, len(shape) == 3))
         with ThreadPoolExecutor(1) as pool:
-            compiled = pool.submit(lambda: self.lower(state, windows).compile())
+            compiled = pool.submit(lambda: self.compile(self.lower(state, windows)))
             yield
             compiled.result()
 
@@ -162,13 +176,14 @@ class Program:
     @property
     def _update(self) -> Any:
         train, model = self.config.train, self.config.model
+        loss_fn = make_loss_fn(self.model, train.loss_chunk)
         return partial(
             train_step,
-            loss_fn=make_loss_fn(self.model, train.loss_chunk),
+            loss_fn=ignore_padding(loss_fn) if self._step_rows > train.batch_size else loss_fn,
             optimizer=self.optimizer,
             learning_rate=schedule(self.config) if self.transformation is None else None,
             seed=train.seed,
-            accumulation=train.accumulation,
+            accumulation=self.microbatches.accumulation,
             dropout=model.dropout > 0,
             ema_decay=self.config.optim.ema_decay,
             spike_factor=self.config.optim.spike_factor,
@@ -194,10 +209,16 @@ class Program:
 
     @property
     def _call_shape(self) -> tuple[int, ...]:
-        """Of the ids that a call takes: those of a batch, `[B, T + 1]`, or of several, `[K, B, T + 1]`."""
+        """Shape of the ids of a call: one batch, `[B, T + 1]`, or several, `[K, B, T + 1]`, B with padding."""
         train = self.config.train
-        shape = train.batch_size, self.config.model.block_size + 1
+        shape = self._step_rows, self.config.model.block_size + 1
         return (train.steps_per_call, *shape) if train.steps_per_call > 1 else shape
+
+    @property
+    def _step_rows(self) -> int:
+        """Windows of a step, padding included."""
+        count, rows = self.microbatches
+        return count * rows
 
     @cached_property
     def _eval(self) -> Any:
@@ -208,8 +229,10 @@ class Program:
         )
 
     def put(self, windows_BT1: np.ndarray) -> jax.Array:
-        """A batch on its devices."""
-        return self.read(windows_BT1.shape, lambda rows: windows_BT1[rows])
+        """Put a batch on its devices, padded: that of a step as `step` takes it, another one as `eval` takes it."""
+        n, width = windows_BT1.shape
+        rows = self._step_rows if n == self.config.train.batch_size else math.ceil(n / self.ways) * self.ways
+        return self.read((rows, width), partial(_padded, n, width, windows_BT1.__getitem__))
 
     def read(self, shape: tuple[int, ...], rows: Callable[[slice], np.ndarray]) -> jax.Array:
         """A batch or several of a shape, on their devices. Asked for are only rows of this process's devices, each once."""
@@ -221,13 +244,22 @@ class Program:
         return jax.make_array_from_callback(shape, batch_sharding(self.mesh, len(shape) == 3), shard)
 
     def batches(self, n: int, rows: Callable[[int, slice], np.ndarray]) -> jax.Array:
-        """The batches of the next n updates for `advance`; asked for are rows of the first, second, ... of them."""
+        """Put the batches of the next n steps on their devices, for `advance`.
+
+        Args:
+            n: steps, `train.steps_per_call` at most.
+            rows: gives some of the rows of the first, second, ... batch.
+        """
         shape = self._call_shape
+
+        def one(i: int, some: slice) -> np.ndarray:
+            return _padded(self.config.train.batch_size, shape[-1], partial(rows, i), some)
+
         if len(shape) == 2:
-            return self.read(shape, partial(rows, 0))
+            return self.read(shape, partial(one, 0))
 
         def several(some: slice) -> np.ndarray:
-            made = np.stack([rows(i, some) for i in range(n)])
+            made = np.stack([one(i, some) for i in range(n)])
             return np.pad(made, ((0, shape[0] - n), (0, 0), (0, 0)))
 
         return self.read(shape, several)
@@ -267,6 +299,19 @@ class Program:
             )
             return lowered
 
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compile what `lower` gives.
+
+        Raises:
+            UserError: the compiler fails, with what to change.
+        """
+        try:
+            return lowered.compile()
+        except jax.errors.JaxRuntimeError as e:
+            if tells_of_loss(e):
+                raise
+            raise UserError(explain_failure(e, self.mesh, self.config.train.microbatch)) from None
+
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Summed loss and number of tokens of each window."""
         with on_mesh(self.mesh, self.config.model):
@@ -285,7 +330,7 @@ def build(config: Config, optimizer: optax.GradientTransformation | None = None)
     Raises:
         UserError: the mesh does not fit the devices, the batch or the model, or the devices lack what the config asks for.
     """
-    sizes, note = resolve(config, jax.device_count(), count())
+    sizes, note = resolve(config, jax.device_count(), count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]
     if config.train.remat == "offload" and not has_host_memory(device):
@@ -293,6 +338,40 @@ def build(config: Config, optimizer: optax.GradientTransformation | None = None)
     _, kernel_note = choose_attention(config, device)
     optim_note = ignored_settings(config.optim) if optimizer is None else ""
     return Program(config, mesh, "; ".join(filter(None, [note, kernel_note, optim_note])), optimizer)
+
+
+def _padded(n: int, width: int, rows: Callable[[slice], np.ndarray], some: slice) -> np.ndarray:
+    """Rows `some` of a batch of n windows and, beyond them, windows of -1, which have no targets."""
+    if some.stop <= n:
+        return rows(some)
+    out = np.full((some.stop - some.start, width), -1, np.int32)
+    if some.start < n:
+        out[: n - some.start] = rows(slice(some.start, n))
+    return out
+
+
+def explain_failure(error: jax.errors.JaxRuntimeError, mesh: Mesh, microbatch: int) -> str:
+    """Say in one line what XLA could not do and which settings may help."""
+    said = " ".join(str(error).split())[:300]
+    shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    if "RESOURCE_EXHAUSTED" in said:
+        return (
+            f"out of device memory (train.microbatch {microbatch}, {shape}): {said}; lower train.microbatch, "
+            "set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
+        )
+    return (
+        f"the compiler fails on this step ({shape}): {said}; try mesh sizes that are powers of two, "
+        "--train.attention xla, or another version of jax"
+    )
+
+
+def ignore_padding(loss_fn: LossFn) -> LossFn:
+    """The same loss for batches with windows of -1: they have no targets, and any id does as their input."""
+
+    def padded_loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+        return loss_fn(params, jnp.maximum(tokens_BT, 0), targets_BT, key)
+
+    return padded_loss_fn
 
 
 def has_host_memory(device: jax.Device) -> bool:

@@ -58,9 +58,8 @@ def evaluate(
         None if `interrupted` said so.
     """
     config = program.config
-    batch_size = config.train.eval_batch_size or config.train.batch_size // config.train.accumulation
-    ways = program.mesh.shape["data"] * program.mesh.shape["fsdp"]
-    batch_size = math.ceil(batch_size / ways) * ways
+    batch_size = config.train.eval_batch_size or program.microbatches.rows
+    batch_size = math.ceil(batch_size / program.ways) * program.ways
     block_size, stride = config.model.block_size, config.data.stride
     n = eval_windows(tokens, block_size, stride)
     shared = spread(n, config.train.eval_windows)

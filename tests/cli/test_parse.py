@@ -233,6 +233,7 @@ def test_main_help_and_version() -> None:
             ["sample", "x", "--weights", "int4"],
             "--weights cannot be 'int4' (did you mean int8?): choose one of float32",
         ),
+        (["train", "--train.accumulation", "4"], "unknown option --train.accumulation: use --train.microbatch N, "),
         (["plot"], "loss.png"),
         (["generate"], "(did you mean jaxgpt sample RUN --prompt TEXT?)"),
         (["finetune"], "(did you mean jaxgpt train finetune --init-from RUN"),
@@ -252,7 +253,7 @@ def test_errors_say_what_to_write(args: list[str], message: str) -> None:
 def test_suggested_options_exist() -> None:
     every = {flag for _, option in EVERY_OPTION for flag in option.flags}
     for peer in PEERS:
-        assert set(peer.flags.split()) <= every | {"--train.microbatch"}, peer
+        assert set(peer.flags.split()) <= every, peer
         assert set(re.findall(r"--[a-z][a-z.-]+", peer.otherwise)) <= every | {"--processes"}, peer
     names = [name for peer in PEERS for name in peer.names.split()]
     assert len(names) == len(set(names))

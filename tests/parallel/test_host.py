@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import jax
 import pytest
 
 from jaxgpt.config import Config, MeshConfig
@@ -49,6 +50,7 @@ def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt2", MeshConfig(data=2), 2),
         ("gpt2", MeshConfig(data=1, fsdp=-1), 4),  # a part of them for each
         ("python-char", MeshConfig(data=2, fsdp=4), 8),
+        ("statquest", MeshConfig(data=1), 1),  # no more than the mesh has: none is idle
     ],
 )
 def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,3 +61,12 @@ def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatc
     monkeypatch.setattr(host, "_cores", lambda: 4)
     host.use_cores(mesh, model=preset(name).model)
     assert told == {"jax_num_cpu_devices": devices}
+
+
+def test_devices_stay_as_they_are_once_jax_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook that computes something and then calls the command line."""
+    for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
+        monkeypatch.delenv(variable, raising=False)
+    devices = jax.device_count()
+    host.use_cores(MeshConfig(data=devices + 1))
+    assert jax.device_count() == devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -13,36 +14,110 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.parallel.mesh import AXES, RULES, make_mesh, resolve, rules_for, spec
+from jaxgpt.parallel.mesh import AXES, RULES, make_mesh, microbatches, resolve, rules_for, spec
+from jaxgpt.presets import PRESETS, preset
 
 
-def config(mesh: MeshConfig, batch_size: int = 12, accumulation: int = 1, **model: int) -> Config:
+def config(mesh: MeshConfig, batch_size: int = 12, microbatch: int = 0, **model: int) -> Config:
     return Config(
-        model=small("gpt2", **model), train=TrainConfig(batch_size=batch_size, accumulation=accumulation), mesh=mesh
+        model=small("gpt2", **model), train=TrainConfig(batch_size=batch_size, microbatch=microbatch), mesh=mesh
     )
 
 
 @pytest.mark.parametrize(
-    ("mesh", "batch", "devices", "expected", "idle"),
+    ("mesh", "batch", "devices", "expected", "says"),
     [
-        (MeshConfig(), 12, 1, (1, 1, 1), False),
-        (MeshConfig(), 12, 2, (2, 1, 1), False),
-        (MeshConfig(), 12, 8, (6, 1, 1), True),
-        (MeshConfig(), 7, 2, (1, 1, 1), True),
-        (MeshConfig(), 16, 8, (8, 1, 1), False),
-        (MeshConfig(tensor=2), 16, 8, (4, 1, 2), False),
-        (MeshConfig(data=1, fsdp=-1), 16, 8, (1, 8, 1), False),
-        (MeshConfig(data=2, tensor=-1), 16, 8, (2, 1, 4), False),
-        (MeshConfig(data=2, fsdp=2, tensor=2), 16, 8, (2, 2, 2), False),
-        (MeshConfig(data=2), 12, 8, (2, 1, 1), False),
+        (MeshConfig(), 12, 1, (1, 1, 1), ""),
+        (MeshConfig(), 12, 2, (2, 1, 1), ""),
+        # Two windows each, as on 8 devices.
+        (MeshConfig(), 12, 8, (6, 1, 1), "6 of 8 devices in use (data 6): --train.batch-size 16 would use all"),
+        (MeshConfig(), 7, 2, (2, 1, 1), "1 of 8 windows per step are padding: --train.batch-size 8 would use them"),
+        (MeshConfig(), 32, 3, (3, 1, 1), "1 of 33 windows per step are padding"),
+        (MeshConfig(), 1, 8, (1, 1, 1), "1 of 8 devices in use (data 1): --train.batch-size 8"),
+        (MeshConfig(), 16, 8, (8, 1, 1), ""),
+        (MeshConfig(tensor=2), 16, 8, (4, 1, 2), ""),
+        (MeshConfig(tensor=4), 3, 8, (2, 1, 4), "1 of 4 windows per step are padding"),
+        (MeshConfig(data=1, fsdp=-1), 16, 8, (1, 8, 1), ""),
+        (MeshConfig(fsdp=-1), 16, 8, (1, 8, 1), ""),
+        (MeshConfig(fsdp=-1), 12, 12, (3, 4, 1), ""),  # 8 would leave 4 devices over
+        (MeshConfig(tensor=-1), 16, 8, (2, 1, 4), ""),
+        (MeshConfig(data=2, tensor=-1), 16, 8, (2, 1, 4), ""),
+        (MeshConfig(data=2, fsdp=2, tensor=2), 16, 8, (2, 2, 2), ""),
+        (MeshConfig(data=2), 12, 8, (2, 1, 1), "2 of 8 devices in use (data 2): --mesh.data 8 would use all"),
+        (
+            MeshConfig(data=2, fsdp=4),
+            12,
+            9,
+            (2, 4, 1),
+            "8 of 9 devices in use (data 2 x fsdp 4): --mesh.data 9 --mesh.",
+        ),
+        (MeshConfig(data=8), 12, 8, (8, 1, 1), "4 of 16 windows per step are padding"),
     ],
 )
-def test_the_rest_goes_where_it_fits(
-    mesh: MeshConfig, batch: int, devices: int, expected: tuple[int, int, int], idle: bool
+def test_the_devices_that_are_used(
+    mesh: MeshConfig, batch: int, devices: int, expected: tuple[int, int, int], says: str
 ) -> None:
     resolved, note = resolve(config(mesh, batch), devices)
     assert (resolved.data, resolved.fsdp, resolved.tensor) == expected
-    assert bool(note) == idle
+    assert note.startswith(says) if says else not note
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 600), st.integers(0, 40), st.one_of(st.integers(1, 64), st.just(4096)))
+def test_microbatches_hold_every_window_and_no_device_takes_more_than_it_may(batch: int, most: int, ways: int) -> None:
+    train = TrainConfig(batch_size=batch, microbatch=most)
+    count, rows = microbatches(train, ways)
+    each, share = rows // ways, math.ceil(batch / ways)
+    assert rows == each * ways
+    assert 1 <= each <= (most or share)
+    assert count * each >= share, "every window has a place"
+    assert (count - 1) * each < share, "no microbatch is all padding"
+    fewest = math.ceil(share / (most or share))
+    assert fewest <= count < 2 * fewest or count == 1
+    assert count * each - share < fewest, "at most a window of padding per device and microbatch"
+    # The batch that a note proposes has no padding.
+    full = TrainConfig(batch_size=count * rows, microbatch=most)
+    assert math.prod(microbatches(full, ways)) == count * rows
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 12))
+def test_a_number_of_microbatches_is_one_on_any_devices(each: int, count: int, ways: int) -> None:
+    """And `microbatch` says the same on devices that divide the batch: settings of earlier versions mean what they meant."""
+    batch = each * count * ways
+    assert microbatches(TrainConfig(batch_size=batch, microbatch=-count), ways) == (count, each * ways)
+    assert microbatches(TrainConfig(batch_size=batch, microbatch=each), ways) == (count, each * ways)
+    assert microbatches(TrainConfig(batch_size=batch, microbatch=-count), 1).accumulation == count
+
+
+@pytest.mark.parametrize(
+    ("batch", "microbatch", "ways", "expected"),
+    [
+        (480, 12, 1, (40, 12)),
+        (480, 12, 2, (20, 24)),
+        (480, 12, 3, (16, 30)),  # 14 would be 12 windows and padding
+        (480, 12, 8, (5, 96)),
+        (480, 12, 16, (3, 160)),
+        (480, 12, 4096, (1, 4096)),
+        (13, 12, 1, (2, 7)),  # not 13 times 1
+        (12, 0, 8, (1, 16)),
+    ],
+)
+def test_microbatches(batch: int, microbatch: int, ways: int, expected: tuple[int, int]) -> None:
+    assert microbatches(TrainConfig(batch_size=batch, microbatch=microbatch), ways) == expected
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("processes", "tpu"), [(1, False), (1, True), (2, False)])
+def test_every_preset_fits_any_number_of_devices(name: str, processes: int, tpu: bool) -> None:
+    run = preset(name)
+    for devices in (1, 2, 3, 4, 6, 8, 16, 30, 96, 4096):
+        for mesh in (run.mesh, MeshConfig(fsdp=-1)):
+            if processes > 1 and mesh == MeshConfig(data=1):
+                continue
+            sizes, _ = resolve(replace(run, mesh=mesh), devices, processes, tpu)
+            used = sizes.data * sizes.fsdp * sizes.tensor
+            assert used <= devices
+            assert used == devices or (processes == 1 and not tpu) or mesh == MeshConfig(data=1)
 
 
 @pytest.mark.parametrize(
@@ -50,25 +125,21 @@ def test_the_rest_goes_where_it_fits(
     [
         (
             config(MeshConfig(data=16), 16),
-            r"asks for 16 devices \(data 16\), there are 8: --mesh.data 8 --mesh.fsdp 1 --mesh.tensor 1 would do",
+            r"needs 16 devices \(data 16\), there are 8: use --mesh.data 8 --mesh.fsdp 1 --mesh.tensor 1$",
         ),
         (
             config(MeshConfig(data=3, fsdp=2, tensor=8), 6),
-            r"asks for 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: --mesh.data 1 --mesh.fsdp 2 --mesh.tensor 4",
-        ),
-        (
-            config(MeshConfig(data=8)),
-            "= 8 does not divide the 12 windows .* --mesh.data 6 .* would do, or a train.batch_size of",
+            r"needs 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: use --mesh.data 1 --mesh.fsdp 2 --mesh.tensor 4",
         ),
         (
             config(MeshConfig(data=1, tensor=8), 16),
-            "mesh.tensor 8 does not divide model.n_head 4: .* --mesh.tensor 4 would",
+            "mesh.tensor 8 does not divide model.n_head 4: use .* --mesh.tensor 4$",
         ),
-        # Five would divide the width, but not the batch.
-        (config(MeshConfig(data=1, fsdp=8), 16, n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: .*fsdp 4 "),
-        # No batch helps three to divide the width.
-        (config(MeshConfig(fsdp=3), 16), "mesh.fsdp 3 does not divide model.n_embd 16: --mesh.data 4 --mesh.fsdp 2 "),
-        (config(MeshConfig(data=8), 16, accumulation=4), "= 8 does not divide the 4 windows"),
+        (config(MeshConfig(data=1, fsdp=8), 16, n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: .*fsdp 5 "),
+        (
+            config(MeshConfig(fsdp=3), 16),
+            "mesh.fsdp 3 does not divide model.n_embd 16: use --mesh.data 4 --mesh.fsdp 2 ",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_with_both_numbers(made: Config, message: str) -> None:
@@ -76,29 +147,37 @@ def test_what_does_not_divide_is_refused_with_both_numbers(made: Config, message
         resolve(made, 8)
 
 
-@settings(max_examples=50)
+def test_a_part_of_a_tpu_slice_that_its_compiler_refuses() -> None:
+    with pytest.raises(UserError, match=r"6 of 8 devices in use \(data 6\): .* use --mesh.data 8 --mesh.fsdp 1 "):
+        resolve(config(MeshConfig(data=6)), 8, tpu=True)
+    assert resolve(config(MeshConfig(data=4)), 8, tpu=True)[0].data == 4
+    assert resolve(config(MeshConfig()), 8, tpu=True) == (
+        MeshConfig(data=8),
+        "4 of 16 windows per step are padding: --train.batch-size 16 would use them",
+    )
+
+
+@settings(max_examples=100)
 @given(
     st.tuples(*[st.integers(1, 2**17)] * 3),
     st.sampled_from([8, 2**17]),
     st.integers(1, 64),
     st.sampled_from([12, 20, 64]),
     st.sampled_from([1, 2]),
+    st.booleans(),
 )
-def test_the_mesh_that_would_do_does(
-    sizes: tuple[int, int, int], devices: int, batch: int, width: int, processes: int
+def test_the_mesh_that_is_offered_works(
+    sizes: tuple[int, int, int], devices: int, batch: int, width: int, processes: int, tpu: bool
 ) -> None:
     """In time, too, however large the numbers are."""
     asked = config(MeshConfig(**dict(zip(AXES, sizes, strict=True))), batch, n_embd=width)
     try:
-        resolve(asked, devices, processes)
+        resolve(asked, devices, processes, tpu)
     except UserError as e:
-        offered = re.search(r"--mesh.data (\d+) --mesh.fsdp (\d+) --mesh.tensor (\d+) would do", str(e))
-        if not offered and processes > 1:  # nothing is offered, or a batch
-            assert "no such mesh" in str(e) or "--mesh.data -1 with a train.batch_size" in str(e)
-            return
+        offered = re.search(r"use --mesh.data (\d+) --mesh.fsdp (\d+) --mesh.tensor (\d+)$", str(e))
         assert offered
         mesh = MeshConfig(**dict(zip(AXES, map(int, offered.groups()), strict=True)))
-        assert resolve(replace(asked, mesh=mesh), devices, processes) == (mesh, "")
+        assert resolve(replace(asked, mesh=mesh), devices, processes, tpu)[0] == mesh
 
 
 def test_an_axis_that_the_mesh_does_not_divide_stays_whole() -> None:

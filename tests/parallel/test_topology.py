@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxgpt.config import MeshConfig, UserError
 from jaxgpt.parallel import topology as room
 from jaxgpt.parallel.mesh import make_mesh
-from jaxgpt.parallel.topology import CHIPS, compiler_missing, devices_of, parse_topology
+from jaxgpt.parallel.topology import CHIPS, CLOUD, compiler_missing, devices_of, parse_topology
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
@@ -41,13 +41,19 @@ def test_the_grid_that_is_proposed_is_a_grid(name: str, rows: int, columns: int)
     ("text", "says"),
     [
         ("v5f:2x4", "did you mean v5"),
-        ("", "one of v4, v5e"),
+        ("", "known are v4, v5e"),
         ("v5e", "no grid"),
         ("v5e:", "no grid"),
         ("v5e:0x4", "no grid"),
         ("v5e:2x-4", "no grid"),
         ("v5e:2x2x2x2", "no grid"),
         ("v5e:3x3", "v5e:4x4 would be whole"),
+        ("v5e-", r"did you mean v5e\?"),
+        ("v5e-7", r"unknown slice 'v5e-7': v5e-N has N = 1, 4, 8, .*, 256 \(chips\)"),
+        ("v5litepod-512", "v5litepod-N has N = 1, 4, 8"),
+        ("v5p-4", r"N = 8, 16, 32, .* \(TensorCores, two to a chip\); another grid is written v5p:16x16x24"),
+        ("v3-8", "unknown chip 'v3-8'"),
+        ("h100-8", "unknown chip 'h100-8'"),
         ("v5e:90000x90000", "more than 131,072 devices"),
     ],
 )
@@ -55,6 +61,31 @@ def test_a_bad_name_gets_one_line(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as error:
         parse_topology(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "chips"),
+    [
+        ("v5e-8", "v5e:2x4", 8),
+        ("v5litepod-16", "v5e:4x4", 16),
+        ("v5e-1", "v5e:1x1", 1),
+        ("V6E-256", "v6e:16x16", 256),
+        ("v4-32", "v4:2x2x4", 16),
+        ("v5p-128", "v5p:4x4x4", 64),
+        ("v5p-12288", "v5p:16x16x24", 6144),
+    ],
+)
+def test_the_names_of_google_cloud(name: str, text: str, chips: int) -> None:
+    """v4 and v5p count TensorCores, v5e and v6e chips."""
+    topology = parse_topology(name)
+    assert (str(topology), topology.n_devices) == (text, chips)
+
+
+def test_every_slice_of_google_cloud_has_as_many_chips_as_its_name_says() -> None:
+    for version, (_, cores, grids) in CLOUD.items():
+        for grid in grids:
+            chips = math.prod(map(int, grid.split("x")))
+            assert parse_topology(f"{version}-{cores * chips}", 2).n_devices == 2 * chips
 
 
 def test_slices_are_counted() -> None:

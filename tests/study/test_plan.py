@@ -20,6 +20,7 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserErro
 from jaxgpt.parallel import batch_sharding
 from jaxgpt.parallel.hlo import Collective, read_program
 from jaxgpt.parallel.topology import CHIPS, parse_topology
+from jaxgpt.presets import preset
 from jaxgpt.study.estimate import estimate, planned, suggestions
 from jaxgpt.study.figures import Figures, Traffic, summed
 from jaxgpt.study.plan import _too_big, compile_decode, compile_step
@@ -106,12 +107,36 @@ def test_more_sharding_never_needs_more(data: int, fsdp: int, tensor: int) -> No
     assert wide.memory["activations"] == narrow.memory["activations"] / 2
 
 
+@pytest.mark.parametrize(
+    ("text", "slices"), [("v5e:2x4", 1), ("v5p:4x4x8", 1), ("v4:2x2x3", 1), ("v5e:16x16", 16), ("h100:6", 1)]
+)
+def test_gpt2_as_it_is_uses_all_of_a_machine(text: str, slices: int) -> None:
+    topology = parse_topology(text, slices)
+    for mesh in (MeshConfig(), MeshConfig(data=slices, fsdp=-1)):
+        run, _ = planned(replace(preset("gpt2"), mesh=mesh), topology)
+        used = run.mesh.data * run.mesh.fsdp * run.mesh.tensor
+        assert used == topology.n_devices or (slices == 16 and topology.n_devices % used == 0)
+
+
+def test_padding_is_no_use_but_takes_time() -> None:
+    topology = parse_topology("v5e:16x16", 16)
+    run, note = planned(config(MeshConfig()), topology)
+    assert run.mesh.data == 4096
+    assert "windows per step are padding" in note
+    figures, full = estimate(run, topology), estimate(replace(run, train=replace(run.train, batch_size=4096)), topology)
+    assert figures.seconds(topology.chip) == full.seconds(topology.chip)
+    share = run.train.batch_size / 4096
+    assert figures.bounds(topology.chip)["mfu_serial"] == pytest.approx(
+        share * full.bounds(topology.chip)["mfu_serial"]
+    )
+
+
 def test_suggestions_need_less_and_are_flags() -> None:
     topology = parse_topology("v5e:2x4")
     run, _ = planned(config(MeshConfig(data=8)), topology)
     now = estimate(run, topology).total
     offered = suggestions(run, topology)
-    assert {"--train.remat", "--train.accumulation", "--mesh.data"} <= {flags.split()[0] for flags, _ in offered}
+    assert {"--train.remat", "--train.microbatch", "--mesh.data"} <= {flags.split()[0] for flags, _ in offered}
     assert [total for _, total in offered] == sorted(total for _, total in offered)
     assert all(total < now for _, total in offered)
     flags, total = next((f, t) for f, t in offered if f.startswith("--mesh"))
@@ -172,13 +197,13 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pyte
         (["python-char"], "--topology is missing"),
         ([], "missing argument: PRESET|RUN"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
-        (["python-char", "--topology", "v9:2x4"], "no chip 'v9'"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "32 windows"),
+        (["python-char", "--topology", "v9:2x4"], "unknown chip 'v9'"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "use --mesh.data 8 --mesh.fsdp 1"),
         (
             ["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"],
-            "4: --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4 would",
+            "4: use --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4",
         ),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "asks for 16 devices (fsdp 16), there are 8"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "needs 16 devices (fsdp 16), there are 8"),
     ],
 )
 def test_bad_input_gets_one_line(args: list[str], says: str) -> None:

@@ -71,7 +71,7 @@ def without_times(path: Path) -> list[dict[str, float]]:
 )
 def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
     """With dropout, accumulation, Muon, an average of the weights, and a cut in the middle of an epoch."""
-    config = small_run(steps=10, eval_every=5, accumulation=2)
+    config = small_run(steps=10, eval_every=5, microbatch=4)
     optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, not_finite="skip")
     config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
     straight = run(config, "straight")

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,29 +297,31 @@ def test_a_loss_while_a_checkpoint_is_read_is_no_damage(monkeypatch: pytest.Monk
 
 def test_every_process_has_to_take_part() -> None:
     config = small_run(batch_size=6)
-    with pytest.raises(UserError, match=r"1 of the 4 devices of 2 processes would be in use \(6 windows"):
+    with pytest.raises(UserError, match=r"1 of 4 devices in use \(data 1\), but 2 processes .* use --mesh.data 4 "):
         resolve(config, 4, processes=2)
     assert resolve(config, 4)[0] == MeshConfig(data=1)
+    assert resolve(replace(config, mesh=MeshConfig()), 4, processes=2)[0] == MeshConfig(data=4)
 
 
-def test_processes_and_batches_that_do_not_divide(place: None) -> None:
+def test_a_process_without_work_is_refused(place: None) -> None:
     """One line from all of them together, through the launcher."""
-    with launched(2, "shakespeare", *TINY, "--train.batch-size", "7", "--out", "run") as launcher:
+    with launched(2, "shakespeare", *TINY, "--mesh.data", "1", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 2
     assert err.count("\n") == 1
-    assert "1 of the 2 devices of 2 processes would be in use (7 windows in a (micro-)batch)" in err
+    assert "1 of 2 devices in use (data 1), but 2 processes need to use all of theirs: use --mesh.data 2" in err
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("processes", "mesh"),
     [(n, axis) for n in (2, 4) for axis in ("data", "fsdp", "tensor")]
-    + [(4, "data and tensor"), (4, "fsdp and tensor")],
+    + [(4, "data and tensor"), (4, "fsdp and tensor"), (4, "data, padded")],
 )
 def test_as_one_process(place: None, processes: int, mesh: str) -> None:
+    length = flags(train__steps=8, **({"train__batch_size": 5} if "padded" in mesh else {}))
+    mesh = mesh.removesuffix(", padded")
     sizes = {"mesh__data": 1} | {f"mesh__{axis}": 2 if "and" in mesh else processes for axis in mesh.split(" and ")}
-    length = flags(train__steps=8)
     with launched(processes, "shakespeare", *TINY, *length, *flags(**sizes), "--out", "several") as launcher:
         out, err = launcher.communicate(timeout=300)
     assert (launcher.returncode, err) == (0, "")

@@ -17,7 +17,7 @@ import optax
 import pytest
 from helpers import make, random_ids, small
 
-from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import on_mesh
 from jaxgpt.train.build import Program, build, make_loss_fn
@@ -106,7 +106,7 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)])
 def test_state_out_is_like_state_in(name: str) -> None:
-    p = program("modern", optim={"name": name, "ema_decay": 0.9}, accumulation=2, dropout=0.1)
+    p = program("modern", optim={"name": name, "ema_decay": 0.9}, microbatch=4, dropout=0.1)
     before = p.init()
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
     after, _ = p.step(before, p.put(windows(p)))
@@ -170,6 +170,25 @@ def test_one_program_for_all_steps() -> None:
     p = program(dropout=0.1)
     train(p, 4)
     assert p._step._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "INTERNAL: RET_CHECK failure (net_util.cc:3355)\n 8 % 6 == 0",
+            "mesh data 1 x fsdp 1 x tensor 1.*; try mesh sizes",
+        ),
+        ("RESOURCE_EXHAUSTED: Out of memory", r"out of device memory \(train.microbatch 4, .*; lower train.microbatch"),
+    ],
+)
+def test_what_the_compiler_says_comes_with_advice(said: str, advice: str) -> None:
+    class Refused:
+        def compile(self) -> None:
+            raise jax.errors.JaxRuntimeError(said)
+
+    with pytest.raises(UserError, match=advice):
+        program(microbatch=4).compile(Refused())
 
 
 @pytest.mark.parametrize("each", [1, 3])
@@ -307,10 +326,35 @@ def test_a_block_split_by_tensor_sums_twice() -> None:
 
 
 def test_accumulation_and_dropout_on_a_mesh() -> None:
-    settings = {"accumulation": 2, "dropout": 0.2, "batch_size": 16}
+    """Masks are drawn per microbatch: a fixed number of those makes them the same on every mesh."""
+    settings = {"microbatch": -2, "dropout": 0.2, "batch_size": 16}
     whole, _ = train(program("gpt2", **settings), 4)
     split, _ = train(program("gpt2", mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
     np.testing.assert_allclose(split, whole, rtol=1e-5)
+
+
+@functools.cache
+def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any]:
+    """Loss and gradient of a batch of 7 windows on that many devices."""
+    p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
+    key, step = (jax.random.key(0) if dropout else None), p._update.keywords
+    with on_mesh(p.mesh, p.config.model):
+        call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"]))
+        out: tuple[jax.Array, Any] = call(make(p.config.model)[1], p.batches(1, lambda _, rows: windows(p)[rows]))
+    return jax.device_get(out)
+
+
+@pytest.mark.parametrize(
+    ("data", "microbatch", "dropout"),
+    [
+        (3, 2, 0.0),  # 2 microbatches of 2 per device: 5 of 12 windows are padding
+        (8, 0, 0.2),  # a device has nothing but padding; masks stay as they are
+        *(pytest.param(n, 2, 0.0, marks=pytest.mark.long) for n in (1, 2, 4, 6, 8)),
+    ],
+)
+def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, microbatch: int, dropout: float) -> None:
+    one = of_seven(1, 0, dropout)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, microbatch, dropout), one)
 
 
 def test_weights_and_moments_are_really_split() -> None:

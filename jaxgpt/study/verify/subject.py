@@ -49,7 +49,7 @@ class Subject:
         return replace(
             config,
             train=replace(
-                config.train, compute_dtype="float32", remat="none", accumulation=1, scan_layers=False, loss_chunk=0
+                config.train, compute_dtype="float32", remat="none", microbatch=0, scan_layers=False, loss_chunk=0
             ),
         )
 
