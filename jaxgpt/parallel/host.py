@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import math
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import microbatches, sizes_of
+from jaxgpt.parallel.topology import quiet_libtpu
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are given back when they are freed, whatever its thresholds
 ACTIVATIONS = 120  # bytes of temporaries a token, layer and width: about 30 arrays of float32
 LARGE = 50_000_000  # parameters, without those of a vocabulary, which may not be known yet
+TPU_NODES = ("accel*", "vfio/[0-9]*")  # below /dev
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
@@ -32,6 +36,8 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
         model: the model to train, if any. Where only the batch is split, each device holds and updates all weights: many
             take more memory, and more time than is won by products that need not share their threads (on two cores).
     """
+    if _libtpu_without_tpu():
+        quiet_libtpu()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     sizes = sizes_of(mesh).values()
@@ -64,6 +70,12 @@ def keep_memory(config: Config) -> None:
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
     """For a program that is called once. On a CPU the compiler spends less on its speed; its numbers stay as they are."""
     return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+
+
+def _libtpu_without_tpu() -> bool:
+    """Whether JAX would look for TPUs on a machine that has libtpu only to compile for them, as `jaxgpt plan` does."""
+    wanted = "JAX_PLATFORMS" not in os.environ and importlib.util.find_spec("libtpu") is not None
+    return wanted and not any(True for pattern in TPU_NODES for _ in Path("/dev").glob(pattern))
 
 
 def _cores() -> int:

@@ -188,7 +188,7 @@ def devices_of(topology: Topology) -> list[Any]:
 
 
 def quiet_libtpu() -> None:
-    """Tell libtpu, before it is loaded, that it will only compile: no search for chips, no logs, no lock on them."""
+    """Tell libtpu, before it is loaded, that there is no TPU: no search for one, no logs, no lock. It can still compile."""
     settings = {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -70,3 +71,24 @@ def test_devices_stay_as_they_are_once_jax_was_used(monkeypatch: pytest.MonkeyPa
     devices = jax.device_count()
     host.use_cores(MeshConfig(data=devices + 1))
     assert jax.device_count() == devices
+
+
+@pytest.mark.parametrize(
+    ("platforms", "node", "quiet"),
+    [(None, "", True), ("tpu", "", False), (None, "accel0", False), (None, "vfio/0", False), (None, "vfio/vfio", True)],
+)
+def test_libtpu_is_quiet_where_there_is_no_tpu(
+    platforms: str | None, node: str, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JAX_PLATFORMS")
+    if platforms:
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda name: object())
+    (tmp_path / "vfio").mkdir()
+    if node:
+        (tmp_path / node).touch()
+    monkeypatch.setattr(host, "Path", lambda _: tmp_path)
+    called: list[bool] = []
+    monkeypatch.setattr(host, "quiet_libtpu", lambda: called.append(True))
+    host.use_cores(MeshConfig())
+    assert called == [True] * quiet
