@@ -89,7 +89,7 @@ def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
     """
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"cannot read {path}: it is no file")
+            raise UserError(f"cannot read {path}: it is not a file")
         size = path.stat().st_size
         if size > limit:
             raise UserError(f"{path} has {size:,} bytes, at most {limit:,} are read: refused")

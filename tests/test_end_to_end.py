@@ -249,12 +249,12 @@ def test_interrupted_and_resumed() -> None:
             "mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data 4 --mesh.fsdp 2",
         ),
         (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
-        (["sample", ".", "--prompt", "x"], ". is no run: it has no config.json"),
+        (["sample", ".", "--prompt", "x"], ". is not a run: it has no config.json"),
         (["sample", "--prompt", "x"], "missing argument: RUN (usage: jaxgpt sample RUN [OPTIONS])"),
-        (["eval", "taken"], "taken is no run: it has no tokenizer.json"),
+        (["eval", "taken"], "taken is not a run: it has no tokenizer.json"),
         (["info", "gpt3"], "no preset or run 'gpt3' (did you mean gpt2?)"),
         (["presets", "--jsn"], "unknown option --jsn (did you mean --json?)"),
-        (["replay", "nowhere"], "nowhere is no recording"),
+        (["replay", "nowhere"], "nowhere is not a recording"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:

@@ -55,28 +55,28 @@ def report(config: Config, figures: dict[str, Any]) -> str:
     step, start, limits = (figures[name] for name in ("step", "start_seconds", "limits"))
     train, T = config.train, config.model.block_size
     low, high = (1e3 * seconds for seconds in step["range"])
-    source = "from the cache" if start["from_cache"] else "anew"
+    source = "compiled (cached)" if start["from_cache"] else "compiled"
     lines = [
         f"{figures['name']} on {figures['devices']} x {figures['device']}, jax {figures['jax']}",
-        f"model   {figures['parameters']:,} parameters, {figures['flops_per_token'] / 1e6:,.1f} MFLOP a token "
+        f"model   {figures['parameters']:,} parameters, {figures['flops_per_token'] / 1e6:,.1f} MFLOPs per token "
         f"(6 P + 12 L N H T), {figures['compute_dtype']}",
-        f"start   weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, compiled {source} "
-        f"{start['compiled']:.1f} s, the first one {start['first_step']:.2f} s",
+        f"start   weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, {source} "
+        f"{start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
         f"step    {1e3 * step['seconds']:.1f} ms ({low:.1f} to {high:.1f}, {step['steps']} steps of {train.batch_size} x {T}), "
         f"{step['tokens_per_second']:,.0f} tokens/s",
-        f"peak    {limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in products, memory read at "
+        f"peak    {limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products, memory read at "
         f"{limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}",
-        "where   share of the devices' time, in a trace",
+        "where   share of device time in a profiler trace",
     ]
     for kind, share in figures["where"].items():
-        about = KINDS.get(kind, "waiting for the host, or for each other's instructions")
+        about = KINDS.get(kind, "waiting for the host or for other instructions")
         lines.append(f"  {kind:<14}{share:6.1%} {1e3 * share * step['seconds']:9.1f} ms  {about}")
     fed = figures["input_seconds"]
-    lines.append(f"host    makes a batch in {1e3 * fed:.2f} ms, {fed / step['seconds']:.1%} of a step")
+    lines.append(f"host    prepares a batch in {1e3 * fed:.2f} ms, {fed / step['seconds']:.1%} of a step")
     if decode := figures.get("decode"):
         lines.append(
-            f"decode  {decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of what memory allows "
-            f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, float32); the first one after "
-            f"{1e3 * decode['first_token_seconds']:.1f} ms, {decode['first_call_seconds']:.1f} s where it is compiled"
+            f"decode  {decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit "
+            f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, float32); first token after "
+            f"{1e3 * decode['first_token_seconds']:.1f} ms, {decode['first_call_seconds']:.1f} s with compilation"
         )
     return "\n".join(lines)

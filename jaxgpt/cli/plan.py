@@ -41,7 +41,7 @@ Google Cloud's slices by name: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-3
 HOPELESS = 2  # times the memory that there is: beyond this an estimate is answer enough
 CLOSE = 0.45  # of the memory that there is: compiled programs needed up to twice their estimate
 PROGRAMS = {"train": "training step", "decode": "sampler"}
-UNITS = {"train": "step", "decode": "token of every row"}
+UNITS = {"train": "step", "decode": "token of each row"}
 
 
 @dataclass(frozen=True)
@@ -75,27 +75,27 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Ar
     from jaxgpt.study.plan import compile_decode, compile_step
 
     say = _silent if args.json else print
-    why_not = "only an estimate is asked for" if args.estimate else compiler_missing(topology)
+    why_not = "--estimate is given" if args.estimate else compiler_missing(topology)
     if args.decode and why_not:
-        raise UserError(f"--decode compiles the sampler, and there is nothing to compile with: {why_not}")
+        raise UserError(f"--decode needs the compiler: {why_not}")
     say(_head(target, config, topology, remark))
     steps = {"train": estimate(config, topology)}
-    say("\nestimate, from shapes and placements (parameters, optimizer: exact)\n" + table(steps["train"], topology))
+    say("\nestimate from shapes and shardings (parameters and optimizer are exact)\n" + table(steps["train"], topology))
     if not why_not and steps["train"].total > HOPELESS * topology.chip.hbm:
-        why_not = f"the estimate is over {HOPELESS} times what there is: there is no need to compile"
+        why_not = f"the estimate is over {HOPELESS} times the memory available"
     programs = {"train": compile_step} | ({"decode": compile_decode} if args.decode else {})
     for name, compiler in ({} if why_not else programs).items():
         say(f"\ncompiling the {PROGRAMS[name]} ...")
         start = time.monotonic()
         steps[name] = compiler(config, topology, not args.full)
         took = f"{time.monotonic() - start:.0f} s"
-        say(f"{took}; per device and {UNITS[name]}, as compiled\n" + table(steps[name], topology))
+        say(f"{took}; per device and {UNITS[name]}, from the compiled program\n" + table(steps[name], topology))
     if why_not:
         say(f"\nnot compiled: {why_not}")
     fits = all(figures.fits for figures in steps.values())
     advice = [] if fits else suggestions(config, topology)
     if not fits:
-        say("\nit does not fit. Estimated to need less, in GiB per device:")
+        say("\nit does not fit. Options that need less, by the estimate, in GiB per device:")
         say(
             "\n".join(f"  {total / 2**30:7.2f}  {flags}" for flags, total in advice)
             or "  more chips, or a smaller model"
@@ -116,8 +116,8 @@ def table(figures: Figures, topology: Topology) -> str:
     rows = [f"  {kind:<18}{_gib(size)}" for kind, size in figures.memory.items()]
     verdict = "fits" if figures.fits else "DOES NOT FIT"
     if not figures.compiled and CLOSE * figures.available < figures.total <= figures.available:
-        verdict = "close, only a compiler can tell"
-    rows.append(f"  {'together':<18}{_gib(figures.total)} of {figures.available / 2**30:.2f} GiB: {verdict}")
+        verdict = "close: compile to be sure"
+    rows.append(f"  {'total':<18}{_gib(figures.total)} of {figures.available / 2**30:.2f} GiB: {verdict}")
     if not figures.hbm_bytes:
         return "\n".join(rows)
     count = f"; the compiler counts {_si(figures.compiled_flops)}" if figures.compiled else ""
@@ -126,12 +126,14 @@ def table(figures: Figures, topology: Topology) -> str:
     rows.append(f"memory traffic      {_si(figures.hbm_bytes)}B")
     for kind, traffic in figures.traffic.items():
         between = f", {_si(traffic.sent_between_slices)}B to other slices" if traffic.sent_between_slices else ""
-        rows.append(f"{kind:<20}{traffic.count:,} of {_si(traffic.bytes)}B, {_si(traffic.sent)}B sent{between}")
+        rows.append(
+            f"{kind:<20}{traffic.count:,} calls, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
+        )
     seconds, bounds = figures.seconds(chip), figures.bounds(chip)
-    rows.append("at best             " + ", ".join(f"{k} {v * 1e3:.2f} ms" for k, v in seconds.items() if v))
+    rows.append("lower bounds        " + ", ".join(f"{k} {v * 1e3:.2f} ms" for k, v in seconds.items() if v))
     rows.append(
-        f"step by roofline    {bounds['seconds_overlapped'] * 1e3:.2f} ms if all happens at once (max), "
-        f"{bounds['seconds_serial'] * 1e3:.2f} ms one after the other (sum)"
+        f"step by roofline    {bounds['seconds_overlapped'] * 1e3:.2f} ms if all overlap (max), "
+        f"{bounds['seconds_serial'] * 1e3:.2f} ms if none do (sum)"
     )
     rows.append(f"MFU by roofline     {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
     return "\n".join(rows)

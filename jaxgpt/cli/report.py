@@ -181,10 +181,12 @@ class Report(Reporter):
         self._print(f"preset   {config.preset}, {n:,} parameters")
         text = f"{self.data.characters:,} characters, " if self.data.characters else ""
         self._print(f"data     {self.data.source}")
-        held_out = f"{len(self.data.val):,} held out" if self.data.held_out else "none held out"
+        held_out = f"{len(self.data.val):,} validation tokens" if self.data.held_out else "no validation tokens"
         vocabulary = self.data.tokenizer.vocab_size
-        self._print(f"         {text}{vocabulary:,} different ids; {len(self.data.train):,} to train on, {held_out}")
-        self._print(f"         a guess among all ids has a loss of {math.log(vocabulary):.2f}")
+        self._print(f"         {text}{len(self.data.train):,} training tokens, {held_out}, {vocabulary:,} distinct ids")
+        self._print(
+            f"         uniform baseline: ln {config.model.vocab_size} = {math.log(config.model.vocab_size):.2f}"
+        )
         self._print(f"devices  {devices} x {kind} ({jax.default_backend()}){': ' + split if split else ''}{processes}")
         if self.program.note:
             self._print(f"         {self.program.note}")

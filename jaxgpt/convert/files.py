@@ -226,7 +226,7 @@ def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
             raise UserError(f"{path / INDEX}: weight_map must say for every tensor which file has it")
         for place in places.values():
             if not _is_name(place) or Path(place).name != place or not place.endswith(".safetensors"):
-                raise UserError(f"{path / INDEX}: {shown(place)} is no safetensors file in this folder: refused")
+                raise UserError(f"{path / INDEX}: {shown(place)} is not a safetensors file in this folder: refused")
         return [path / place for place in sorted(set(places.values()))], places
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:

@@ -40,7 +40,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
         (errors.RepositoryNotFoundError, "there is no such repository, or it needs a login (hf auth login)"),
         (errors.OfflineModeIsEnabled, f"the hub is in offline mode and it is not in the cache: {offline}"),
         (errors.LocalEntryNotFoundError, f"it is not in the cache and the hub cannot be reached: {offline}"),
-        (errors.HFValidationError, "that is no name on the hub"),
+        (errors.HFValidationError, "not a valid name on the hub"),
     )
     try:
         folder = Path(snapshot_download(repo, revision=wanted, allow_patterns=list(PATTERNS)))

@@ -60,7 +60,7 @@ def open_recording(path: Path, steps: int) -> Recording:
     for name in ("recipe.json", "init.safetensors", "offsets.npz"):
         if not (path / name).is_file():
             raise UserError(
-                f"{path} is no recording: it has no {name} (expected: recipe.json, init.safetensors, offsets.npz)"
+                f"{path} is not a recording: it has no {name} (expected: recipe.json, init.safetensors, offsets.npz)"
             )
     recipe = read_json(path / "recipe.json")
     split_n, offsets_nB = read_arrays(path / "offsets.npz", "split", "ix")

@@ -72,9 +72,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return _checked(value, data.decode())
     except ValueError as e:
-        raise UserError(f"{path} is no tokenizer.json that can be read ({e})") from None
+        raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
     except (TypeError, KeyError, AttributeError):
-        raise UserError(f"{path} is no tokenizer.json: it has no model with a vocabulary") from None
+        raise UserError(f"{path} is not a tokenizer.json: it has no model with a vocabulary") from None
 
 
 def _checked(value: Any, text: str) -> Tokenizer:

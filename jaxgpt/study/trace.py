@@ -18,11 +18,11 @@ from jaxgpt.parallel.hlo import split_computations
 PRODUCTS = ("dot", "convolution")
 CALLS = ("fusion", "call")
 KINDS = {
-    "products": "with weights: projections, MLP, head",
+    "products": "matrix products with weights: projections, MLP, head",
     "attention": "scores, softmax, mixing",
     "elementwise": "norms, activations, residuals, embeddings, loss, copies",
-    "optimizer": "the gradient's norm, updates, averages",
-    "communication": "sums between devices, waiting for the slowest among them",
+    "optimizer": "gradient norm, update, weight average",
+    "communication": "collectives, including waiting for the slowest device",
 }
 
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][\w-]*)\(")

@@ -61,7 +61,9 @@ def open_run(path: Path) -> Run:
         raise UserError(f"no run at {path}: a folder that `jaxgpt train` wrote is expected")
     for name in ("config.json", "tokenizer.json"):
         if not (path / name).is_file():
-            raise UserError(f"{path} is no run: it has no {name} (expected: config.json, tokenizer.json, checkpoints/)")
+            raise UserError(
+                f"{path} is not a run: it has no {name} (expected: config.json, tokenizer.json, checkpoints/)"
+            )
     return Run(path)
 
 

@@ -46,7 +46,7 @@ def test_json_of_64_bits_and_pairs_is_fine() -> None:
 
 def test_only_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="it is no file"):
+    with pytest.raises(UserError, match="it is not a file"):
         read_json(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as f:
         f.truncate(2**40)
@@ -64,7 +64,7 @@ def test_an_error_is_one_line_whatever_it_quotes() -> None:
 
 @pytest.mark.parametrize("value", ["a\0b", "\udcff"])
 def test_a_path_that_no_file_has(value: str) -> None:
-    with pytest.raises(UserError, match=r"data\.path .* holds what is no character"):
+    with pytest.raises(UserError, match=r"data\.path .* contains a NUL or an unpaired surrogate"):
         DataConfig(path=value)
 
 

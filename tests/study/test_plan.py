@@ -176,7 +176,7 @@ def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert figures["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
     decode = jaxgpt("plan", "python-char", *FLAGS, "--decode")
     assert (decode.code, decode.out) == (2, "")
-    assert "nothing to compile with" in decode.err
+    assert "--decode needs the compiler" in decode.err
 
 
 def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pyte
     big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json"]
     told = jaxgpt("plan", "python-char", *FLAGS, *big)
     assert told.code == 1
-    assert "times what there is" in told.json["not_compiled"]
+    assert "times the memory available" in told.json["not_compiled"]
     assert told.json["suggestions"]
     assert told.out.count("\n") == 1
 
