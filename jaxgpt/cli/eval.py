@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxgpt.cli.parse import Command, print_json
-from jaxgpt.config import MeshConfig, UserError
+from jaxgpt.cli.progress import progress
+from jaxgpt.config import Config, MeshConfig, UserError
+
+if TYPE_CHECKING:
+    from jaxgpt.train.build import Program
 
 COMMAND = Command(
     "eval",
@@ -45,30 +49,27 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig())
-    from jaxgpt.data import load_dataset
+    from jaxgpt.data import load_eval_data
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import fake_quantize
-    from jaxgpt.train.build import build
     from jaxgpt.train.evaluate import evaluate
 
-    lm = load(target, parsed.checkpoint)
-    config = lm.config
-    if parsed.data.path:
-        if not Path(parsed.data.path).exists():
-            raise UserError(f"no such file or folder: {parsed.data.path}")
-        # Nothing is trained on here: the whole of it counts.
-        config = replace(config, data=replace(config.data, path=parsed.data.path, train_fraction=1.0))
-    data = load_dataset(config, lm.tokenizer)
-    program = build(config)
-    result = evaluate(program, program.place(lm.params), data.val)
-    assert result is not None  # nobody interrupts here
-    change: dict[str, float] = {}
-    if parsed.weights != "float32":
-        full, result = result, evaluate(program, program.place(fake_quantize(lm.params, parsed.weights)), data.val)
-        assert result is not None
-        change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
-    text_bytes = len(lm.tokenizer.decode(data.val.take(0, len(data.val))).encode())
-    bits = result.loss / math.log(2) * len(data.val) / text_bytes
+    with progress("loading") as activity:
+        lm = load(target, parsed.checkpoint)
+        activity.stage("tokenizing")
+        data = load_eval_data(lm.config, lm.tokenizer, parsed.data.path, activity)
+        activity.stage("evaluating")
+        program = _program(lm.config)
+        result = evaluate(program, program.place(lm.params), data.tokens, progress=activity)
+        assert result is not None  # nobody interrupts here
+        change: dict[str, float] = {}
+        if parsed.weights != "float32":
+            activity.stage(f"evaluating {parsed.weights}")
+            lower = program.place(fake_quantize(lm.params, parsed.weights))
+            full, result = result, evaluate(program, lower, data.tokens, progress=activity)
+            assert result is not None
+            change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
+    bits = result.loss / math.log(2) * len(data.tokens) / data.text_bytes if data.text_bytes else math.nan
     figures = {
         "run": target,
         "text": data.source,
@@ -84,14 +85,26 @@ def run(args: Sequence[str]) -> int:
     if parsed.json:
         print_json({k: v for k, v in figures.items() if not isinstance(v, float) or math.isfinite(v)})
         return 0
-    split = "all" if parsed.data.path else ("its validation split" if data.held_out else "its training text")
-    print(f"text           {data.source} ({split})")
-    print(f"loss           {result.loss:.4f} +- {result.stderr:.4f} nats per token")
+    print(f"text           {data.source}")
+    print(f"loss           {result} nats per token")
     if change:
         print(
             f"{parsed.weights:14} changes the loss by {change['loss_change']:+.5f}, from {change['loss_float32']:.4f}"
         )
     print(f"perplexity     {figures['perplexity']:.3f}")
-    print(f"bits per byte  {bits:.4f}")
-    print(f"tokens         {result.tokens:,} in {result.windows:,} windows of {config.model.block_size}")
+    if data.text_bytes:
+        print(f"bits per byte  {bits:.4f}")
+    plural = "s" * (result.windows > 1)
+    print(f"tokens         {result.tokens:,} in {result.windows:,} window{plural} of {lm.config.model.block_size}")
     return 0
+
+
+def _program(config: Config) -> Program:
+    """Build a run's program on the devices of this machine, with its mesh and attention kernel if they fit."""
+    from jaxgpt.train.build import build
+
+    fitting = replace(config, train=replace(config.train, attention="auto", remat="none"))
+    for own in (config, fitting):
+        with suppress(UserError):
+            return build(own)
+    return build(replace(fitting, mesh=MeshConfig()))

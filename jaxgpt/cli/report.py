@@ -104,7 +104,7 @@ class Report(Reporter):
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         kind = "validation" if self.data.held_out else "training text"
-        self._print(f"step {step:>5}: {kind} loss {result.loss:.4f} +- {result.stderr:.4f} ({result.tokens:,} tokens)")
+        self._print(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
         if leader():
             self._plot.update()
 

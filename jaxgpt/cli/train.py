@@ -128,8 +128,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             _, params, tokenizer = load(*split_checkpoint(config.init_from))
         if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
             tokenizer = run.tokenizer()
-        with progress("reading the text", leader()):
-            data = agree(lambda: load_dataset(config, tokenizer), lambda data: data.facts())
+        with progress("tokenizing", leader()) as activity:
+            data = agree(lambda: load_dataset(config, tokenizer, activity), lambda data: data.facts())
         if not config.model.vocab_size:
             config = config.with_model(vocab_size=data.tokenizer.vocab_size)
         program = build(config)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.batches import Windows, eval_batch, eval_windows
 from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
-from jaxgpt.data.encoded import encode_text
+from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits
 
 __all__ = [
     "Dataset",
+    "EvalData",
     "Tokenizer",
     "Tokens",
     "Windows",
@@ -22,6 +23,7 @@ __all__ = [
     "eval_windows",
     "known_vocab_size",
     "load_dataset",
+    "load_eval_data",
 ]
 __all__ += ["load_tokenizer"]
 
@@ -62,6 +64,21 @@ class Dataset:
         return lengths | {"the tokenizer's sha256": digest} | ends
 
 
+@dataclass(frozen=True)
+class EvalData:
+    """What a model is evaluated on.
+
+    Attributes:
+        tokens: the ids.
+        source: a line that says what was read, and which part of it counts.
+        text_bytes: bytes of their text in UTF-8; 0 where the text is not known.
+    """
+
+    tokens: Tokens
+    source: str
+    text_bytes: int
+
+
 def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Dataset:
     """Read, tokenize and split what `config.data` names.
 
@@ -92,12 +109,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         train, val = ids.split(int(data.train_fraction * len(ids)))
         source, characters = text.source, text.characters
         fingerprint = text.sha256
-    if 0 < config.model.vocab_size < tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            f"leave it at 0, or raise it"
-        )
-    vocab_size = config.model.vocab_size or tokenizer.vocab_size
+    vocab_size = _vocab_size(config, tokenizer)
     train, val = train.below(vocab_size), val.below(vocab_size)
     held_out = len(val) > 0
     val = val if held_out else train
@@ -107,6 +119,62 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
             f"validation, there are {len(val)}: lower it, or data.train_fraction, or give more text"
         )
     return Dataset(train, val, held_out, tokenizer, source, characters, fingerprint)
+
+
+def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progress: Progress = no_progress) -> EvalData:
+    """Read and tokenize what a model is evaluated on.
+
+    Args:
+        config: of the run.
+        tokenizer: of the run.
+        path: another text, or token files: all of it, or the validation files of a folder of token files that has some.
+            Empty: the validation split of the run, or its training text if it held out nothing.
+        progress: as of `load_dataset`.
+
+    Raises:
+        UserError: there is no such data, fewer than two ids, or one beyond the vocabulary.
+    """
+    data = replace(config.data, path=path, train_fraction=1.0) if path else config.data
+    text_bytes, vocab_size = 0, _vocab_size(config, tokenizer)
+    if data.path and is_token_path(Path(data.path)):
+        train, val, source = open_splits(Path(data.path), data.train_fraction)
+        chosen = (val if len(val) else train).below(vocab_size)
+        text_bytes = _decoded_bytes(tokenizer, chosen)
+    else:
+        text = read_text(data)
+        encoded = encode_text(tokenizer, text, progress)
+        train, val = encoded.tokens.split(int(data.train_fraction * len(encoded.tokens)))
+        chosen = (val if len(val) else train).below(vocab_size)
+        text_bytes, source = count_bytes(tokenizer, text, encoded, len(train) if len(val) else 0), text.source
+    split = "validation split" if len(val) else "all" if path else "training text"
+    if len(chosen) < 2:
+        raise UserError(f"{source} ({split}): {len(chosen)} token(s) are too few to evaluate on; give a longer text")
+    return EvalData(chosen, f"{source} ({split})", text_bytes)
+
+
+def _vocab_size(config: Config, tokenizer: Tokenizer) -> int:
+    """The number of ids that a model takes.
+
+    Raises:
+        UserError: the tokenizer has more.
+    """
+    if 0 < config.model.vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
+            f"leave it at 0, or raise it"
+        )
+    return config.model.vocab_size or tokenizer.vocab_size
+
+
+def _decoded_bytes(tokenizer: Tokenizer, tokens: Tokens) -> int:
+    """Count the bytes of the text that ids stand for, without end tokens; 0 if the tokenizer does not keep white space."""
+    if tokenizer.glue:
+        return 0
+    total = 0
+    for start in range(0, len(tokens), 1 << 18):
+        ids = tokens.take(start, min(1 << 18, len(tokens) - start))
+        total += len(tokenizer.decode(ids[ids != tokenizer.eos_id]).encode())
+    return total
 
 
 def known_vocab_size(config: Config) -> int:

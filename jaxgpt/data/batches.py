@@ -73,20 +73,27 @@ class Windows:
 
 
 def eval_batch(tokens: Tokens, block_size: int, stride: int, windows: np.ndarray, rows: slice = ALL) -> np.ndarray:
-    """Some windows of a split by their numbers, int32 `[B, T + 1]`: number n begins at n strides (0: at n T).
+    """Read windows of a split by their numbers, int32 `[B, T + 1]`: number n begins at id `n * stride`.
 
-    Rows of negative numbers are filled with -1, which is not counted. Only the rows that are asked for are read.
+    Rows of negative numbers, and what is missing of a split that is shorter than a window, are -1, which is not counted.
+    Only the rows that are asked for are read.
     """
     out = np.full((len(windows[rows]), block_size + 1), -1, np.int32)
     for row, window in enumerate(windows[rows].tolist()):
         if window >= 0:
-            out[row] = tokens.take(window * (stride or block_size), block_size + 1)
+            ids = tokens.take(window * stride, min(block_size + 1, len(tokens) - window * stride))
+            out[row, : len(ids)] = ids
     return out
 
 
 def eval_windows(tokens: Tokens, block_size: int, stride: int) -> int:
-    """Windows of a whole split, `stride` apart (0: side by side); a rest shorter than a window is left out."""
-    return max((len(tokens) - block_size - 1) // (stride or block_size) + 1, 0)
+    """Count the windows of a whole split, `stride` apart.
+
+    A rest that is shorter than a window is left out, unless it is all that there is.
+    """
+    if len(tokens) <= block_size:
+        return int(len(tokens) > 1)
+    return (len(tokens) - block_size - 1) // stride + 1
 
 
 @functools.lru_cache(maxsize=2)

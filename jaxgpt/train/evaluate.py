@@ -1,4 +1,4 @@
-"""The loss over a split, or over windows spread evenly over it: the same ones every time, with its standard error."""
+"""The loss on a split, or on windows spread evenly over it: the same ones every time, with its standard error."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Evaluation(NamedTuple):
     """A mean over tokens.
 
     Attributes:
-        loss: nats a token.
-        stderr: standard error of the loss, from the spread between windows.
-        windows: how many.
-        tokens: how many were predicted.
+        loss: nats per token.
+        stderr: standard error of the loss, from the spread between windows; NaN for a single one.
+        windows: number of windows.
+        tokens: number of predicted tokens; none is counted twice.
         ranking: the mean over the windows that all evaluations of a run share, by which its checkpoints are compared.
     """
 
@@ -34,6 +34,10 @@ class Evaluation(NamedTuple):
     windows: int
     tokens: int
     ranking: float
+
+    def __str__(self) -> str:
+        """The loss, with its standard error where there is one, as `1.4697 +- 0.0068`."""
+        return f"{self.loss:.4f}" + (f" +- {self.stderr:.4f}" if math.isfinite(self.stderr) else "")
 
 
 def evaluate(
@@ -44,7 +48,10 @@ def evaluate(
     whole: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation | None:
-    """The loss of `params` on the windows of a split, side by side.
+    """Compute the loss of `params` on a split.
+
+    Windows never overlap, whatever the stride of training is: every token is counted at most once, and the windows are
+    as independent as the standard error takes them to be. A larger stride, which keeps documents whole, is kept.
 
     Args:
         program: the model, and how many windows it takes at once.
@@ -60,7 +67,8 @@ def evaluate(
     config = program.config
     batch_size = config.train.eval_batch_size or program.microbatches.rows
     batch_size = math.ceil(batch_size / program.ways) * program.ways
-    block_size, stride = config.model.block_size, config.data.stride
+    block_size = config.model.block_size
+    stride = max(config.data.stride, block_size)
     n = eval_windows(tokens, block_size, stride)
     shared = spread(n, config.train.eval_windows)
     windows = np.arange(n) if whole else shared
@@ -87,7 +95,7 @@ def spread(n: int, wanted: int) -> np.ndarray:
 
 
 def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = ALL) -> Evaluation:
-    """Mean over all tokens; `stderr = std(window means) / sqrt(windows)`, as windows of one length are alike.
+    """Compute the mean over all tokens, and `stderr = std(window means) / sqrt(windows)`.
 
     Args:
         sums: of each window.

@@ -75,14 +75,14 @@ def test_windows_are_inputs_and_the_next_ids() -> None:
     assert (np.diff(batch, axis=1) == 1).all()
 
 
-@pytest.mark.parametrize(("n", "expected"), [(111_540, 1742), (65, 1), (64, 0), (129, 2)])
+@pytest.mark.parametrize(("n", "expected"), [(111_540, 1742), (65, 1), (64, 1), (129, 2), (2, 1), (1, 0), (0, 0)])
 def test_evaluation_covers_the_split(n: int, expected: int) -> None:
-    assert eval_windows(Tokens([np.arange(n)]), 64, 0) == expected
+    assert eval_windows(Tokens([np.arange(n)]), 64, 64) == expected
 
 
 def test_evaluation_batches_end_in_rows_that_do_not_count() -> None:
     tokens = Tokens([np.arange(33)])
-    batch = eval_batch(tokens, 8, 0, np.array([3, -1, -1]))
+    batch = eval_batch(tokens, 8, 8, np.array([3, -1, -1]))
     assert batch[0].tolist() == list(range(24, 33))
     assert (batch[1:] == -1).all()
 

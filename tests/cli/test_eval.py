@@ -1,0 +1,124 @@
+"""jaxgpt eval: every token once, on whatever text and machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from folders import SMALL, run_folder
+from helpers import jaxgpt
+
+import jaxgpt as package
+from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.lm import load
+from jaxgpt.train.loss import cross_entropy
+
+T = SMALL.block_size
+TEXT = "To be, or not to be: that is the question.\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(TEXT * 20)
+    return run_folder(tmp_path / "run", SMALL)
+
+
+def change(run: Path, section: str, **values: Any) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config[section] |= values
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def evaluate(run: Path, *args: str) -> dict[str, Any]:
+    result = jaxgpt("eval", str(run), *args, "--json")
+    assert result.code == 0, result.err
+    values: dict[str, Any] = result.json
+    return values
+
+
+def test_every_token_counts_once_whatever_the_stride(run: Path) -> None:
+    change(run, "data", path="text.txt", train_fraction=0.5)
+    found = []
+    for stride in (0, 1, T):
+        change(run, "data", stride=stride)
+        found.append(evaluate(run))
+    assert found[0] == found[1] == found[2]
+    n = len(TEXT) * 10
+    assert found[0]["windows"] == (n - 1) // T
+    assert found[0]["tokens"] == (n - 1) // T * T
+    assert found[0]["bits_per_byte"] == pytest.approx(found[0]["loss"] / math.log(2), rel=1e-6), "a byte is a character"
+
+
+def test_a_text_shorter_than_a_window(run: Path) -> None:
+    lm = load(run)
+    ids = jnp.asarray(lm.tokenizer.encode(TEXT[:T]))[None]
+    logits = jax.jit(package.GPT(lm.config.model).apply)({"params": lm.params}, ids[:, :-1])
+    losses = cross_entropy(logits, ids[:, 1:])[0]
+    for n in (2, 9, T):
+        Path("short.txt").write_text(TEXT[:n])
+        found = evaluate(run, "--data.path", "short.txt")
+        assert (found["tokens"], found["windows"]) == (n - 1, 1)
+        assert "stderr" not in found
+        assert found["loss"] == pytest.approx(float(losses[: n - 1].mean()), rel=1e-5)
+    out = jaxgpt("eval", str(run), "--data.path", "short.txt").out
+    assert "nan" not in out
+    assert f"{T - 1} in 1 window of {T}" in out
+
+
+def test_a_text_without_a_token_to_predict(run: Path) -> None:
+    Path("short.txt").write_text("T")
+    result = jaxgpt("eval", str(run), "--data.path", "short.txt")
+    assert result.code == 2
+    assert "short.txt (all): 1 token(s) are too few to evaluate on; give a longer text" in result.err
+
+
+def test_bits_per_byte_are_of_the_text_as_it_stands(run: Path) -> None:
+    """Words: white space has no ids, but bytes."""
+    words = sorted(set(TEXT.split()))
+    vocab = load(run).config.model.vocab_size
+    filler = (f"word{n}" for n in range(vocab - len(words)))
+    (run / "tokenizer.json").write_text(WordTokenizer([*words, *filler]).to_json())
+    spread = TEXT.replace(" ", " \n    ") * 20
+    Path("text.txt").write_text(spread)
+    found = evaluate(run, "--data.path", "text.txt")
+    bits = found["loss"] / math.log(2)
+    n = len(spread.split())
+    assert found["bits_per_byte"] == pytest.approx(bits * n / len(spread), rel=1e-6)
+    # The run's own split begins in the middle of the text.
+    change(run, "data", path="text.txt", train_fraction=0.55)
+    found = evaluate(run)
+    begin = int(0.55 * n)
+    left = spread.split(None, begin)[begin:]
+    bits = found["loss"] / math.log(2)
+    assert found["bits_per_byte"] == pytest.approx(bits * (n - begin) / len(left[0]), rel=1e-6)
+
+
+def test_token_files(run: Path, tmp_path: Path) -> None:
+    """A folder's validation files count, and say so; ids of words have no bytes."""
+    ids = np.arange(400) % 15
+    folder = tmp_path / "tokens"
+    folder.mkdir()
+    ids.astype("<u2").tofile(folder / "train.bin")
+    ids[:100].astype("<u2").tofile(folder / "val.bin")
+    found = evaluate(run, "--data.path", str(folder))
+    assert found["text"] == f"2 token files at {folder} (validation split)"
+    assert found["tokens"] == 99 // T * T
+    assert "bits_per_byte" in found
+    assert "(all)" in evaluate(run, "--data.path", str(folder / "train.bin"))["text"]
+    vocab = load(run).config.model.vocab_size
+    (run / "tokenizer.json").write_text(WordTokenizer(map(str, range(vocab))).to_json())
+    assert "bits_per_byte" not in evaluate(run, "--data.path", str(folder))
+    assert "bits" not in jaxgpt("eval", str(run), "--data.path", str(folder)).out
+
+
+def test_a_mesh_and_a_kernel_that_this_machine_lacks(run: Path) -> None:
+    here = evaluate(run, "--data.path", "text.txt")
+    change(run, "mesh", data=4, fsdp=4, tensor=2)
+    change(run, "train", attention="cudnn", remat="offload")
+    assert evaluate(run, "--data.path", "text.txt")["loss"] == pytest.approx(here["loss"], rel=1e-5)
