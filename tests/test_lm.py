@@ -51,6 +51,17 @@ def test_each_row_equals_its_solo_run(lm: LM, settings: dict[str, Any]) -> None:
     assert len({out.text for out in together}) == len(RAGGED)
 
 
+@pytest.mark.parametrize("settings", [{"temperature": 1e6}, {"num_beams": 3}])
+def test_ids_without_a_text_are_never_generated(settings: dict[str, Any]) -> None:
+    """A head may have more rows than the tokenizer has ids, as GPT-2's often has for the sake of matrix units."""
+    lm = tiny(vocab_size=500)
+    V = lm.tokenizer.vocab_size
+    assert V < 100
+    [out] = jaxgpt.generate(lm, ["ab"], max_new_tokens=40, **settings)
+    assert len(out.ids) == len(out.text) == 40
+    assert max(out.ids) < V
+
+
 @pytest.mark.parametrize("positions", ["learned", "rope", "sinusoidal"])
 def test_logits_of_a_ragged_row_are_those_of_the_row_alone(positions: str) -> None:
     lm = tiny(positions=positions)

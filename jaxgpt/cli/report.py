@@ -57,6 +57,7 @@ class Report(Reporter):
             step: where it starts or resumes, for the progress bar.
         """
         self.program, self.data, self.run = program, data, run
+        self._prompt = first_prompt(program.config, data.tokenizer, data.val)  # before training, not after it
         self.console = _Console(quiet=not leader())
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
         self._spoke = 0.0
@@ -128,16 +129,21 @@ class Report(Reporter):
     def finished(self, outcome: Outcome) -> None:
         """The sample, and where to go from here."""
         config = self.program.config
-        prompt, ids = first_prompt(config, self.data.tokenizer, self.data.val)
+        prompt, ids = self._prompt
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
         params = collected(params)
         if not leader():
             return
         if params is not None:
-            with progress("sampling"):
-                text = self._sample(params, ids)
-            glue = self.data.tokenizer.glue if prompt else ""
-            self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{glue}{text}\n---\n")
+            try:
+                with progress("sampling"):
+                    text = self._sample(params, ids)
+                glue = self.data.tokenizer.glue if prompt else ""
+                self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{glue}{text}\n---\n")
+            except (
+                UserError
+            ) as e:  # such as too little memory for train.sample_tokens; the run is complete all the same
+                self.note(f"no sample: {e}")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
         self._print(f"next     {sample_command(self.run.path, prompt)}")
 
@@ -184,9 +190,18 @@ class Report(Reporter):
         held_out = f"{len(self.data.val):,} validation tokens" if self.data.held_out else "no validation tokens"
         vocabulary = self.data.tokenizer.vocab_size
         self._print(f"         {text}{len(self.data.train):,} training tokens, {held_out}, {vocabulary:,} distinct ids")
-        self._print(
-            f"         uniform baseline: ln {config.model.vocab_size} = {math.log(config.model.vocab_size):.2f}"
-        )
+        size = config.model.vocab_size
+        self._print(f"         uniform baseline: ln {size:,} = {math.log(size):.2f}")
+        if size >= 2 * vocabulary:
+            self.note(
+                f"model.vocab_size {size} is more than the tokenizer's {vocabulary} ids: the others are trained, but never "
+                f"sampled; --model.vocab-size 0 fits it to the tokenizer"
+            )
+        if self._prompt[0] != config.train.prompt and config.train.sample_tokens:
+            self.note(
+                f"train.prompt {config.train.prompt!r} cannot begin a sample with this tokenizer and context: the sample "
+                f"after training begins with {self._prompt[0]!r}"
+            )
         self._print(f"devices  {devices} x {kind} ({jax.default_backend()}){': ' + split if split else ''}{processes}")
         if self.program.note:
             self._print(f"         {self.program.note}")

@@ -51,6 +51,10 @@ class Tokenizer(Protocol):
         """The byte of a text, in UTF-8, at which its id number `index` begins; its length for the number of its ids."""
         ...
 
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        """Which of the ids below `vocab_size` stand for a text, bool `[V]`; a model's vocabulary may be padded."""
+        ...
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of ids."""
         ...
@@ -60,8 +64,15 @@ class Tokenizer(Protocol):
         ...
 
 
-class _OnePiece:
-    """Tokenizers that gain nothing from a text in pieces."""
+class _Table:
+    """Tokenizers of our own, whose ids are 0, 1, 2, ... and which gain nothing from a text in pieces."""
+
+    @property
+    def vocab_size(self) -> int:
+        raise NotImplementedError
+
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        return np.arange(vocab_size) < self.vocab_size
 
     def encode(self, text: str) -> np.ndarray:
         raise NotImplementedError
@@ -70,13 +81,16 @@ class _OnePiece:
         return self.encode("".join(pieces))
 
 
-class ByteTokenizer(_OnePiece):
+class ByteTokenizer(_Table):
     """One id for each byte of UTF-8, its value."""
 
     eos_id: int | None = None
     glue = ""
-    vocab_size = 256
     find = staticmethod(find_any)
+
+    @property
+    def vocab_size(self) -> int:
+        return 256
 
     def encode(self, text: str) -> np.ndarray:
         try:
@@ -97,7 +111,7 @@ class ByteTokenizer(_OnePiece):
         return byte_level(byte_vocab(), []).to_str(pretty=True)
 
 
-class CharTokenizer(_OnePiece):
+class CharTokenizer(_Table):
     """One id for each character, in the order of their code points."""
 
     eos_id: int | None = None
@@ -139,7 +153,7 @@ class CharTokenizer(_OnePiece):
         return _word_level(vocab, pre_tokenizers.Split(Regex(CHARACTERS), "isolated"), decoders.Fuse())
 
 
-class WordTokenizer(_OnePiece):
+class WordTokenizer(_Table):
     """One id for each word; words are what stands between white space."""
 
     glue = " "
@@ -205,6 +219,10 @@ class SubwordTokenizer:
     @property
     def eos_id(self) -> int | None:
         return self._eos
+
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        ids = np.array([*self._tokenizer.get_vocab().values()], np.int64)
+        return np.isin(np.arange(vocab_size), ids)
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_pieces(cut(text, self.find))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.data import Tokenizer
@@ -58,20 +59,33 @@ def load(path: str | Path, checkpoint: str = "best", weights: Precision | None =
 
 
 @lru_cache(maxsize=16)
-def model_functions(config: ModelConfig, dtype: str) -> Model:
-    """The model as decoding takes it; for the same model the same functions, so that compiled programs are found again."""
+def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"") -> Model:
+    """Return the model as decoding takes it; for the same arguments the same functions, so that compiled programs are found.
+
+    Args:
+        config: of the model.
+        dtype: of matrix products.
+        has_text: a byte for each id, 0 where it stands for no text: its logits are -inf. Empty: all ids stand for text.
+    """
     model = GPT(config, dtype=jnp.dtype(dtype))
+    possible = np.frombuffer(has_text, np.bool_)
 
     def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
         extended: Any = model.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        return extended
+        if possible.all():
+            return extended
+        logits_BTV, cache = extended
+        return jnp.where(possible[None, None], logits_BTV, -jnp.inf), cache
 
     return Model(extend, lambda start_B, size: init_cache(config, start_B, size, model.dtype))
 
 
 def functions_of(lm: LM) -> Model:
-    """`model_functions` of a run's model, in the type that it was trained in."""
-    return model_functions(lm.config.model, lm.config.train.compute_dtype)
+    """`model_functions` of a run's model, in the type that it was trained in; ids without a text have no probability."""
+    has_text = lm.tokenizer.has_text(lm.config.model.vocab_size)
+    return model_functions(
+        lm.config.model, lm.config.train.compute_dtype, b"" if has_text.all() else has_text.tobytes()
+    )
 
 
 def placed(lm: LM) -> AbstractContextManager[None]:

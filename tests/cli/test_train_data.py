@@ -1,0 +1,57 @@
+"""Whatever the data, training ends with a sample and a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import TEXT, flags, jaxgpt
+
+TINY = flags(
+    model__n_layer=1,
+    model__n_head=1,
+    model__n_embd=8,
+    model__block_size=8,
+    train__steps=1,
+    train__batch_size=2,
+    train__eval_windows=1,
+    train__sample_tokens=5,
+    mesh__data=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt"),
+    [
+        ("word", "\n"),
+        pytest.param("char", "1 times " * 9, marks=pytest.mark.long),
+        pytest.param("char", "", marks=pytest.mark.long),
+    ],
+)
+def test_a_prompt_that_cannot_begin_a_sample_is_known_before_training(tokenizer: str, prompt: str) -> None:
+    Path("text.txt").write_text(TEXT)
+    settings = flags(data__path="text.txt", data__tokenizer=tokenizer, model__vocab_size=2000, train__prompt=prompt)
+    result = jaxgpt("train", "nanogpt-cpu", *TINY, *settings)
+    assert result.code == 0, result.err
+    assert "--- a sample, after" in result.out
+    assert "uniform baseline: ln 2,000 = 7.60" in result.out, "of the head, whatever the tokenizer has"
+    assert ("train.prompt" in result.err) == bool(prompt)
+    assert ("model.vocab_size 2000 is more than" in result.err) == (tokenizer == "char")
+
+
+def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxgpt.cli import report
+    from jaxgpt.config import UserError
+
+    def generate(*args: object, **settings: object) -> None:
+        raise UserError("not enough memory")
+
+    monkeypatch.setattr(report, "generate", generate)
+    np.asarray(np.arange(200) % 9, "<u2").tofile("train.bin")
+    result = jaxgpt(
+        "train", "nanogpt-cpu", *TINY, *flags(data__path="train.bin", data__tokenizer="ids", model__vocab_size=9)
+    )
+    assert result.code == 0, result.err
+    assert "jaxgpt: no sample: not enough memory" in result.err
+    assert "next     jaxgpt sample" in result.out
