@@ -37,7 +37,7 @@ class UserError(ValueError):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"`, or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1) if len(word) < 100 else []
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7) if len(word) < 100 else []
     return f" (did you mean {near[0]}?)" if near else ""
 
 

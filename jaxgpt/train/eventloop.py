@@ -1,12 +1,15 @@
-"""Event loops that end what they have begun.
+"""Event loops that close only after their tasks have ended.
 
-Orbax reads arrays side by side in a loop of its own, and closes that at the first array that cannot be read. The others
-then find it closed, and print so on standard error, a trace for each, beside the one line that says what is wrong.
+Orbax reads arrays concurrently in a loop of its own, asyncio's or (through its dependency uvloop) libuv's, and closes it
+at the first array that cannot be read. The other tasks then fail, and Python prints a traceback for each on standard
+error, beside the one line that says what is wrong. Orbax takes no loop as an argument, so the makers of loops are replaced
+while it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,14 +29,25 @@ async def _others() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+_MAKERS = [(module, module.new_event_loop) for module in (asyncio, uvloop)]
+_lock = threading.Lock()
+_readers = 0
+
+
 @contextmanager
 def loops_that_finish() -> Iterator[None]:
-    """Loops made in here close only when all their tasks have ended, by a result or an error."""
-    makers = [(module, module.new_event_loop) for module in (asyncio, uvloop)]
-    for module, _ in makers:
-        module.new_event_loop = _Loop  # type: ignore[attr-defined]
+    """Make event loops that close only after all their tasks have ended; in any number of threads at once."""
+    with _lock:
+        _count(1)
     try:
         yield
     finally:
-        for module, make in makers:
-            module.new_event_loop = make  # type: ignore[attr-defined]
+        with _lock:
+            _count(-1)
+
+
+def _count(change: int) -> None:
+    global _readers
+    _readers += change
+    for module, make in _MAKERS:
+        module.new_event_loop = _Loop if _readers else make  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_a_loop_ends_what_it_has_begun(module) -> None:  # type: ignore[no-untyp
     assert ended == ["slow"]
     assert loop.is_closed()
     loop.close()  # a second time does nothing, as of any loop
+    assert (asyncio.new_event_loop, uvloop.new_event_loop) == MAKERS
+
+
+def test_the_last_of_several_readers_puts_back_what_was_there() -> None:
+    first, second = eventloop.loops_that_finish(), eventloop.loops_that_finish()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(second)
+        with first:
+            stack.close()
+            assert asyncio.new_event_loop not in MAKERS, "the first one still reads"
     assert (asyncio.new_event_loop, uvloop.new_event_loop) == MAKERS
 
 
