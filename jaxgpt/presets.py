@@ -1,4 +1,4 @@
-"""Named runs. Each is a function that returns a `Config`; its docstring says what it is, how to start it, what to expect."""
+"""Presets: functions that return a `Config`. The docstring describes the preset, the command to run, and what to expect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # of a short run, e
 
 
 def python_char() -> Config:
-    """A character model of Python's own standard library: no download.
+    """A character model of Python's standard library; needs no download.
 
     Command: python train.py
     Expect: validation loss 1.31 in 80 seconds on 2 cores
@@ -26,7 +26,7 @@ def python_char() -> Config:
 
 
 def shakespeare() -> Config:
-    """A character model of Shakespeare's plays, for a CPU.
+    """A character model of Shakespeare's plays, sized for a CPU.
 
     Command: python train.py shakespeare
     Expect: validation loss 1.59 in 2.5 minutes on 2 cores
@@ -42,10 +42,10 @@ def shakespeare() -> Config:
 
 
 def shakespeare_fast() -> Config:
-    """In seconds where nanoGPT's recipe for a CPU ends after a minute: small, an untied head, Muon in a hurry.
+    """The loss of nanoGPT's CPU recipe in seconds: a small model with an untied head, and Muon at high rates.
 
     Command: python train.py shakespeare-fast
-    Expect: validation loss 1.85 in 7 seconds on 2 cores, start and evaluation included; 11 the first time
+    Expect: validation loss 1.85 in 7 seconds on 2 cores, including startup and evaluation; 11 seconds the first time
     """
     model = _modern(n_layer=2, n_head=4, n_embd=64, block_size=64)
     optim = _muon(warmup_steps=5)
@@ -61,7 +61,7 @@ def shakespeare_fast() -> Config:
 
 
 def statquest() -> Config:
-    """StatQuest's five words, two wide: it learns to answer "awesome <EOS>" in 37 parameters.
+    """StatQuest's example: five words, width 2, 37 parameters; it learns to answer "awesome <EOS>".
 
     Command: python train.py statquest
     Expect: loss 0.14 and both questions answered, in 5 seconds
@@ -100,12 +100,12 @@ def statquest() -> Config:
 
 
 def numpy_minimal() -> Config:
-    """The decoder that one writes first in NumPy: one head, no biases, post-norm dividing by (std + 1e-5), ReLU.
+    """A minimal NumPy decoder: one head, no biases, ReLU, and post-norm that divides by (std + 1e-5).
 
-    The original has neither embedding nor head: `GPT.apply(..., method="stack")` is all of it. Both are added to train.
+    The original has neither an embedding nor a head (it is `GPT.apply(..., method="stack")`); both are added for training.
 
     Command: python train.py numpy-minimal
-    Expect: about 2 in two minutes on 2 cores (an estimate: no whole run is on record)
+    Expect: validation loss about 2 in two minutes on 2 cores (estimated; not run to the end)
     """
     return Config(
         model=ModelConfig(
@@ -138,13 +138,13 @@ def numpy_minimal() -> Config:
 
 
 def torch_decoder() -> Config:
-    """Six post-norm layers as torch's modules make them: sinusoids, ReLU, 8 heads, biases everywhere, 512 wide.
+    """Six post-norm layers with the defaults of torch's modules: sinusoids, ReLU, 8 heads, biases, width 512.
 
     The study notes call it with `TransformerDecoderLayer(x, memory=None)`, which torch refuses: a decoder's layer without
     anything to attend to across is `TransformerEncoderLayer` under a causal mask, and that is what this is.
 
     Command: python train.py torch-decoder
-    Expect: hours on 2 cores, minutes on a GPU; the loss falls from the first steps (no whole run is on record)
+    Expect: hours on 2 cores, minutes on a GPU; the loss falls from the first steps (not run to the end)
     """
     return Config(
         model=ModelConfig(
@@ -169,7 +169,7 @@ def gpt2_style() -> Config:
     """GPT-2's block from torch's modules: pre-norm, learned positions, exact GELU, and an untied head with a bias.
 
     Command: python train.py gpt2-style
-    Expect: about 2 in two minutes on 2 cores (an estimate: no whole run is on record)
+    Expect: validation loss about 2 in two minutes on 2 cores (estimated; not run to the end)
     """
     return Config(
         model=ModelConfig(
@@ -188,10 +188,10 @@ def gpt2_style() -> Config:
 
 
 def llama_tiny() -> Config:
-    """Llama's block, small: RMSNorm, RoPE, SwiGLU, two heads of keys and values for four of queries, no biases.
+    """A small model with Llama's block: RMSNorm, RoPE, SwiGLU, no biases, 4 query heads and 2 key/value heads.
 
     Command: python train.py llama-tiny
-    Expect: about 1.8 in two minutes on 2 cores (an estimate: no whole run is on record)
+    Expect: validation loss about 1.8 in two minutes on 2 cores (estimated; not run to the end)
     """
     return Config(
         model=ModelConfig(
@@ -214,10 +214,10 @@ def llama_tiny() -> Config:
 
 
 def modern() -> Config:
-    """Our own small-model recipe with all its options: a sliding window and a soft cap on the logits besides.
+    """Our small-model recipe with all its options: also a sliding window and soft-capped logits.
 
     Command: python train.py modern
-    Expect: below 1.5, in two minutes on 2 cores (training loss 1.49 at step 120 of 300, no whole run is on record)
+    Expect: validation loss below 1.5 in two minutes on 2 cores (training loss 1.49 at step 120 of 300; not run to the end)
     """
     model = _modern(n_layer=4, n_head=4, n_embd=128, block_size=128)
     return Config(
@@ -229,10 +229,10 @@ def modern() -> Config:
 
 
 def finetune() -> Config:
-    """Go on from a model that was imported or trained, on a text of one's own; the model is that run's.
+    """Fine-tune a model that was imported or trained on your own text.
 
     Command: python train.py finetune --init-from RUN --data.path my.txt
-    Expect: a validation loss below the one that `jaxgpt eval RUN --data.path my.txt` gives
+    Expect: a validation loss below that of `jaxgpt eval RUN --data.path my.txt`
     """
     return Config(
         model=_gpt2(12, 12, 768).model,  # what stands here until a run is named
@@ -280,7 +280,7 @@ def nanogpt_gpu() -> Config:
 
 
 def gpt2() -> Config:
-    """GPT-2, 124M, by nanoGPT's recipe for OpenWebText (config/train_gpt2.py).
+    """GPT-2 124M, trained with nanoGPT's recipe for OpenWebText (config/train_gpt2.py).
 
     Command: python train.py gpt2 --data.path FOLDER_OF_BIN_FILES
     Expect: validation loss 2.85 on OpenWebText after 600,000 steps (nanoGPT: 4 days on 8 A100)
@@ -292,7 +292,7 @@ def gpt2_medium() -> Config:
     """GPT-2, 355M.
 
     Command: python train.py gpt2-medium --data.path FOLDER_OF_BIN_FILES
-    Expect: no published run of this recipe; OpenAI's weights have 2.84 on OpenWebText
+    Expect: no published result for this recipe; OpenAI's weights reach 2.84 on OpenWebText
     """
     return _gpt2(24, 16, 1024)
 
@@ -301,7 +301,7 @@ def gpt2_large() -> Config:
     """GPT-2, 774M.
 
     Command: python train.py gpt2-large --data.path FOLDER_OF_BIN_FILES
-    Expect: no published run of this recipe; OpenAI's weights have 2.67 on OpenWebText
+    Expect: no published result for this recipe; OpenAI's weights reach 2.67 on OpenWebText
     """
     return _gpt2(36, 20, 1280)
 
@@ -310,7 +310,7 @@ def gpt2_xl() -> Config:
     """GPT-2, 1.5B.
 
     Command: python train.py gpt2-xl --data.path FOLDER_OF_BIN_FILES
-    Expect: no published run of this recipe; OpenAI's weights have 2.54 on OpenWebText
+    Expect: no published result for this recipe; OpenAI's weights reach 2.54 on OpenWebText
     """
     return _gpt2(48, 25, 1600)
 

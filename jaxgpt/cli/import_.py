@@ -48,6 +48,6 @@ def run(args: Sequence[str]) -> int:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))
         return 0
     print(f"{source}{f' at {commit}' if commit else ''}: {done.family}, {done.parameters:,} parameters")
-    print(f"written again and read back, its logits change by at most {done.max_logit_change:.1e}")
+    print(f"exported and read back, its logits change by at most {done.max_logit_change:.1e}")
     print(f"run: {target}")
     return 0

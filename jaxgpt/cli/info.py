@@ -32,7 +32,9 @@ def run(args: Sequence[str]) -> int:
     print(f"{target}: {figures['parameters']:,} parameters\n")
     for module, count in _merged(figures["modules"]):
         print(f"  {'  ' * module.count('/')}{module.split('/')[-1]:<{28 - 2 * module.count('/')}}{count:>15,}")
-    print(f"\ntraining FLOPs per token  {figures['flops_per_token']:,}  (6 P + 12 L N H T, P multiplied with)")
+    print(
+        f"\ntraining FLOPs per token  {figures['flops_per_token']:,}  (6 P + 12 L N H T; P: parameters in matrix products)"
+    )
     for kind, count in figures["bytes"].items():
         print(f"{kind:<26}{count:>15,} bytes")
     return 0

@@ -48,11 +48,13 @@ def run(args: Sequence[str]) -> int:
         rows = {name: {"straight": a, "resumed": b, "equal": a == b} for name, (a, b) in hashes.items()}
         print_json({"preset": name, "steps": parsed.steps, "cut": parsed.cut, "equal": equal, "sha256": rows})
         return 0 if equal else 1
-    print(f"{parsed.steps} steps of {name} straight, and {parsed.cut} + {parsed.steps - parsed.cut} in two processes\n")
-    print(f"{'sha256 of':12}  {'straight':20}  cut and resumed")
+    print(
+        f"{parsed.steps} steps of {name}, uninterrupted and as {parsed.cut} + {parsed.steps - parsed.cut} in two processes\n"
+    )
+    print(f"{'sha256 of':12}  {'uninterrupted':20}  interrupted and resumed")
     for part, (a, b) in hashes.items():
         print(f"{part:12}  {a[:20]}  {b[:20]}  {'equal' if a == b else 'DIFFERENT'}")
-    print("\nequal, bit for bit" if equal else "\nresuming changes the run")
+    print("\nequal, bit for bit" if equal else "\nthe resumed run differs")
     return 0 if equal else 1
 
 
