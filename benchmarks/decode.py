@@ -172,8 +172,8 @@ def ours(hf: Any, layers: int, devices: int) -> tuple[Any, Any]:
     from jaxgpt.config import MeshConfig, ModelConfig
     from jaxgpt.convert.nanogpt import params_from_nanogpt
     from jaxgpt.model import GPT
+    from jaxgpt.model.params import boxed_params
     from jaxgpt.parallel import make_mesh, shardings
-    from jaxgpt.train.build import init_params
 
     config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=768, n_layer=layers, n_head=12)
     tensors = {k: v.numpy() for k, v in hf.state_dict().items() if k != "lm_head.weight"}
@@ -182,7 +182,7 @@ def ours(hf: Any, layers: int, devices: int) -> tuple[Any, Any]:
     params = params_from_nanogpt(tensors, config)
     if devices == 1:
         return config, jax.device_put(params)
-    boxed = jax.eval_shape(lambda: init_params(GPT(config), 0))
+    boxed = jax.eval_shape(lambda: boxed_params(GPT(config), 0))
     return config, jax.device_put(params, shardings(boxed, config, make_mesh(MeshConfig(data=1, tensor=devices))))
 
 

@@ -18,11 +18,43 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxgpt import study
-    from jaxgpt.lm import LM, generate, load, stream
+    from jaxgpt.config import Config, ModelConfig, OptimConfig, TrainConfig
+    from jaxgpt.data.batches import batches
+    from jaxgpt.lm import LM, explain, generate, load, save, stream
     from jaxgpt.model import GPT
+    from jaxgpt.model.params import init_params
+    from jaxgpt.ops.attention import attend
+    from jaxgpt.presets import preset
+    from jaxgpt.train.build import build, make_loss_fn
+    from jaxgpt.train.optimizer import make_optimizer, schedule
+    from jaxgpt.train.step import TrainState, init_state, train_step
 
 __version__ = "0.1.0"
-__all__ = ["GPT", "LM", "generate", "load", "stream", "study"]
+__all__ = [
+    "GPT",
+    "LM",
+    "Config",
+    "ModelConfig",
+    "OptimConfig",
+    "TrainConfig",
+    "TrainState",
+    "attend",
+    "batches",
+    "build",
+    "explain",
+    "generate",
+    "init_params",
+    "init_state",
+    "load",
+    "make_loss_fn",
+    "make_optimizer",
+    "preset",
+    "save",
+    "schedule",
+    "stream",
+    "study",
+    "train_step",
+]
 
 # XLA's CPU backend in jaxlib 0.10 to 0.12 fuses some reductions into wrong numbers: sum((E @ full_like(E, c)) * E, -1)
 # under jit gives NaN or 1e31. It reads its flags once, when a backend starts, so this has to stand here.
@@ -70,7 +102,31 @@ def _turn_off_fused_reductions() -> None:
 
 _turn_off_fused_reductions()
 
-_HOME = {"GPT": "jaxgpt.model", "LM": "jaxgpt.lm", "generate": "jaxgpt.lm", "load": "jaxgpt.lm", "stream": "jaxgpt.lm"}
+# Imported when they are asked for, so that `import jaxgpt` takes a moment and touches no device.
+_HOME = {
+    "Config": "jaxgpt.config",
+    "GPT": "jaxgpt.model",
+    "LM": "jaxgpt.lm",
+    "ModelConfig": "jaxgpt.config",
+    "OptimConfig": "jaxgpt.config",
+    "TrainConfig": "jaxgpt.config",
+    "TrainState": "jaxgpt.train.step",
+    "attend": "jaxgpt.ops.attention",
+    "batches": "jaxgpt.data.batches",
+    "build": "jaxgpt.train.build",
+    "explain": "jaxgpt.lm",
+    "generate": "jaxgpt.lm",
+    "init_params": "jaxgpt.model.params",
+    "init_state": "jaxgpt.train.step",
+    "load": "jaxgpt.lm",
+    "make_loss_fn": "jaxgpt.train.build",
+    "make_optimizer": "jaxgpt.train.optimizer",
+    "preset": "jaxgpt.presets",
+    "save": "jaxgpt.lm",
+    "schedule": "jaxgpt.train.optimizer",
+    "stream": "jaxgpt.lm",
+    "train_step": "jaxgpt.train.step",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -79,3 +135,7 @@ def __getattr__(name: str) -> Any:
     if name == "study":
         return importlib.import_module("jaxgpt.study")
     raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,7 @@ import pytest
 from jaxgpt.cli import main
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
-from jaxgpt.train.build import init_params
+from jaxgpt.model.params import init_params
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
 
@@ -98,7 +97,7 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
 
     @jax.jit  # one program to compile instead of one for every shape
     def weights() -> Any:
-        leaves, tree = jax.tree.flatten(nn.unbox(init_params(model, seed)))
+        leaves, tree = jax.tree.flatten(init_params(model, seed))
         keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
         moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
         return jax.tree.unflatten(tree, moved)

@@ -15,7 +15,7 @@ from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer, make_
 from jaxgpt.decoding import compilations
 from jaxgpt.lm import LM, model_functions
 from jaxgpt.model import GPT
-from jaxgpt.train.build import abstract_params
+from jaxgpt.model.params import abstract_params
 
 LETTERS = "abcdefghijklmnop\n"
 
@@ -98,12 +98,12 @@ def test_the_text_is_the_likeliest_by_a_model_without_cache(lm: LM) -> None:
 
 def test_one_device_and_eight_give_the_same_text() -> None:
     from jaxgpt.config import MeshConfig
+    from jaxgpt.model.params import boxed_params
     from jaxgpt.parallel import make_mesh, shardings
-    from jaxgpt.train.build import init_params
 
     lm = tiny(n_head=8, n_embd=64)
     mesh = make_mesh(MeshConfig(data=1, tensor=8))
-    boxed = jax.eval_shape(lambda: init_params(GPT(lm.config.model), 0))
+    boxed = jax.eval_shape(lambda: boxed_params(GPT(lm.config.model), 0))
     spread = lm._replace(params=jax.device_put(lm.params, shardings(boxed, lm.config.model, mesh)))
     assert len(spread.params["h_0"]["mlp"]["up_proj"]["kernel"].sharding.device_set) == 8
     settings: dict[str, Any] = {"max_new_tokens": 50, "temperature": 0.8, "top_k": 10, "key": jax.random.key(3)}

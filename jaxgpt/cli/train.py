@@ -125,7 +125,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         if config.init_from and last is None:
             from jaxgpt.lm import load
 
-            _, params, tokenizer = load(*split_checkpoint(config.init_from))
+            _, params, tokenizer, _ = load(*split_checkpoint(config.init_from))
         if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
             tokenizer = run.tokenizer()
         with progress("tokenizing", leader()) as activity:

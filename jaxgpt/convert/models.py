@@ -89,7 +89,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         UserError: no such run, or a setting of the model that no family of transformers that is known here has; it is named.
         RuntimeError: what was written does not compute the same.
     """
-    config, params, tokenizer = load(run, checkpoint)
+    config, params, tokenizer, _ = load(run, checkpoint)
     family = "llama" if config.model.positions == "rope" else "gpt2"
     adapt, to_hf, form = (
         (gpt2.adapt, gpt2.config_to_hf, GPT2) if family == "gpt2" else (llama.adapt, llama.config_to_hf, LLAMA)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
-from jaxgpt.train.build import abstract_params
+from jaxgpt.model.params import abstract_params
 
 
 class Tensor(NamedTuple):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxgpt.config import UserError
 from jaxgpt.data.tokens import Tokens
@@ -70,6 +72,43 @@ class Windows:
     @property
     def _phases(self) -> int:
         return 1 if self.stride else min(self.block_size, len(self.tokens) - self.block_size)
+
+
+def batches(
+    ids: ArrayLike,
+    block_size: int,
+    batch_size: int,
+    *,
+    seed: int = 0,
+    sampling: Literal["epoch", "random"] = "epoch",
+    stride: int = 0,
+) -> Callable[[int], np.ndarray]:
+    """Make the batches of an array of ids, as a pure function of (seed, step).
+
+    `batch = batches(ids, 64, 8); batch(0), batch(1), ...`: there is no cursor to save, and any step can be asked for.
+
+    Args:
+        ids: a row of token ids, of any integer type (a memory map is not read whole).
+        block_size: T.
+        batch_size: B.
+        seed: of the order.
+        sampling: `epoch` uses every window once before any twice; `random` draws each independently.
+        stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.
+
+    Returns:
+        A function of the step that gives int32 `[B, T + 1]`: T inputs and, one further, T targets, as `train_step` takes them.
+
+    Raises:
+        UserError: ids that are not a row of integers from 0 on, or fewer than T + 1.
+    """
+    row = np.asarray(ids)
+    if row.ndim != 1 or row.dtype.kind not in "iu":
+        raise UserError(f"ids must be a one-dimensional array of integers, not {row.dtype} {list(row.shape)}")
+    for name, value in (("block_size", block_size), ("batch_size", batch_size)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}")
+    windows = Windows(Tokens([row]), int(block_size), int(seed), sampling, int(stride))
+    return lambda step: windows.batch_at(int(step), int(batch_size))
 
 
 def eval_batch(tokens: Tokens, block_size: int, stride: int, windows: np.ndarray, rows: slice = ALL) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""A trained model in the hand: load it, ask it for text, ask it why."""
+"""A trained model: load, save, generate, explain."""
 
 from jaxgpt.lm.choice import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
-from jaxgpt.lm.model import LM, load, model_functions
+from jaxgpt.lm.model import LM, load, model_functions, save
 
-__all__ = ["LM", "Generation", "Piece", "explain", "generate", "load", "model_functions", "stream"]
+__all__ = ["LM", "Generation", "Piece", "explain", "generate", "load", "model_functions", "save", "stream"]

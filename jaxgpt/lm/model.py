@@ -1,39 +1,54 @@
-"""A run, read from its directory: config, weights, tokenizer; and its model as decoding takes it."""
+"""A trained model: config, weights and tokenizer, read from a run directory or written to one."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config, ModelConfig
+from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Model
 from jaxgpt.model import GPT, KVCache, init_cache
+from jaxgpt.model.params import abstract_params
+from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
 from jaxgpt.parallel import on_mesh
-from jaxgpt.train.build import abstract_params
-from jaxgpt.train.checkpoint import read_params
-from jaxgpt.train.run import open_run
+from jaxgpt.train.checkpoint import read_params, save_params
+from jaxgpt.train.run import complete_run, open_run
 
 
 class LM(NamedTuple):
-    """A model ready for use.
+    """A model ready for use: `load` reads one, `LM(config, params, tokenizer)` makes one.
 
     Attributes:
-        config: of the run it comes from.
-        params: the weights, or their average where the run kept one.
+        config: of the run.
+        params: the weights (or their average, where the run kept one), nested dicts of arrays by name.
         tokenizer: between text and ids.
+        source: the run and step that it was loaded from; empty: made in Python.
     """
 
     config: Config
     params: Any
     tokenizer: Tokenizer
+    source: str = ""
+
+    def __repr__(self) -> str:
+        """Two lines instead of every weight."""
+        m = self.config.model
+        dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(self.params)})
+        sizes = (
+            f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}, vocabulary {m.vocab_size}"
+        )
+        origin = f"loaded from {self.source}" if self.source else "made in Python (jaxgpt.save writes it as a run)"
+        return f"<LM: {sizes}, {m.parameters:,} parameters, {' and '.join(dtypes)}\n {origin}>"
 
 
 def load(path: str | Path, checkpoint: str = "best", weights: Precision | None = None) -> LM:
@@ -54,8 +69,73 @@ def load(path: str | Path, checkpoint: str = "best", weights: Precision | None =
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract_params(config.model)
     )
-    params = read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
-    return LM(config, params if weights is None else quantize(params, weights), run.tokenizer())
+    params, step = read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
+    params = params if weights is None else quantize(params, weights)
+    return LM(config, params, run.tokenizer(), f"{path}, step {step}")
+
+
+def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
+    """Write a model as a run directory, which `load` and the commands read: sample, eval, info, export, verify, --init-from.
+
+    The run appears whole or not at all. It has one checkpoint, of step 0, without an optimizer: training goes on from it
+    with `--init-from`, not with `--resume`.
+
+    Args:
+        lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config that says nothing of
+            the data (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
+        path: the folder to write; its parents are made.
+        overwrite: replace a run at `path`. Other files in its folder stay.
+
+    Raises:
+        UserError: the weights are not those of `lm.config.model`, the tokenizer has more ids than its vocabulary, something is
+            at `path`, or it cannot be written.
+    """
+    config, params, tokenizer, _ = lm
+    model, path = config.model, Path(path)
+    if model.vocab_size < max(tokenizer.vocab_size, 1):
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: it must be at least as "
+            f"large, as must the embedding"
+        )
+    params = nn.unbox(params)
+    if STACKED in params:
+        params = unstack_layers(params, model.n_layer)
+    _check_params(params, abstract_params(model))
+    if config.optim.ema_decay:  # `load` would look for an average beside the weights
+        config = replace(config, optim=replace(config.optim, ema_decay=0.0))
+    if not config.preset and config.data == DataConfig():
+        config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))
+    with complete_run(path, config, tokenizer, overwrite) as run:
+        save_params(run.checkpoints, params, {"config": asdict(config)})
+
+
+def _check_params(params: Any, expected: Any) -> None:
+    """Compare the names, shapes and dtypes of weights with those of the config's model.
+
+    Raises:
+        UserError: the first difference.
+    """
+    found, wanted = (
+        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        for tree in (params, expected)
+    )
+    for name in wanted | found:
+        if name not in found:
+            raise UserError(
+                f"the weights lack {name}, which the model of lm.config has: give the config they were made with"
+            )
+        if name not in wanted:
+            raise UserError(
+                f"the weights have {name}, which the model of lm.config lacks: give the config they were made with"
+            )
+        leaf, want = found[name], wanted[name]
+        if np.shape(leaf) != want.shape:
+            raise UserError(
+                f"{name} has shape {list(np.shape(leaf))}, and {list(want.shape)} in the model of lm.config: "
+                f"give the config that the weights were made with"
+            )
+        if (dtype := getattr(leaf, "dtype", type(leaf).__name__)) != want.dtype:
+            raise UserError(f"{name} is {dtype}, and weights are saved in {want.dtype}: convert them with astype")
 
 
 @lru_cache(maxsize=16)

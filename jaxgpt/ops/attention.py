@@ -49,6 +49,9 @@ def attend(
     With fewer key heads than query heads, query head n uses key head `n // (N / K)` (Ainslie et al. 2023).
 
     Args:
+        q_BTNH: queries.
+        k_BSKH: keys.
+        v_BSKH: values.
         mask_BNTS: bool, broadcastable; a query whose mask is all false attends uniformly to every key.
         scale: factor of the scores, usually `1 / sqrt(H)`.
         dropout: applied to the attention weights.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 
@@ -19,10 +18,11 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import Policy, Session
 from jaxgpt.lm import model_functions
 from jaxgpt.model import GPT
+from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.quantize import quantize
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import kinds, spent, traced
-from jaxgpt.train.build import Program, abstract_params, build, init_params
+from jaxgpt.train.build import Program, build
 from jaxgpt.train.loop import LAG
 from jaxgpt.train.metrics import flops_per_token, multiplied_parameters, parameter_count
 
@@ -161,7 +161,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     """
     config = program.config.model
     one = jax.sharding.SingleDeviceSharding(program.mesh.devices.flat[0])
-    init = jax.jit(lambda: nn.unbox(init_params(GPT(config), 0)), out_shardings=one)
+    init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
     weights = quantize(init(), "float32")
     model = model_functions(config, program.config.train.compute_dtype)
     prompt = min(PROMPT, config.block_size // 2)

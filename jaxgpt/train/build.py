@@ -17,10 +17,10 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.config import Config, UserError
 from jaxgpt.model import GPT
+from jaxgpt.model.params import boxed_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
-from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import (
     Microbatches,
     batch_sharding,
@@ -119,7 +119,7 @@ class Program:
 
     def _init(self, seed: jax.typing.ArrayLike) -> tuple[Any, TrainState]:
         """Fresh weights with their logical axes, and the state that begins with them."""
-        boxed, optim = init_params(GPT(self.config.model), seed), self.config.optim
+        boxed, optim = boxed_params(GPT(self.config.model), seed), self.config.optim
         return boxed, init_state(nn.unbox(boxed), self.optimizer, optim.ema_decay > 0, optim.guarded)
 
     def init(self) -> TrainState:
@@ -383,18 +383,17 @@ def _abstract(state: TrainState, places: TrainState) -> TrainState:
     return jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places)
 
 
-def init_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
-    """Fresh weights, in linen's boxes that carry their logical axes."""
-    return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
-
-
-def abstract_params(config: ModelConfig) -> Any:
-    """Shapes and types of a model's weights; nothing is computed."""
-    return nn.unbox(jax.eval_shape(partial(init_params, GPT(config)), 0))
-
-
 def make_loss_fn(model: GPT, chunk: int = 0) -> LossFn:
-    """The model's loss as a function of weights, ids, targets and, for dropout, a key; `chunk` as `train.loss_chunk`."""
+    """Make the loss function that `train_step` takes: cross-entropy of the model's logits, `-log softmax(logits)[target]`.
+
+    Args:
+        model: the architecture.
+        chunk: positions of a window whose logits are held at once, at the price of computing them twice; 0: all.
+
+    Returns:
+        `loss_fn(params, tokens_BT, targets_BT, key) -> losses_BT`, float32 in nats; 0 where the target is negative. `key` is
+        that of the dropout masks, or None.
+    """
 
     def loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
         call: Any = partial(model.apply, {"params": params})

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,10 @@ from jaxgpt.parallel.processes import decide, tells_of_loss
 from jaxgpt.train import TrainingFailed, manifest
 from jaxgpt.train.catalog import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
 from jaxgpt.train.eventloop import loops_that_finish
-from jaxgpt.train.guard import init_guard
 from jaxgpt.train.run import check_path, write_atomically
-from jaxgpt.train.step import TrainState
+
+if TYPE_CHECKING:  # imported where a state is made: who reads weights needs no optimizer, and no optax
+    from jaxgpt.train.step import TrainState
 
 __all__ = ["Checkpoints", "choose", "read_params", "restore_params", "restore_state", "save_params", "steps"]
 __all__ += ["val_losses"]
@@ -165,7 +166,9 @@ class Checkpoints:
 
 
 def save_params(directory: Path, params: Any, metadata: Mapping[str, Any]) -> None:
-    """Weights that come from elsewhere as the checkpoint of step 0, written with little memory besides them."""
+    """Write weights without an optimizer as the checkpoint of step 0, with little memory besides them."""
+    from jaxgpt.train.step import TrainState
+
     options = ocp.Context()
     # Written as they are, from where they are: compressing copies them first, and saves 8 % of random numbers.
     options.array.saving.use_compression = False
@@ -174,8 +177,11 @@ def save_params(directory: Path, params: Any, metadata: Mapping[str, Any]) -> No
         checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), None, metadata)
 
 
-def read_params(directory: Path, which: str, abstract: Any, ema: bool) -> Any:
-    """The weights of the checkpoint that is meant, while training may be writing newer ones and deleting this one.
+def read_params(directory: Path, which: str, abstract: Any, ema: bool) -> tuple[Any, int]:
+    """Read the weights of a checkpoint, while training may be writing newer ones and deleting this one.
+
+    Returns:
+        The weights, and the step of their checkpoint.
 
     Raises:
         UserError: there is no such checkpoint, or it is damaged.
@@ -183,14 +189,17 @@ def read_params(directory: Path, which: str, abstract: Any, ema: bool) -> Any:
     while True:
         step = choose(directory, which)
         try:
-            return restore_params(directory, step, abstract, ema)
+            return restore_params(directory, step, abstract, ema), step
         except UserError:
             if choose(directory, which) == step:
                 raise
 
 
 def restore_state(directory: Path, step: int, abstract: TrainState) -> TrainState:
-    """A whole state, placed as `abstract` says. Its files were checked when the step was chosen."""
+    """Read a whole state, placed as `abstract` says. Its files were checked when the step was chosen."""
+    from jaxgpt.train.guard import init_guard
+    from jaxgpt.train.step import TrainState
+
     parts = {"params": abstract.params, "opt_state": abstract.opt_state}
     if abstract.ema is not None:
         parts["ema"] = abstract.ema

@@ -95,6 +95,40 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
         yield Run(path)
 
 
+@contextmanager
+def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
+    """Write a whole run: it appears at `path` when the context is left without an error, or not at all.
+
+    The context gives a draft beside it, with its settings in it. Of a run that is replaced, other files stay.
+
+    Raises:
+        UserError: something else is at `path`, or a run and no `overwrite`, or it cannot be written.
+    """
+    old = Run(path)
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
+    with ExitStack() as stack:
+        if old.exists():
+            if not overwrite:
+                raise UserError(
+                    f"{path} already holds a run: choose another path, or pass overwrite=True to replace it"
+                )
+            stack.enter_context(sole_writer(path))
+        elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UserError(f"{path} exists and is not a run: choose another path")
+        stack.callback(shutil.rmtree, draft, ignore_errors=True)
+        _make(draft, path)
+        try:
+            describe(Run(draft), config, tokenizer)
+            yield Run(draft)
+            if old.exists():
+                _replace(old, config, tokenizer)
+                Run(draft).checkpoints.rename(old.checkpoints)
+            else:
+                draft.rename(path)
+        except OSError as e:
+            raise UserError(f"cannot write the run to {path}: {e.strerror or e}") from None
+
+
 def check_free(path: Path, overwrite: bool) -> None:
     """Check that a run can start in a folder.
 

@@ -10,7 +10,7 @@ from helpers import every_model, make, random_ids, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT, init_cache
-from jaxgpt.train.build import abstract_params
+from jaxgpt.model.params import abstract_params
 from jaxgpt.train.metrics import parameter_count
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT
+from jaxgpt.model.params import abstract_params
 from jaxgpt.ops.quantize import QuantizedMatrix, fake_quantize, quantize, quantized_matmul
-from jaxgpt.train.build import abstract_params
 
 CONFIG = ModelConfig(vocab_size=40, block_size=16, n_embd=32, n_layer=2, n_head=4, n_kv_head=2, mlp="gated")
 

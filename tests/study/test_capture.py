@@ -13,7 +13,7 @@ import jaxgpt
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.model import GPT
-from jaxgpt.train.build import abstract_params
+from jaxgpt.model.params import abstract_params
 
 B, T, N, L, V = 3, 11, 2, 3, 13
 

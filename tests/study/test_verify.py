@@ -155,7 +155,7 @@ def loop_draws_with_another_number(patch: Patch) -> None:
 
 
 def checkpoint_rounds(patch: Patch) -> None:
-    module = sys.modules["jaxgpt.study.verify.subject"]
+    module = sys.modules["jaxgpt.lm.model"]
     right = module.save_params
     patch.setattr(module, "save_params", lambda path, params, *rest: right(path, jax.tree.map(rounds, params), *rest))
 

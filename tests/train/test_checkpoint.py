@@ -166,7 +166,9 @@ def test_weights_are_checked_but_not_what_is_not_read(three: Path) -> None:
     abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
     [file] = Path("checkpoints/3/opt_state/d").iterdir()
     flip(file, 5)
-    np.testing.assert_array_equal(read_params(Path("checkpoints"), "last", abstract, False)["w"], state(3).params["w"])
+    np.testing.assert_array_equal(
+        read_params(Path("checkpoints"), "last", abstract, False)[0]["w"], state(3).params["w"]
+    )
     flip(array_file(Path("checkpoints/3")), 5)
     with pytest.raises(UserError, match=r"checkpoint checkpoints/3 is damaged: params/.*; try --checkpoint 2") as error:
         read_params(Path("checkpoints"), "last", abstract, False)
@@ -180,7 +182,9 @@ def test_a_reader_takes_the_next_where_its_checkpoint_goes_away(monkeypatch: pyt
     monkeypatch.setattr("jaxgpt.train.checkpoint.choose", lambda *_: next(chosen))
     shutil.rmtree("checkpoints/1")
     abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
-    np.testing.assert_array_equal(read_params(Path("checkpoints"), "last", abstract, False)["w"], state(3).params["w"])
+    np.testing.assert_array_equal(
+        read_params(Path("checkpoints"), "last", abstract, False)[0]["w"], state(3).params["w"]
+    )
 
 
 def test_a_state_of_another_optimizer_is_one_line(three: Path) -> None:

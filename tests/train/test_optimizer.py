@@ -73,8 +73,8 @@ def test_decay_mask_lists_exactly_kernels_and_embeddings() -> None:
 def test_nanogpt_decays_the_published_number_of_weights() -> None:
     """26 tensors with 10,740,096 numbers, 13 with 4,992; our q, k and v are three tensors of nanoGPT's one."""
     from jaxgpt.cli.info import with_vocab
+    from jaxgpt.model.params import abstract_params
     from jaxgpt.presets import preset
-    from jaxgpt.train.build import abstract_params
 
     params = abstract_params(with_vocab(preset("nanogpt-gpu")).model)
     sizes = [

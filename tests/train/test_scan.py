@@ -13,8 +13,9 @@ from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
+from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
-from jaxgpt.train.build import Program, abstract_params, build, make_loss_fn
+from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.checkpoint import Checkpoints, restore_state
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 
 from jaxgpt import SAFE_FLAG
@@ -22,9 +21,9 @@ from jaxgpt.config import Config, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
+from jaxgpt.model.params import init_params
 from jaxgpt.study.verify import files, forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
-from jaxgpt.train.build import init_params
 
 BITS = 0.0  # the same program or the same bytes: nothing may differ
 SUMS = 1e-5  # the same sums in another order, once through the model
@@ -137,8 +136,7 @@ def fresh(config: Config, seed: int = 0) -> LM:
         config: of a run; its vocabulary is known.
         seed: of the weights.
     """
-    boxed: Any = init_params(GPT(replace(config.model, init="gpt2")), seed)
-    leaves, tree = jax.tree.flatten(nn.unbox(boxed))
+    leaves, tree = jax.tree.flatten(init_params(GPT(replace(config.model, init="gpt2")), seed))
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
     moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
     tokenizer = make_tokenizer("ids", "", 0, config.model.vocab_size)

@@ -13,12 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config, ModelConfig
-from jaxgpt.lm import LM, load
+from jaxgpt.lm import LM, load, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
 from jaxgpt.train.build import make_loss_fn
-from jaxgpt.train.checkpoint import save_params
-from jaxgpt.train.run import Run, describe
 
 LENGTH = 48  # tokens of a row, where the context holds them
 ROWS = 8  # of a batch for gradients: what eight devices can share
@@ -109,11 +107,8 @@ class Subject:
     @cached_property
     def saved(self) -> Path:
         """The model as a run directory."""
-        run = Run(self.room / "run")
-        run.path.mkdir()
-        describe(run, self.config, self.lm.tokenizer)
-        save_params(run.checkpoints, self.params, {})
-        return run.path
+        save(self.lm._replace(config=self.config), self.room / "run")
+        return self.room / "run"
 
     @cached_property
     def exported(self) -> Path:

@@ -1,0 +1,36 @@
+"""Parameter trees: fresh weights, and their shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.model.gpt import GPT
+from jaxgpt.ops.random import named_key
+
+
+def init_params(model: GPT, seed: jax.typing.ArrayLike = 0) -> Any:
+    """Draw a model's initial weights, as `model.init` of its config says.
+
+    Args:
+        model: the architecture; `model.config.vocab_size` is set.
+        seed: an integer, or a traced one; the weights are a function of it.
+
+    Returns:
+        Nested dicts of float32 arrays: `{"wte": {"embedding": [V, D]}, "h_0": {"attn": {...}, "mlp": {...}, ...}, ...}`.
+    """
+    return nn.unbox(boxed_params(model, seed))
+
+
+def boxed_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
+    """Draw initial weights in linen's boxes, which carry the logical axes of each array for the sharding table."""
+    return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
+
+
+def abstract_params(config: ModelConfig) -> Any:
+    """Return the shapes and dtypes of a model's weights, without computing any."""
+    return jax.eval_shape(lambda: init_params(GPT(config)))

@@ -1,0 +1,198 @@
+"""The public names, and models written as runs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import TEXT, flags, make, small
+from helpers import jaxgpt as command
+
+import jaxgpt
+from jaxgpt.config import Config, DataConfig, OptimConfig, UserError
+from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer
+from jaxgpt.lm import LM
+from jaxgpt.lm import model as module
+from jaxgpt.model.scan import stack_layers
+
+TOKENIZER = CharTokenizer(TEXT)
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    model = small("gpt2", vocab_size=TOKENIZER.vocab_size, block_size=16)
+    return LM(Config(model=model), make(model)[1], TOKENIZER)
+
+
+def same(a: object, b: object) -> bool:
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def test_tab_shows_the_public_names_and_nothing_else() -> None:
+    names = [name for name in dir(jaxgpt) if not name.startswith("_")]
+    assert names == sorted(jaxgpt.__all__)
+    assert len(names) < 25
+    assert not {"re", "sys", "importlib", "Path"} & set(names)
+    assert {"load", "save", "generate", "train_step", "ModelConfig"} <= set(names)
+
+
+@pytest.mark.parametrize("name", [name for name in jaxgpt.__all__ if name != "generate"])
+def test_every_public_name_is_documented(name: str) -> None:
+    """With every argument named, none swallowed by `**`."""
+    public = getattr(jaxgpt, name)
+    doc = inspect.getdoc(public) or ""
+    assert doc.splitlines()
+    if not inspect.isfunction(public):
+        return
+    parameters = inspect.signature(public).parameters.values()
+    assert not [p for p in parameters if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    if len(parameters) > 1:
+        assert "Args:" in doc
+        assert [p.name for p in parameters if f"{p.name}:" not in doc] == []
+
+
+def test_a_model_is_shown_in_two_lines(lm: LM) -> None:
+    lines = repr(lm).splitlines()
+    assert len(lines) == 2
+    assert lines[0] == (
+        f"<LM: 2 layers, 4 heads, width 16, context 16, vocabulary {TOKENIZER.vocab_size}, "
+        f"{lm.config.model.parameters:,} parameters, float32"
+    )
+    assert "jaxgpt.save" in lines[1]
+    jaxgpt.save(lm, "run")
+    assert repr(jaxgpt.load("run", weights="int8")).splitlines()[1] == " loaded from run, step 0>"
+
+
+def test_what_is_saved_is_what_is_loaded(lm: LM) -> None:
+    """Weights on devices, on the host, stacked; of a run that kept an average."""
+    optim = OptimConfig(ema_decay=0.9)
+    for name, params in {
+        "device": lm.params,
+        "host": jax.device_get(lm.params),
+        "stack": stack_layers(lm.params),
+    }.items():
+        jaxgpt.save(LM(replace(lm.config, optim=optim), params, TOKENIZER), f"runs/{name}")
+        back = jaxgpt.load(f"runs/{name}")
+        assert same(back.params, lm.params)
+        assert back.config.model == lm.config.model
+        assert back.tokenizer.to_json() == TOKENIZER.to_json()
+    assert [path.name for path in Path("runs").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_saved_model_is_a_run_to_every_command(lm: LM) -> None:
+    jaxgpt.save(lm, "run")
+    Path("text.txt").write_text(TEXT)
+    few = flags(train__steps=1, train__batch_size=8, train__sample_tokens=0, mesh__data=1)
+    for args in (
+        ["sample", "run", "--prompt", "1", "--max-new-tokens", "3"],
+        ["info", "run"],
+        ["eval", "run", "--data.path", "text.txt"],
+        ["export", "run", "exported"],
+        ["train", "finetune", "--init-from", "run", "--data.path", "text.txt", *few],
+    ):
+        result = command(*args)
+        assert result.code == 0, (args, result.err)
+    result = command("eval", "run")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "--data.path" in result.err
+
+
+@pytest.mark.long
+def test_the_certificate_holds_for_a_saved_model(lm: LM) -> None:
+    jaxgpt.save(lm, "run")
+    assert command("verify", "run").code == 0
+
+
+def test_a_config_that_names_its_data_keeps_it(lm: LM) -> None:
+    data = DataConfig(path="text.txt")
+    jaxgpt.save(lm._replace(config=replace(lm.config, data=data)), "run")
+    assert jaxgpt.load("run").config.data == data
+
+
+def without(params: Any, name: str) -> Any:
+    return {key: value for key, value in params.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lm: lm._replace(params=without(lm.params, "wpe")), "lack wpe/embedding"),
+        (lambda lm: lm._replace(params=lm.params | {"wte2": jnp.ones(3)}), "have wte2"),
+        (lambda lm: lm._replace(config=lm.config.with_model(n_inner=32)), r"h_0/mlp/\S+ has shape \[.*64"),
+        (lambda lm: lm._replace(config=lm.config.with_model(n_layer=1)), "have h_1/"),
+        (
+            lambda lm: lm._replace(params=jax.tree.map(lambda w: w.astype(jnp.bfloat16), lm.params)),
+            "is bfloat16, and weights are saved in float32",
+        ),
+        (lambda lm: lm._replace(params=lm.params | {"ln_f": {"scale": 1.0, "bias": 0.0}}), r"ln_f/bias has shape \[\]"),
+        (lambda lm: lm._replace(tokenizer=WordTokenizer(str(n) for n in range(999))), "tokenizer has 999 ids"),
+        (lambda lm: lm._replace(config=lm.config.with_model(vocab_size=0)), "model.vocab_size is 0"),
+    ],
+)
+def test_weights_that_are_not_the_config_s_are_refused(lm: LM, change: Callable[[LM], LM], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        jaxgpt.save(change(lm), "run")
+    assert "\n" not in str(error.value)
+    assert list(Path().iterdir()) == []
+
+
+def test_saving_is_all_or_nothing(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    jaxgpt.save(lm, "run")
+    Path("run/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds a run"):
+        jaxgpt.save(lm, "run")
+    Path("folder").mkdir()
+    jaxgpt.save(lm, "folder")  # an empty one is free
+    Path("file").touch()
+    for place in ("file", "file/below"):
+        with pytest.raises(UserError, match="file"):
+            jaxgpt.save(lm, place, overwrite=True)
+
+    right = module.save_params
+
+    def full_disk(*args: object) -> None:
+        right(*args)  # type: ignore[arg-type]
+        raise OSError(28, "No space left on device")
+
+    other = lm._replace(params=jax.tree.map(lambda w: w + 1, lm.params))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_params", full_disk)
+        for place in ("run", "elsewhere"):
+            with pytest.raises(UserError, match="No space left"):
+                jaxgpt.save(other, place, overwrite=True)
+    assert same(jaxgpt.load("run").params, lm.params)
+    jaxgpt.save(other, "run", overwrite=True)
+    assert same(jaxgpt.load("run").params, other.params)
+    assert Path("run/notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in Path().iterdir()) == ["file", "folder", "run"]
+
+
+def test_loading_and_generating_import_no_optimizer(lm: LM) -> None:
+    jaxgpt.save(lm, "run")
+    code = "import sys, jaxgpt; lm = jaxgpt.load('run'); print(jaxgpt.generate(lm, ['1'], max_new_tokens=2)[0].ids); "
+    subprocess.run([sys.executable, "-c", code + "assert 'optax' not in sys.modules"], check=True)
+
+
+def test_batches_are_windows_as_a_function_of_seed_and_step() -> None:
+    ids = np.arange(1000, dtype=np.uint16)
+    batch = jaxgpt.batches(ids, 16, 4, seed=3)
+    first = batch(7)
+    assert (first.shape, first.dtype) == ((4, 17), np.int32)
+    assert (np.diff(first, axis=1) == 1).all()
+    np.testing.assert_array_equal(jaxgpt.batches(jnp.asarray(ids), 16, 4, seed=3)(np.int64(7)), first)
+    assert not np.array_equal(jaxgpt.batches(ids, 16, 4, seed=4)(7), first)
+    for bad in (ids[:16], ids[None], ids.astype(float), "text"):
+        with pytest.raises(UserError):
+            jaxgpt.batches(bad, 16, 4)
