@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.strict import did_you_mean, shown
 
 T = TypeVar("T")
 
@@ -26,7 +27,8 @@ AXES = ("data", "fsdp", "tensor")
 
 # Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, everything wide by tensor. Activations: the
 # batch is split by both data and fsdp, and their width is whole, but for the moment in which tokens are looked up.
-RULES: dict[str, tuple[str, ...]] = {
+Rules = Mapping[str, tuple[str, ...]]
+RULES: Rules = {
     "batch": ("data", "fsdp"),
     "lookup": ("data",),
     "length": (),
@@ -163,14 +165,29 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def rules_for(model: ModelConfig, mesh: Mesh) -> dict[str, tuple[str, ...]]:
-    """The table for one model: an axis that the mesh does not divide stays whole (65 characters on two devices)."""
-    sizes = {"vocab": model.vocab_size, "kv_heads": model.kv_heads}
-    ways = {name: math.prod(mesh.shape[a] for a in RULES[name]) for name in sizes}
-    return RULES | {name: () for name in sizes if sizes[name] % ways[name]}
+def change_rules(changes: Rules) -> Rules:
+    """Return the table with some of its rules replaced.
+
+    Raises:
+        UserError: an unknown logical axis, or one that is not split by a tuple of mesh axes.
+    """
+    for name, axes in changes.items():
+        if name not in RULES:
+            raise UserError(f"no logical axis {shown(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")
+        if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
+            raise UserError(f"the rule of {name} must be a tuple of mesh axes ({', '.join(AXES)}), not {shown(axes)}")
+    return {**RULES, **changes}
 
 
-def spec(names: tuple[str | None, ...], rules: dict[str, tuple[str, ...]]) -> PartitionSpec:
+def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> dict[str, tuple[str, ...]]:
+    """Return the table for one model: an axis that the mesh does not divide stays whole (65 characters on two devices)."""
+    sizes = {"vocab": model.vocab_size, "kv_heads": model.kv_heads, "head_dim": model.head_width}
+    sizes |= {"position": model.block_size, "layers": model.n_layer}
+    ways = {name: math.prod(mesh.shape[a] for a in rules[name]) for name in sizes}
+    return {**rules, **{name: () for name in sizes if sizes[name] % ways[name]}}
+
+
+def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     """Logical axes of one array to mesh axes.
 
     Raises:
@@ -183,9 +200,9 @@ def spec(names: tuple[str | None, ...], rules: dict[str, tuple[str, ...]]) -> Pa
     return PartitionSpec(*[way or None for way in ways])
 
 
-def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
+def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
     """Place every parameter by its logical axes, which linen's boxes carry; one without axes is on every device."""
-    rules = rules_for(model, mesh)
+    rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, spec(leaf.names, rules)) if isinstance(leaf, nn.Partitioned) else everywhere(mesh)
@@ -193,7 +210,7 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
 
 
-def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh) -> Any:
+def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
     """Place every leaf of a tree (a train state, of any optimizer) as the parameter of its name and shape.
 
     All others are on every device: counters, and what an optimizer keeps in another shape (Adafactor's row and column means).
@@ -203,9 +220,10 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh) -> Any
         boxed: the parameters, or their shapes, with their logical axes.
         model: for the table.
         mesh: the devices.
+        rules: the table.
     """
     shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
-    places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh))
+    places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
     known = {(_keys(path), shape): place for (path, place), shape in zip(places, shapes, strict=True)}
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -244,9 +262,9 @@ def settle(mesh: Mesh, out: T) -> T:
 
 
 @contextmanager
-def on_mesh(mesh: Mesh, model: ModelConfig) -> Iterator[None]:
+def on_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES) -> Iterator[None]:
     """Within this, the logical axes that layers name are those of the mesh."""
-    table = [(name, axes or None) for name, axes in rules_for(model, mesh).items()]
+    table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from jaxgpt.parallel import (
     settle,
     shardings_like,
 )
+from jaxgpt.parallel.mesh import RULES, Rules, change_rules
 from jaxgpt.parallel.processes import count, tells_of_loss
 from jaxgpt.train.kernels import choose_attention
 from jaxgpt.train.loss import chunked_cross_entropy, cross_entropy
@@ -53,12 +54,14 @@ class Program:
         mesh: the devices.
         note: what should be said about mesh, kernels and settings, if anything.
         transformation: an optimizer instead of the one that `config.optim` names; None: that one.
+        rules: the sharding table.
     """
 
     config: Config
     mesh: Mesh
     note: str = ""
     transformation: optax.GradientTransformation | None = None
+    rules: Rules = field(default_factory=lambda: RULES, hash=False)
 
     @property
     def model(self) -> GPT:
@@ -111,7 +114,7 @@ class Program:
         return _abstract(state, self._shardings(boxed, state))
 
     def _shardings(self, boxed: Any, state: TrainState) -> TrainState:
-        placed: TrainState = shardings_like(state, boxed, self.config.model, self.mesh)
+        placed: TrainState = shardings_like(state, boxed, self.config.model, self.mesh, self.rules)
         return placed
 
     def _layout(self, tree: Any) -> Any:
@@ -130,6 +133,9 @@ class Program:
             compiler_options=quick_compile_options(self.mesh),
         )
         return init(self.config.train.seed)
+
+    def _on_mesh(self) -> AbstractContextManager[None]:
+        return on_mesh(self.mesh, self.config.model, self.rules)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -275,7 +281,7 @@ class Program:
         if batches.ndim == 2:
             state, figures = self.step(state, batches)
             return state, lambda: [jax.device_get(figures)]
-        with on_mesh(self.mesh, self.config.model):
+        with self._on_mesh():
             state, figures = settle(self.mesh, self._steps(state, batches, n))
 
         def read() -> list[dict[str, Any]]:
@@ -286,13 +292,13 @@ class Program:
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; the state that goes in is used up."""
-        with on_mesh(self.mesh, self.config.model):
+        with self._on_mesh():
             return settle(self.mesh, self._step(state, windows_BT1))
 
     def lower(self, state: TrainState, windows: Any) -> jax.stages.Lowered:
         """The program for such a state and a batch, or several, ready to be compiled: to be looked into, or for devices that
         are not here."""
-        with on_mesh(self.mesh, self.config.model):
+        with self._on_mesh():
             several = windows.ndim == 3
             lowered: jax.stages.Lowered = (
                 self._steps.lower(state, windows, 1) if several else self._step.lower(state, windows)
@@ -314,11 +320,11 @@ class Program:
 
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Summed loss and number of tokens of each window."""
-        with on_mesh(self.mesh, self.config.model):
+        with self._on_mesh():
             return settle(self.mesh, self._eval(params, windows_BT1))
 
 
-def build(config: Config, optimizer: optax.GradientTransformation | None = None) -> Program:
+def build(config: Config, optimizer: optax.GradientTransformation | None = None, rules: Rules | None = None) -> Program:
     """Build the program of a config on the devices there are.
 
     Args:
@@ -326,9 +332,12 @@ def build(config: Config, optimizer: optax.GradientTransformation | None = None)
         optimizer: instead of the one that `config.optim` names, whose settings then count for nothing (but for `ema_decay`
             and those of skipped updates); the metrics have no `lr`. None: that one. With `train.scan_layers` it sees the
             weights of all layers as one array.
+        rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
+            ("tensor",)}` splits the activations between blocks along the sequence. The numbers stay those of one device.
 
     Raises:
-        UserError: the mesh does not fit the devices, the batch or the model, or the devices lack what the config asks for.
+        UserError: a rule names an unknown axis; the mesh does not fit the devices, the batch or the model; or the devices lack
+            what the config asks for.
     """
     sizes, note = resolve(config, jax.device_count(), count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
@@ -337,7 +346,9 @@ def build(config: Config, optimizer: optax.GradientTransformation | None = None)
         raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
     _, kernel_note = choose_attention(config, device)
     optim_note = ignored_settings(config.optim) if optimizer is None else ""
-    return Program(config, mesh, "; ".join(filter(None, [note, kernel_note, optim_note])), optimizer)
+    return Program(
+        config, mesh, "; ".join(filter(None, [note, kernel_note, optim_note])), optimizer, change_rules(rules or {})
+    )
 
 
 def _padded(n: int, width: int, rows: Callable[[slice], np.ndarray], some: slice) -> np.ndarray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.parallel.mesh import AXES, RULES, make_mesh, microbatches, resolve, rules_for, spec
+from jaxgpt.parallel.mesh import AXES, RULES, change_rules, make_mesh, microbatches, resolve, rules_for, spec
 from jaxgpt.presets import PRESETS, preset
 
 
@@ -196,3 +196,25 @@ def test_axes_that_collide_are_refused() -> None:
 
 def test_eight_devices_for_these_tests() -> None:
     assert jax.device_count() == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lenght": ("tensor",)}, r"no logical axis 'lenght' \(did you mean length\?\)"),
+        ({"length": "tensor"}, "the rule of length must be a tuple of mesh axes"),
+        ({"length": ("tensors",)}, r"\(data, fsdp, tensor\), not"),
+        ({"length": ("fsdp", "fsdp")}, "the rule of length"),
+    ],
+)
+def test_a_rule_that_cannot_work_is_refused(changes: dict, message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(UserError, match=message):
+        change_rules(changes)
+
+
+def test_a_changed_rule_leaves_the_others_and_whole_what_the_mesh_does_not_divide() -> None:
+    mesh = make_mesh(MeshConfig(data=1, tensor=4))
+    rules = change_rules({"position": ("tensor",), "length": ("tensor",)})
+    assert {name for name in RULES if rules[name] != RULES[name]} == {"position", "length"}
+    assert rules_for(small("gpt2", block_size=12), mesh, rules)["position"] == ("tensor",)
+    assert rules_for(small("gpt2", block_size=10), mesh, rules)["position"] == ()
