@@ -80,7 +80,8 @@ def latest_valid(directory: Path, config: Config, tell: Callable[[str], None]) -
         wrong.append((step, why))
     if not wrong:
         return None
-    raise UserError(f"no valid checkpoint in {directory}: " + "; ".join(f"{step}: {why}" for step, why in wrong))
+    reasons = "; ".join(f"{step}: {why}" for step, why in wrong)
+    raise UserError(f"no valid checkpoint in {directory}: {reasons}; restore one or config.json, or start a new run")
 
 
 def damage(path: Path, parts: Sequence[str] | None = None) -> str:

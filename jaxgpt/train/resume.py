@@ -98,7 +98,7 @@ def check_data(run: Run, checkpoint: int, data: Dataset) -> None:
         UserError: it is not.
     """
     trained_on = noted(run.checkpoints / str(checkpoint)).get("data")
-    if isinstance(trained_on, str) and trained_on != data.fingerprint:
+    if trained_on and trained_on != data.fingerprint:
         raise UserError(
             f"the data is not what {run.path} was trained on: {data.source} has changed since step {checkpoint}; "
             f"restore it, or train on it in a new run: jaxgpt train finetune --init-from {run.path} --data.path PATH"

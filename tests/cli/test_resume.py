@@ -164,7 +164,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
     straight = lines(run)
     moment(run)
     same_command = [*START, "--data.path", str(finished.parent / "text.txt"), "--out", "run", "--resume"]
-    if moment is not before_config:
+    if moment is while_saving:
         shutil.copytree(run, "other")
         assert resume("other").err == "jaxgpt: other has no checkpoint yet: starting again from step 0/4\n"
         assert lines(Path("other")) == straight

@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,11 +25,13 @@ import pytest
 from helpers import small, small_run
 
 from jaxgpt.config import Config, MeshConfig, UserError
+from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.train import TrainingFailed, manifest
 from jaxgpt.train.build import build
 from jaxgpt.train.catalog import choose, damage, latest_valid, steps, val_losses
 from jaxgpt.train.checkpoint import Checkpoints, Keep, read_params, restore_state
 from jaxgpt.train.lock import NAME, sole_writer
+from jaxgpt.train.run import new_run
 from jaxgpt.train.step import TrainState
 
 CONFIG = Config(model=small("gpt2"))
@@ -296,6 +300,27 @@ def test_one_mesh_to_another() -> None:
         for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
             np.testing.assert_array_equal(a, b)
         whole = whole._replace(step=jnp.asarray(step + 1))
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own() -> None:
+    """Each appears with its settings in it, locked, and nothing else is left behind."""
+    config, tokenizer = small_run(), make_tokenizer("byte", "", 0, 0)
+    barrier = threading.Barrier(8)
+
+    def start(_: int) -> tuple[Path, set[str]]:
+        barrier.wait()
+        with new_run("", config, tokenizer) as run:
+            barrier.wait()
+            return run.path, {p.name for p in run.path.iterdir()}
+
+    with ThreadPoolExecutor(8) as pool:
+        started = list(pool.map(start, range(8)))
+    names = {"python-char", *(f"python-char-{n}" for n in range(2, 9))}
+    assert {path.name for path, _ in started} == {p.name for p in Path("runs").iterdir()} == names
+    assert all(files == {"config.json", "tokenizer.json", NAME} for _, files in started)
+    assert not (Path("runs/python-char") / NAME).exists()
+    with pytest.raises(UserError, match="already holds a run"), new_run("runs/python-char", config, tokenizer):
+        pass
 
 
 def test_one_writer() -> None:
