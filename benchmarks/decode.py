@@ -45,7 +45,7 @@ def main() -> None:
     import torch
     import transformers
 
-    from jaxgpt.decoding import Policy, Session
+    from jaxgpt.decoding import DecodeSession, SamplingParams
     from jaxgpt.lm import model_functions
     from jaxgpt.ops.quantize import quantize
 
@@ -80,17 +80,17 @@ def main() -> None:
         model = model_functions(config, "float32")
 
         def run() -> Any:
-            session = Session(
+            session = DecodeSession(
                 low,
                 prompts,
                 keys,
                 [args.new] * batch,
                 model=model,
-                policy=Policy(temperature=0),
+                sampling=SamplingParams(temperature=0),
                 context=config.block_size,
             )
             with placed(config, args.devices):
-                return session.more(args.new)
+                return session.next_tokens(args.new)
 
         return run
 
@@ -136,17 +136,17 @@ def main() -> None:
             ratio = value / speed["transformers float32"]
             print(f"  {name:30} {value:7.1f} tokens/s, {ratio:.2f} x transformers, {value / limit:.0%} of the limit")
     if args.long:
-        session = Session(
+        session = DecodeSession(
             params, [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long],
-            model=model_functions(config, "float32"), policy=Policy(temperature=0), context=config.block_size,
+            model=model_functions(config, "float32"), sampling=SamplingParams(temperature=0), context=config.block_size,
         )  # fmt: skip
         with placed(config, args.devices):
             times = []
-            session.more(16)
-            session.more(16)
+            session.next_tokens(16)
+            session.next_tokens(16)
             while session.made < args.long:
                 start = time.perf_counter()
-                got = session.more(16).shape[1]
+                got = session.next_tokens(16).shape[1]
                 times.append((time.perf_counter() - start) / got)
         early, late = statistics.median(times[:8]), statistics.median(times[-8:])
         results["long"] = {"seconds_per_token_early": early, "seconds_per_token_late": late, "ratio": late / early}

@@ -11,17 +11,25 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxgpt.strict import UserError as UserError
+from jaxgpt.strict import as_float, as_int, parse_json, shown
 from jaxgpt.strict import did_you_mean as did_you_mean
-from jaxgpt.strict import parse_json, shown
+
+T = TypeVar("T")
 
 MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
 MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes as many angles before any weight exists
 MAX_VOCAB = 2**24  # the largest published vocabularies have about 2**18 ids
 MAX_PARAMETERS = 10**13  # 40 TB in float32
 MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
+MAX_TOKENS = 2**24  # tokens of one generated text, as many as the longest context has
+MAX_ROWS = 2**16  # texts generated for one prompt
+
+NEW_TOKENS = 200  # tokens generated where no number is given and the context has room for them
+SEED = 1337  # of sampling where no key is given
+Overflow = Literal["error", "slide"]  # when a text exceeds the context: raise an error, or slide the window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +297,80 @@ class MeshConfig:
                 raise UserError(f"mesh.{f.name} must be at least 1, or -1 for the rest, not {getattr(self, f.name)}")
         if self.fsdp == self.tensor == -1:
             raise UserError("only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen from the logits: the defaults of `jaxgpt.generate` and of `jaxgpt sample`.
+
+    The filters apply in transformers' order: repetition penalty, n-grams, temperature, top-k, top-p, min-p. Numbers of any
+    kind (NumPy's too) become Python's, so that equal settings find the same compiled program.
+    """
+
+    temperature: float = 0.8  # divide the logits by this; 0 always takes the most probable token (greedy)
+    top_k: int = 0  # keep the k most probable tokens; 0 disables
+    top_p: float = 1.0  # keep the smallest set of tokens with total probability >= p; 1 disables
+    min_p: float = 0.0  # drop tokens below min_p x the top probability; 0 disables
+    repetition_penalty: float = (
+        1.0  # divide positive (multiply negative) logits of tokens in the text by this; 1 disables
+    )
+    no_repeat_ngram_size: int = 0  # never generate the same n tokens in a row twice; 0 disables
+
+    def __post_init__(self) -> None:
+        inf = math.inf
+        values = {
+            "temperature": as_float("temperature", self.temperature, 0, inf, open_end=True),
+            "top_k": as_int("top-k", self.top_k, 0, 2**31 - 1),
+            "top_p": as_float("top-p", self.top_p, 0, 1),
+            "min_p": as_float("min-p", self.min_p, 0, 1),
+            "repetition_penalty": as_float(
+                "repetition-penalty", self.repetition_penalty, 0, inf, open_start=True, open_end=True
+            ),
+            "no_repeat_ngram_size": as_int("no-repeat-ngram-size", self.no_repeat_ngram_size, 0, MAX_TOKENS),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature > 0
+
+
+@dataclass(frozen=True)
+class BeamParams:
+    """Beam search: how many texts are kept and how finished ones compare."""
+
+    num_beams: int = 1  # above 1: beam search with this many beams; nothing is drawn at random
+    num_return_sequences: int = 1  # texts returned for each prompt: samples, or the best beams
+    length_penalty: float = 1.0  # beams compare by log p / length ** length_penalty; above 0 favors longer texts
+    # true: stop at num_beams finished texts; false: when a better one is unlikely; never: when none is possible
+    early_stopping: bool | Literal["true", "false", "never"] = False
+
+    def __post_init__(self) -> None:
+        values = {
+            "num_beams": as_int("num-beams", self.num_beams, 1, MAX_ROWS),
+            "num_return_sequences": as_int("num-return-sequences", self.num_return_sequences, 1, MAX_ROWS),
+            "length_penalty": as_float(
+                "length-penalty", self.length_penalty, -math.inf, math.inf, open_start=True, open_end=True
+            ),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
+            raise UserError(
+                f"num-return-sequences {self.num_return_sequences} is more than num-beams {self.num_beams}: "
+                f"raise num-beams, or return fewer"
+            )
+        stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
+        if stopping not in (True, False, "never"):
+            raise UserError(f"early-stopping must be true, false or never: {shown(stopping)}")
+        object.__setattr__(self, "early_stopping", stopping)
+
+
+def settings_of(cls: type[T], source: Any) -> T:
+    """The dataclass `cls` made of the attributes of the same names of `source`, such as parsed flags."""
+    return cls(**{f.name: getattr(source, f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

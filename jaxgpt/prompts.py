@@ -1,65 +1,86 @@
-"""What a user asks for, checked before anything is computed: prompts, lengths, what ends a text."""
+"""Check what a user gives to generation before anything is computed: prompts, lengths, stop strings, keys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Number
+from typing import Any, NamedTuple, get_args
 
-from jaxgpt.config import ModelConfig, UserError
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow, UserError
 from jaxgpt.data import Tokenizer
+from jaxgpt.strict import as_int, shown
+
+Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
+INT64 = (-(2**63), 2**63 - 1)
 
 
-def encode_rows(
-    tokenizer: Tokenizer,
-    model: ModelConfig,
-    prompts: Sequence[str | Sequence[int]],
-    max_new_tokens: int | None,
-    max_length: int | None,
-    beyond: str = "error",
-) -> tuple[list[list[int]], list[int]]:
-    """Ids of each prompt, and how many new ones it may get.
+class Prompt(NamedTuple):
+    """One prompt.
 
-    Args:
-        tokenizer: for prompts that are strings.
-        model: whose vocabulary and context they have to keep to.
-        prompts: strings, or ids.
-        max_new_tokens: at most so many tokens; None: 100.
-        max_length: instead, at most so many with the prompt.
-        beyond: what becomes of a text longer than the context: an error, or the model sees its end only (`slide`).
+    Attributes:
+        ids: what the model reads; for an empty text, the ids after which texts begin.
+        text_ids: those whose text precedes the new text: `ids`, or none for an empty text.
+    """
+
+    ids: list[int]
+    text_ids: list[int]
+
+
+def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
+    """Make a list of prompts: a string, or a sequence of ids, is one prompt.
 
     Raises:
-        UserError: a prompt or number that cannot work.
+        UserError: neither a string nor a sequence.
     """
-    if beyond not in ("error", "slide"):
-        raise UserError(f"beyond must be error or slide, not {beyond!r}")
-    rows = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in prompts]
-    new = limits(rows, max_new_tokens, max_length)
-    if beyond == "slide":
-        return [ids[-model.block_size :] for ids in rows], new
-    check_room(model, rows, new)
-    return rows, new
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, dict)) or not isinstance(prompts, Iterable) or getattr(prompts, "shape", (1,)) == ():
+        raise UserError(f"prompts must be a string, token ids, or a list of either: {shown(prompts)}")
+    rows = np.asarray(prompts).tolist() if hasattr(prompts, "dtype") else list(prompts)
+    return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
 
 
-def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: str | Sequence[int]) -> list[int]:
-    """Ids of a prompt. An empty text begins where texts begin: after an end token, or after a new line.
+def encode_prompts(tokenizer: Tokenizer, vocab_size: int, prompts: Any) -> list[Prompt]:
+    """Encode one prompt or several.
 
     Raises:
-        UserError: no ids, or ids beyond the vocabulary.
+        UserError: as `as_prompts` and `encode_prompt`.
     """
-    ids = tokenizer.encode(prompt).tolist() if isinstance(prompt, str) else [int(i) for i in prompt]
-    if not ids and not isinstance(prompt, str):
-        raise UserError("the prompt has no ids")
-    ids = ids or beginning(tokenizer)[0]
-    for place, i in enumerate(ids):
+    return [encode_prompt(tokenizer, vocab_size, prompt) for prompt in as_prompts(prompts)]
+
+
+def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any) -> Prompt:
+    """Encode a prompt. An empty text begins where texts begin: after an end token, or after a new line.
+
+    Raises:
+        UserError: no ids, ids that are no integers, or ids outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt).tolist()
+        encoded = Prompt(ids, ids) if ids else Prompt(beginning(tokenizer)[0], [])
+    else:
+        if isinstance(prompt, (bytes, dict)) or not isinstance(prompt, Iterable):
+            raise UserError(f"a prompt must be a string or a list of token ids: {shown(prompt)}")
+        places = enumerate(np.asarray(prompt).tolist() if hasattr(prompt, "dtype") else prompt)
+        ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in places]
+        if not ids:
+            raise UserError("the prompt has no ids: give at least one")
+        encoded = Prompt(ids, ids)
+    for place, i in enumerate(encoded.ids):
         if not 0 <= i < vocab_size:
-            raise UserError(f"id {i} at position {place} of the prompt: the vocabulary has {vocab_size}")
-    return ids
+            raise UserError(f"id {i} at position {place} of the prompt is outside the vocabulary of {vocab_size}")
+    return encoded
 
 
 def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """What stands before the first word of a text, as ids and in words.
 
     Raises:
-        UserError: nothing that this tokenizer knows.
+        UserError: this tokenizer knows neither an end token nor a new line.
     """
     if tokenizer.eos_id is not None:
         return [tokenizer.eos_id], "the end token"
@@ -68,76 +89,95 @@ def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
     except UserError:
         ids = []
     if not ids:
-        raise UserError("the prompt is empty, and this tokenizer has no sign for a beginning: give a prompt")
+        raise UserError(
+            "the prompt is empty, and this tokenizer has no token for the beginning of a text: give a prompt"
+        )
     return ids, "a new line"
 
 
-def limits(prompts: Sequence[Sequence[int]], max_new_tokens: int | None, max_length: int | None) -> list[int]:
-    """How many new tokens each prompt may get.
+def fit(
+    model: ModelConfig,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int | None,
+    max_length: int | None,
+    overflow: Overflow = "error",
+) -> tuple[list[list[int]], list[int]]:
+    """The ids that the model sees of each prompt, and the maximum number of new tokens of each.
+
+    Args:
+        model: whose context they have to fit.
+        prompts: encoded.
+        max_new_tokens: None: `NEW_TOKENS`, or fewer where the context ends.
+        max_length: maximum number of tokens with the prompt, instead.
+        overflow: when a text exceeds the context: an error, or slide the window.
 
     Raises:
-        UserError: both settings, too small a number, or a prompt that is as long already.
+        UserError: a number or length that cannot work.
     """
-    if max_length is None:
-        new = 100 if max_new_tokens is None else max_new_tokens
-        if new < 1:
-            raise UserError(f"max-new-tokens must be at least 1, not {new}")
-        return [new] * len(prompts)
-    if max_new_tokens is not None:
-        raise UserError("max-length counts the prompt, max-new-tokens does not: choose one")
-    for ids in prompts:
-        if len(ids) >= max_length:
-            raise UserError(f"the prompt of {len(ids)} tokens leaves no room within max-length {max_length}")
-    return [max_length - len(ids) for ids in prompts]
-
-
-def check_room(model: ModelConfig, prompts: Sequence[Sequence[int]], new: Sequence[int]) -> None:
-    """Texts that end within the context; rotary positions may go on.
-
-    Raises:
-        UserError: a text that does not.
-    """
-    if model.positions == "rope":
-        return
-    for ids, n in zip(prompts, new, strict=True):
+    if overflow not in get_args(Overflow):
+        raise UserError(f"overflow must be error or slide: {shown(overflow)}")
+    rows, bounded = [prompt.ids for prompt in prompts], model.positions != "rope" and overflow == "error"
+    if max_length is not None:
+        if max_new_tokens is not None:
+            raise UserError("max-length counts the prompt, max-new-tokens does not: give one of them")
+        longest = as_int("max-length", max_length, 1, MAX_TOKENS)
+        for ids in rows:
+            if len(ids) >= longest:
+                raise UserError(f"the prompt of {len(ids)} tokens leaves no room: raise max-length {longest}")
+        new = [longest - len(ids) for ids in rows]
+    elif max_new_tokens is not None:
+        new = [as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)] * len(rows)
+    else:
+        room = [max(model.block_size - len(ids), 1) if bounded else NEW_TOKENS for ids in rows]
+        new = [min(NEW_TOKENS, n) for n in room]
+    for ids, n in zip(rows, new, strict=True) if bounded else ():
         if len(ids) + n - 1 > model.block_size:
             raise UserError(
                 f"a prompt of {len(ids)} tokens and {n} new ones do not fit the context of {model.block_size}: "
-                f"at most {max(model.block_size - len(ids) + 1, 0)} can be generated, "
-                f"or any number with beyond=slide, which forgets the beginning"
+                f"generate at most {max(model.block_size - len(ids) + 1, 0)}, or use overflow slide, "
+                f"which drops the beginning of the text"
             )
+    return [ids[-model.block_size :] for ids in rows] if overflow == "slide" else rows, new
 
 
-def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: Sequence[int]) -> tuple[int, ...]:
+def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterable[int]) -> tuple[int, ...]:
     """The ids that end a text, the tokenizer's end token among them.
 
     Raises:
-        UserError: one beyond the vocabulary.
+        UserError: one that is no integer, or outside the vocabulary.
     """
-    for i in stop_ids:
+    one = (
+        isinstance(stop_ids, (str, bytes)) or not isinstance(stop_ids, Iterable) or getattr(stop_ids, "shape", 1) == ()
+    )
+    ids = {as_int("a stop id", i, *INT64) for i in ([stop_ids] if one else stop_ids)}  # type: ignore[union-attr]
+    for i in sorted(ids):
         if not 0 <= i < vocab_size:
-            raise UserError(f"stop id {i}: the vocabulary has {vocab_size}")
-    return tuple(sorted({*stop_ids} | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())))
+            raise UserError(f"stop id {i} is outside the vocabulary of {vocab_size}")
+    return tuple(sorted(ids | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())))
 
 
-def check_stops(tokenizer: Tokenizer, stops: str | Sequence[str]) -> tuple[str, ...]:
-    """The stop strings, each of which can be made.
+def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, ...]:
+    """The stop strings, each of which the tokenizer can produce.
 
     Raises:
-        UserError: one that cannot.
+        UserError: one that it cannot.
     """
+    if not isinstance(stops, Iterable) or isinstance(stops, bytes):
+        raise UserError(f"stop must be a string or a list of strings: {shown(stops)}")
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
     for stop in stops:
+        if not isinstance(stop, str):
+            raise UserError(f"a stop string must be a string: {shown(stop)}")
         if not stop:
-            raise UserError("a stop string is empty")
+            raise UserError("a stop string is empty: leave it out")
         try:
             # A word in the middle has to be one; the first and the last may be cut.
             parts = stop.split(" ") if tokenizer.glue else []
             possible = all(parts[1:-1]) and _words_hold(tokenizer, parts) if parts else _round_trip(tokenizer, stop)
         except UserError as e:
-            raise UserError(f"stop string {stop!r} can never be made: {e}") from None
+            raise UserError(f"stop string {stop!r} can never be generated: {e}") from None
         if not possible:
-            raise UserError(f"stop string {stop!r} can never be made by this tokenizer")
+            raise UserError(f"stop string {stop!r} can never be generated with this tokenizer")
     return stops
 
 
@@ -151,3 +191,40 @@ def _words_hold(tokenizer: Tokenizer, parts: list[str]) -> bool:
 
 def _round_trip(tokenizer: Tokenizer, stop: str) -> bool:
     return stop in tokenizer.decode(tokenizer.encode(stop))
+
+
+def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
+    """One key for each of `prompts * sequences` rows, the sequences of a prompt one after the other.
+
+    Args:
+        key: a seed; a key, typed (`jax.random.key`) or legacy (`jax.random.PRNGKey`): row i gets it folded with i; or an
+            array of keys: one per row, used as they are, or one per prompt, folded with the sequence's number.
+        prompts: number of prompts.
+        sequences: rows per prompt.
+
+    Raises:
+        UserError: neither, or another number of keys.
+    """
+    rows = prompts * sequences
+    keys = _as_keys(key)
+    if keys.shape == (rows,):
+        return keys
+    if keys.shape in ((), (1,)):
+        fold_B = jnp.arange(rows, dtype=jnp.uint32)
+        return jax.vmap(lambda i: jax.random.fold_in(keys.reshape(()), i))(fold_B)
+    if keys.shape == (prompts,):
+        fold_B = jnp.tile(jnp.arange(sequences, dtype=jnp.uint32), prompts)
+        return jax.vmap(jax.random.fold_in)(keys[np.repeat(np.arange(prompts), sequences)], fold_B)
+    many = f", or one per sequence ({rows})" if sequences > 1 else ""
+    raise UserError(f"key holds an array of {keys.shape} keys: give one key, or one per prompt ({prompts}){many}")
+
+
+def _as_keys(key: Any) -> jax.Array:
+    if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        return key
+    words = jax.random.key_data(jax.random.key(0)).shape
+    if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == words:
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    if isinstance(key, (list, tuple, str, float)) or np.ndim(key):
+        raise UserError(f"key must be an integer (a seed), a jax.random.key or an array of keys: {shown(key)}")
+    return jax.random.key(as_int("a seed", key, 0, 2**32 - 1))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import operator
 import re
 import reprlib
 from collections.abc import Iterable
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,46 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def shown(value: Any) -> str:
     """A value in an error: as Python writes it, its middle left out where it is long or deep."""
     return _short.repr(value)
+
+
+def as_int(name: str, value: Any, low: int, high: int) -> int:
+    """Convert an integer of any kind (Python's, NumPy's, a 0-d array) to `int`.
+
+    Raises:
+        UserError: a bool, a float (whole or not) or anything else, or a number outside `low` to `high`.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise UserError(f"{name} must be an integer: {shown(value)}")
+    if not low <= number <= high:
+        raise UserError(f"{name} must be from {low:,} to {high:,}: {shown(number)}")
+    return number
+
+
+def as_float(
+    name: str, value: Any, low: float, high: float, *, open_start: bool = False, open_end: bool = False
+) -> float:
+    """Convert a real number of any kind (Python's, NumPy's, a 0-d array) to `float`.
+
+    Raises:
+        UserError: a bool, a string or anything else, NaN, or a number outside `low` to `high`.
+    """
+    real = isinstance(value, Real) or (getattr(value, "shape", None) == () and value.dtype.kind in "iuf")
+    if not real or isinstance(value, bool):
+        raise UserError(f"{name} must be a number: {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    # Written so that NaN is outside.
+    if not (low <= number <= high) or (open_start and number == low) or (open_end and number == high):
+        start = "above" if open_start else "at least"
+        end = "" if high == math.inf else f" and {'below' if open_end else 'at most'} {high:g}"
+        raise UserError(f"{name} must be {start} {low:g}{end or ' and finite' * open_end}: {shown(value)}")
+    return number
 
 
 def parse_json(data: bytes | str, where: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -10,10 +12,10 @@ import numpy as np
 import pytest
 
 import jaxgpt
-from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.config import BeamParams, Config, ModelConfig, SamplingParams, UserError
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer, make_tokenizer
 from jaxgpt.decoding import compilations
-from jaxgpt.lm import LM, model_functions
+from jaxgpt.lm import LM, explain, model_functions
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 
@@ -199,7 +201,8 @@ def test_length_counts_new_tokens_or_all(lm: LM) -> None:
     assert {out.finish_reason for out in outs} == {"length"}
     whole = jaxgpt.generate(lm, ["a", "abcdef"], max_new_tokens=30, temperature=0)
     assert whole[1].ids[:14] == outs[1].ids
-    assert len(jaxgpt.generate(lm, ["a"])[0].ids) == 100
+    # By default as many as the context holds, at most 200.
+    assert [len(out.ids) for out in jaxgpt.generate(lm, ["a", "abc"], temperature=0)] == [127, 125]
 
 
 # --- streaming -----------------------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ def test_pieces_put_together_are_the_text(kind: str, block: int | None) -> None:
 def test_sliding_equals_the_crop_without_a_cache(positions: str, length: int) -> None:
     lm = tiny(block_size=16, positions=positions, n_layer=2)
     prompts = [np.random.default_rng(length).integers(0, 16, length).tolist(), [3, 1]]
-    outs = jaxgpt.generate(lm, prompts, temperature=0, max_new_tokens=40, beyond="slide")
+    outs = jaxgpt.generate(lm, prompts, temperature=0, max_new_tokens=40, overflow="slide")
     apply = jax.jit(lambda t: GPT(lm.config.model).apply({"params": lm.params}, t))
     for prompt, out in zip(prompts, outs, strict=True):
         ids = list(prompt)
@@ -244,7 +247,7 @@ def test_sliding_equals_the_crop_without_a_cache(positions: str, length: int) ->
 
 def test_beyond_the_context_is_an_error_with_both_numbers_unless_asked_for() -> None:
     lm = tiny(block_size=16)
-    with pytest.raises(UserError, match=r"10 tokens and 20 new .* context of 16: at most 7"):
+    with pytest.raises(UserError, match=r"10 tokens and 20 new .* context of 16: generate at most 7"):
         jaxgpt.generate(lm, [[1] * 10], max_new_tokens=20)
     assert len(jaxgpt.generate(lm, [[1] * 10], max_new_tokens=7)[0].ids) == 7
     with pytest.raises(UserError, match=r"20 tokens .* context of 16"):
@@ -261,18 +264,42 @@ def test_beyond_the_context_is_an_error_with_both_numbers_unless_asked_for() -> 
     [
         ({"max_new_tokens": 0}, "max-new-tokens"),
         ({"max_length": 1}, "max-length"),
-        ({"max_length": 9, "max_new_tokens": 3}, "choose one"),
+        ({"max_length": 9, "max_new_tokens": 3}, "give one of them"),
         ({"temperature": float("nan")}, "temperature"),
         ({"num_beams": 0}, "num-beams"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num-return-sequences 3 is more than num-beams 2"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length-penalty"),
         ({"num_beams": 2, "early_stopping": "soon"}, "early-stopping"),
-        ({"num_beams": 2, "top_k": 5}, "top-k has no part in beam search"),
+        ({"num_beams": 2, "top_k": 5}, "top-k 5 has no effect in beam search"),
         ({"num_return_sequences": 0}, "num-return-sequences"),
         ({"stop": [""]}, "empty"),
-        ({"stop": "aX"}, "can never be made"),
+        ({"stop": "aX"}, "can never be generated"),
         ({"stop_ids": [99]}, "stop id 99"),
-        ({"beyond": "wrap"}, "beyond"),
+        ({"overflow": "wrap"}, "overflow"),
+        ({"max_new_tokens": 8.0}, "max-new-tokens must be an integer: 8.0"),
+        ({"max_new_tokens": True}, "max-new-tokens must be an integer: True"),
+        ({"max_new_tokens": 3 * 10**9}, "max-new-tokens must be from 1 to 16,777,216: 3000000000"),
+        ({"max_new_tokens": 2**24, "overflow": "slide", "num_return_sequences": 2**16}, "not enough memory"),
+        ({"max_length": "20"}, "max-length must be an integer: '20'"),
+        ({"no_repeat_ngram_size": 10**11}, "no-repeat-ngram-size must be"),
+        ({"num_beams": 10**8}, "num-beams must be"),
+        ({"num_beams": 2.0}, "num-beams must be an integer"),
+        ({"num_return_sequences": 10**9}, "num-return-sequences must be"),
+        ({"temperature": "hot"}, "temperature must be a number: 'hot'"),
+        ({"stop": [1]}, "a stop string must be a string: 1"),
+        ({"stop": 1}, "stop must be a string or a list"),
+        ({"stop_ids": [1.5]}, "a stop id must be an integer: 1.5"),
+        ({"stop_ids": "a"}, "a stop id must be an integer: 'a'"),
+        ({"stop_ids": -1}, "stop id -1 is outside"),
+        ({"key": 1.5}, "key must be an integer"),
+        ({"key": True}, "a seed must be an integer"),
+        ({"key": None}, "a seed must be an integer"),
+        ({"key": -1}, "a seed must be from 0 to 4,294,967,295: -1"),
+        ({"key": [1, 2]}, "key must be an integer"),
+        ({"key": np.arange(3, dtype=np.uint32)}, "key must be an integer"),
+        ({"key": jax.random.split(jax.random.key(0), 3)}, r"\(3,\) keys: give one key, or one per prompt \(1\)"),
+        ({"key": jax.random.split(jax.random.key(0), 0)}, r"\(0,\) keys"),
+        ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per sequence \(2\)"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(lm: LM, settings: dict[str, Any], message: str) -> None:
@@ -281,12 +308,212 @@ def test_what_cannot_work_is_said_in_one_line(lm: LM, settings: dict[str, Any], 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (5, "prompts must be"),
+        (None, "prompts must be"),
+        (b"ab", "prompts must be"),
+        ({"a": 1}, "prompts must be"),
+        (np.float32(1), "prompts must be"),
+        ([None], "a prompt must be"),
+        ([b"ab"], "a prompt must be"),
+        (["a", 1], "a prompt must be"),
+        ([1, "a"], "a prompt must be"),
+        ([[1.7, 2.2]], "the id at position 0 of the prompt must be an integer: 1.7"),
+        ([1, 2.0], "the id at position 1 of the prompt must be an integer: 2.0"),
+        (np.array([1.0]), "the id at position 0 of the prompt must be an integer: 1.0"),
+        ([[True]], "must be an integer: True"),
+        ([["a"]], "must be an integer: 'a'"),
+        ([np.ones((1, 2), int)], "must be an integer"),
+        ([[1, 99]], "id 99 at position 1 of the prompt is outside the vocabulary of 17"),
+        ([[2**70]], "must be from"),
+        ([[-1]], "id -1"),
+        ([[]], "no ids"),
+    ],
+)
+def test_prompts_that_cannot_work_are_said_in_one_line(lm: LM, prompts: Any, message: str) -> None:
+    for call in (jaxgpt.generate, jaxgpt.stream):
+        with pytest.raises(UserError, match=message) as error:
+            call(lm, prompts)
+        assert "\n" not in str(error.value)
+
+
+def test_what_is_no_model_or_no_block_is_said() -> None:
+    with pytest.raises(UserError, match=r"jaxgpt\.load.*'runs/abc'"):
+        jaxgpt.generate("runs/abc", "a")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="block must be from 1"):
+        jaxgpt.stream(tiny(), "a", block=0)
+
+
+def test_a_string_or_ids_is_one_prompt_and_numbers_may_be_of_any_kind(lm: LM) -> None:
+    ids = lm.tokenizer.encode("abc")
+    plain = jaxgpt.generate(lm, ["abc"], max_new_tokens=8, stop_ids=[5])
+    assert len(plain) == 1
+    for prompts in (
+        "abc",
+        ids,
+        ids.tolist(),
+        ids.astype(np.uint8),
+        jnp.asarray(ids),
+        [ids],
+        ids[None],
+        [jnp.asarray(ids)],
+    ):
+        assert jaxgpt.generate(lm, prompts, max_new_tokens=8, stop_ids=[5]) == plain
+    assert jaxgpt.generate(lm, ids[None].repeat(2, 0), max_new_tokens=8, stop_ids=5, key=np.int16(3))[0] in (
+        jaxgpt.generate(lm, "abc", max_new_tokens=np.int64(8), stop_ids=np.array([5]), key=3)
+    )
+    assert [p.done for p in jaxgpt.stream(lm, "abc", max_new_tokens=8, stop_ids={5}) if p.done] == plain
+    # A number of the wrong kind leaves no trace.
+    with pytest.raises(UserError, match="must be an integer"):
+        jaxgpt.generate(lm, "abc", max_new_tokens=8.0, stop_ids=5)  # type: ignore[arg-type]
+    assert jaxgpt.generate(lm, "abc", max_new_tokens=jnp.int32(8), stop_ids=jnp.int32(5)) == plain
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_is_a_key_of_any_kind(lm: LM) -> None:
+    settings: dict[str, Any] = {"max_new_tokens": 20, "num_return_sequences": 2}
+    plain = jaxgpt.generate(lm, ["a", "b"], key=jax.random.key(5), **settings)
+    for key in (
+        5,
+        np.uint8(5),
+        jnp.int32(5),
+        jax.random.PRNGKey(5),
+        np.asarray(jax.random.PRNGKey(5)),
+        jax.random.key(5)[None],
+    ):
+        assert jaxgpt.generate(lm, ["a", "b"], key=key, **settings) == plain
+
+
+def test_no_two_texts_share_their_randomness(lm: LM) -> None:
+    keys = jax.random.split(jax.random.key(1), 6)
+    for key in (1, keys[0], keys[:1], keys[:3], jax.random.key_data(keys[:3]), keys):
+        outs = jaxgpt.generate(lm, ["a", "a", "a"], num_return_sequences=2, max_new_tokens=20, key=key)
+        assert len({out.text for out in outs}) == 6
+    # One key a prompt: what comes of a prompt does not depend on the others.
+    alone = jaxgpt.generate(lm, "a", num_return_sequences=2, max_new_tokens=20, key=keys[1:2])
+    assert alone == jaxgpt.generate(lm, ["b", "a"], num_return_sequences=2, max_new_tokens=20, key=keys[:2])[2:]
+    # One key a text: as each alone; the same key twice is the same text twice.
+    each = jaxgpt.generate(lm, ["a", "b"], num_return_sequences=2, max_new_tokens=20, key=keys[:4])
+    for i, prompt in enumerate("aabb"):
+        assert jaxgpt.generate(lm, prompt, max_new_tokens=20, key=keys[i : i + 1]) == [each[i]]
+    same = jaxgpt.generate(lm, ["a", "a"], max_new_tokens=20, key=keys[jnp.array([2, 2])])
+    assert same[0] == same[1]
+
+
+def test_64_bits_change_no_text() -> None:
+    lm = tiny(n_layer=1)
+    calls: list[dict[str, Any]] = [
+        {
+            "temperature": 0.9,
+            "top_p": 0.9,
+            "min_p": 0.01,
+            "repetition_penalty": 1.1,
+            "no_repeat_ngram_size": 3,
+            "key": 2**31 + 1,
+        },
+        {"num_beams": 2, "no_repeat_ngram_size": 2},
+    ]
+    texts = []
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            texts.append([jaxgpt.generate(lm, ["a", "bc"], max_new_tokens=40, **call) for call in calls])
+    assert [[out.ids for out in outs] for outs in texts[0]] == [[out.ids for out in outs] for outs in texts[1]]
+
+
+# --- defaults ------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_stand_in_one_place() -> None:
+    from jaxgpt.cli import explain as explain_command
+    from jaxgpt.cli import sample as sample_command
+
+    def defaults(function: Any) -> dict[str, Any]:
+        return {name: p.default for name, p in inspect.signature(function).parameters.items()}
+
+    declared = {f.name: f.default for f in fields(SamplingParams)}
+    both = declared | {f.name: f.default for f in fields(BeamParams)}
+    for function in (jaxgpt.generate, jaxgpt.stream, explain):
+        signature = defaults(function)
+        assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+        assert {name: signature[name] for name in declared} == declared
+    assert {name: defaults(jaxgpt.generate)[name] for name in both} == both
+    flags = {f.name: f.default for f in fields(sample_command.Args)} | {"early_stopping": False}
+    assert {name: flags[name] for name in both} == both
+    python = defaults(jaxgpt.generate) | {"seed": defaults(jaxgpt.generate)["key"]}
+    assert {name: flags[name] for name in flags if name in python} == {
+        name: python[name] for name in flags if name in python
+    }
+    assert {f.name: f.default for f in fields(explain_command.Args)}.items() >= declared.items()
+
+
+def test_explain_names_the_first_token_of_generate(lm: LM) -> None:
+    for key in (3, jax.random.key(4), jax.random.split(jax.random.key(5), 1)):
+        choice = explain(lm, "abc", top_k=5, key=key)
+        [out] = jaxgpt.generate(lm, "abc", top_k=5, key=key, max_new_tokens=1)
+        assert out.ids == [choice.token]
+        again = jax.random.wrap_key_data(jnp.array([choice.key], jnp.uint32))
+        assert explain(lm, "abc", top_k=5, key=again).token == choice.token
+
+
+# --- ends of the possible ------------------------------------------------------------------------------------------
+
+
+def test_a_text_ends_where_every_token_is_forbidden(lm: LM) -> None:
+    for temperature in (0.0, 0.8):
+        outs = jaxgpt.generate(lm, ["a", "abcb"], no_repeat_ngram_size=1, max_new_tokens=40, temperature=temperature)
+        assert [(len(out.ids), out.finish_reason) for out in outs] == [(16, "exhausted"), (14, "exhausted")]
+        assert sorted(outs[0].ids + lm.tokenizer.encode("a").tolist()) == list(range(17))
+    with pytest.raises(UserError, match="prompt 1 has only 0 texts of the 1 asked for: lower no-repeat-ngram-size"):
+        jaxgpt.generate(lm, ["a"], no_repeat_ngram_size=1, max_new_tokens=40, num_beams=2)
+    with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token"):
+        explain(lm, LETTERS, no_repeat_ngram_size=1)
+
+
+def test_beams_of_few_tokens() -> None:
+    one = tiny(CharTokenizer("a"), n_layer=1)
+    [out] = jaxgpt.generate(one, "a", num_beams=2, max_new_tokens=5)
+    assert (out.text, out.score) == ("aaaaa", 0.0)
+    with pytest.raises(UserError, match="only 1 texts of the 2 asked for: lower num-beams"):
+        jaxgpt.generate(one, "a", num_beams=2, num_return_sequences=2, max_new_tokens=5)
+    lm = tiny(n_layer=1)
+    outs = jaxgpt.generate(lm, "a", num_beams=3, num_return_sequences=3, stop_ids=range(17), max_new_tokens=5)
+    assert [(out.text, out.finish_reason) for out in outs] == [("", "stop")] * 3
+    big = lm._replace(config=lm.config.with_model(vocab_size=2**16))
+    with pytest.raises(UserError, match="not enough memory: 131,072 rows"):
+        jaxgpt.generate(tiny(positions="rope"), "a", num_beams=2**16, max_new_tokens=2**20)
+    with pytest.raises(UserError, match="num-beams 65536 is too many for a vocabulary of 65536: at most 32768"):
+        jaxgpt.generate(big, "a", num_beams=2**16)
+
+
+def test_weights_that_are_nan_are_said() -> None:
+    lm = tiny(n_layer=1)
+    broken = lm._replace(params=jax.tree.map(lambda x: x * jnp.nan, lm.params))
+    for settings in ({"temperature": 0.8}, {"temperature": 0.0}, {"num_beams": 2}):
+        with pytest.raises(UserError, match="logits are NaN"):
+            jaxgpt.generate(broken, "a", max_new_tokens=5, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt"),
+    [(WordTokenizer(["a", "b", "c"]), "a b"), (CharTokenizer(LETTERS), "ab")],
+    ids=["word", "char"],
+)
+def test_prompt_and_text_are_the_whole(tokenizer: Tokenizer, prompt: str) -> None:
+    lm = tiny(tokenizer, n_layer=1)
+    for out in jaxgpt.generate(lm, [prompt, prompt], max_new_tokens=6):
+        assert prompt + out.text == tokenizer.decode([*tokenizer.encode(prompt), *out.ids])
+
+
 def test_empty_prompts() -> None:
     assert jaxgpt.generate(tiny(), [""], max_new_tokens=5) == jaxgpt.generate(tiny(), ["\n"], max_new_tokens=5)
     words = tiny(WordTokenizer(["a", "b", "<EOS>"]))
     assert jaxgpt.generate(words, [""], max_new_tokens=5) == jaxgpt.generate(words, [[2]], max_new_tokens=5)
     for none in (tiny(CharTokenizer("ab")), tiny(WordTokenizer("ab"))):
-        with pytest.raises(UserError, match="no sign for a beginning"):
+        with pytest.raises(UserError, match="no token for the beginning"):
             jaxgpt.generate(none, [""])
     assert jaxgpt.generate(tiny(), []) == []
 
@@ -301,5 +528,5 @@ def test_stop_strings_of_words(stop: str, possible: bool) -> None:
     if possible:
         check_stops(words, [stop])
     else:
-        with pytest.raises(UserError, match="can never be made"):
+        with pytest.raises(UserError, match="can never be generated"):
             check_stops(words, [stop])

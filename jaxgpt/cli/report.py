@@ -137,9 +137,8 @@ class Report(Reporter):
         if params is not None:
             try:
                 with progress("sampling"):
-                    text = self._sample(params, ids)
-                glue = self.data.tokenizer.glue if prompt else ""
-                self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{glue}{text}\n---\n")
+                    text = self._sample(params, prompt, ids)
+                self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{text}\n---\n")
             except (
                 UserError
             ) as e:  # such as too little memory for train.sample_tokens; the run is complete all the same
@@ -207,17 +206,20 @@ class Report(Reporter):
             self._print(f"         {self.program.note}")
         self._print(f"run      {self.run.path}")
 
-    def _sample(self, params: Any, prompt: list[int]) -> str:
+    def _sample(self, params: Any, prompt: str, ids: list[int]) -> str:
         config = self.program.config
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), self.data.tokenizer)
         room = config.train.sample_tokens
         if config.model.positions != "rope":
-            room = min(room, config.model.block_size - len(prompt) + 1)
-        [out] = generate(lm, [prompt], max_new_tokens=room, temperature=0.8, key=jax.random.key(config.train.seed))
+            room = min(room, config.model.block_size - len(ids) + 1)
+        [out] = generate(lm, [ids if prompt else ""], max_new_tokens=room, key=config.train.seed)
         eos = lm.tokenizer.eos_id
-        ids = out.ids if eos is None or out.finish_reason == "length" else [*out.ids, eos]
-        return lm.tokenizer.decode(ids)
+        if eos is None or out.finish_reason != "stop":
+            return out.text
+        # Show the end token as well, decoded with all that precedes it: a decoder may strip the first space of a text.
+        before = ids if prompt else []
+        return lm.tokenizer.decode([*before, *out.ids, eos])[len(lm.tokenizer.decode(before)) :]
 
     def _print(self, text: str) -> None:
         self.console.write(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from tempfile import TemporaryFile
@@ -29,12 +29,15 @@ class Tokenizer(Protocol):
         eos_id: the id that ends a text, if there is one.
         glue: what stands between two texts that are put together.
         find: finds places to cut a text without changing its ids (`pieces.cut`).
+        byte_ids: ids of single bytes that become characters only with their neighbors, a whole run of them at once.
     """
 
     glue: str
 
     @property
     def find(self) -> Find: ...
+    @property
+    def byte_ids(self) -> Collection[int]: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -87,6 +90,7 @@ class ByteTokenizer(_Table):
     eos_id: int | None = None
     glue = ""
     find = staticmethod(find_any)
+    byte_ids: Collection[int] = ()
 
     @property
     def vocab_size(self) -> int:
@@ -117,6 +121,7 @@ class CharTokenizer(_Table):
     eos_id: int | None = None
     glue = ""
     find = staticmethod(find_any)
+    byte_ids: Collection[int] = ()
 
     def __init__(self, characters: Iterable[str]) -> None:
         self.characters = sorted(set(characters))
@@ -158,6 +163,7 @@ class WordTokenizer(_Table):
 
     glue = " "
     find = staticmethod(find_by(WORD_CUTS))
+    byte_ids: Collection[int] = ()
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = list(dict.fromkeys(words))
@@ -209,6 +215,10 @@ class SubwordTokenizer:
         self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None  # of merges, for training; a text has one row of ids
+        # Llama 2 and its kin: a byte is a token <0xF0>, and a decoder joins them (where there is none, it shows that name).
+        named = {tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
+        joined = named and not self.decode([min(named)]).startswith("<0x")
+        self.byte_ids: Collection[int] = frozenset(named) if joined else ()
         # Not the number of words: ids may have holes.
         self._vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
 

@@ -1,9 +1,20 @@
-"""Logits -> the next token: policies, the sampler, beam search, and ids -> text as they come."""
+"""Decoding: logits -> the next token -> text. Filters, sampling, the sampler, beam search, streams of text."""
 
-from jaxgpt.decoding.beam import Beams
-from jaxgpt.decoding.engine import Session, compilations, search
-from jaxgpt.decoding.policy import History, Policy, choose, warp
+from jaxgpt.config import BeamParams, SamplingParams
+from jaxgpt.decoding.engine import DecodeSession, compilations, search
 from jaxgpt.decoding.sampler import Model
+from jaxgpt.decoding.sampling import TokenBuffer, sample_token, warp
 from jaxgpt.decoding.text import TextStream
 
-__all__ = ["Beams", "History", "Model", "Policy", "Session", "TextStream", "choose", "compilations", "search", "warp"]
+__all__ = [
+    "BeamParams",
+    "DecodeSession",
+    "Model",
+    "SamplingParams",
+    "TextStream",
+    "TokenBuffer",
+    "compilations",
+    "sample_token",
+    "search",
+    "warp",
+]

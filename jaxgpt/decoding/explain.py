@@ -1,4 +1,4 @@
-"""Why this token: what each rule removed, and the number that decided."""
+"""Explain how a token was chosen: what each filter removed, and the random number that decided."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxgpt.config import SamplingParams, UserError
 from jaxgpt.decoding import filters
-from jaxgpt.decoding.policy import History, Policy, stages, uniform
+from jaxgpt.decoding.sampling import DIVERGED, TokenBuffer, row_uniform, stages
 
 
 class Stage(NamedTuple):
-    """One rule at work.
+    """The effect of one filter.
 
     Attributes:
-        name: the rule and its setting.
-        removed: ids that it forbade.
-        removed_mass: probability that they had before it, of 1 among what was left by then.
-        moved_mass: probability that went from some of the other ids to others, half the sum of the changes.
-        left: ids that may still be chosen.
+        name: the filter and its setting.
+        removed: number of tokens that it forbade.
+        removed_mass: their total probability before it.
+        moved_mass: probability that moved between the remaining tokens, half the sum of the changes.
+        left: number of tokens that remain.
     """
 
     name: str
@@ -33,13 +34,13 @@ class Choice(NamedTuple):
     """How one token was chosen.
 
     Attributes:
-        stages: the rules, in order.
-        probability_V: of each id after all of them, float64, sum 1.
+        stages: the filters, in order.
+        probability_V: of each token after all of them, float64, sum 1.
         uniform: the random number; None where nothing is drawn.
-        before: sum of the probabilities of all ids before the chosen one; it was taken because the random number lies
-            between this and `before + probability_V[token]`.
+        before: total probability of the tokens with smaller ids; the token was taken because the random number lies between
+            this and `before + probability_V[token]`.
         token: the chosen id.
-        key: of the row, as numbers; folded with the token's index it gives the random number again.
+        key: the row's key, as numbers; folded with the token's index it gives the random number again.
     """
 
     stages: list[Stage]
@@ -50,30 +51,39 @@ class Choice(NamedTuple):
     key: list[int]
 
 
-def explain(logits_1V: jax.Array, history: History, policy: Policy, key: jax.Array, index: int = 0) -> Choice:
-    """Choose as `choose` does, and tell how.
+def explain(
+    logits_1V: jax.Array, text: TokenBuffer, sampling: SamplingParams, key: jax.Array, index: int = 0
+) -> Choice:
+    """Choose a token as `sample_token` does, and record how.
 
     Args:
         logits_1V: of one row.
-        history: its tokens so far.
-        policy: the rules.
+        text: its tokens so far.
+        sampling: how the token is chosen.
         key: of the row.
-        index: which of its tokens this is, from 0.
+        index: the token's place among the new ones, from 0.
+
+    Raises:
+        UserError: a logit is NaN, or every token is forbidden.
     """
+    if np.isnan(np.asarray(logits_1V)).any():
+        raise UserError(DIVERGED)
     before_V = _probability(logits_1V)
-    told = []
-    for name, logits_1V in stages(logits_1V, history, policy):  # noqa: B020
+    effects = []
+    for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
+        if np.isneginf(np.asarray(logits_1V)).all():
+            raise UserError(f"{name} forbids every token: lower no-repeat-ngram-size or use 0, which disables it")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())
         kept_V = np.where(gone_V, 0.0, before_V)
         moved = float(np.abs(after_V - kept_V / max(kept_V.sum(), 1e-300)).sum() / 2)
-        told.append(Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum())))
+        effects.append(Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum())))
         before_V = after_V
-    number = uniform(key[None], index) if policy.draws else None
-    token = int(before_V.argmax() if number is None else filters.draw(logits_1V, number)[0])
+    number = row_uniform(key[None], index) if sampling.draws else None
+    token = int(before_V.argmax() if number is None else filters.inverse_cdf_sample(logits_1V, number)[0])
     return Choice(
-        told,
+        effects,
         before_V,
         None if number is None else float(number[0]),
         float(before_V[:token].sum()),

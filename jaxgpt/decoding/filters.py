@@ -1,4 +1,4 @@
-"""What may be chosen, and how likely: each rule one pure function over logits. What is forbidden becomes -inf."""
+"""Filters of logits: pure functions `[B, V] -> [B, V]`. A forbidden token's logit becomes -inf."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import jax
 import jax.numpy as jnp
 
 NEVER = -jnp.inf
-SLICE = 256  # likeliest ids that the nucleus is first looked for in; a sort of a whole vocabulary is slow on a CPU
+SLICE = 256  # most probable tokens that top-p looks at first; sorting a whole vocabulary is slow on a CPU
+COLD = 0.01  # below this temperature, logits are divided after their maximum is subtracted
+TINY = float(jnp.finfo(jnp.float32).tiny)  # smaller numbers are zero on most devices
 
 
 def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, penalty: float) -> jax.Array:
-    """Make what has been said less likely: `l / penalty` where l > 0, else `l * penalty`.
+    """Make tokens of the text less probable: `l / penalty` where l > 0, else `l * penalty`.
 
     Args:
-        ids_BS: tokens so far.
-        seen_BS: which of them count.
-        penalty: 1 changes nothing, below 1 invites repetition.
+        logits_BV: float32.
+        ids_BS: int32, the text.
+        seen_BS: bool, which of its slots hold tokens.
+        penalty: 1 changes nothing, below 1 encourages repetition.
 
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
@@ -24,46 +27,73 @@ def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array
 
 
 def forbid_repeated_ngrams(
-    logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, length: jax.Array, n: int
+    logits_BV: jax.Array, ids_BS: jax.Array, start_B: jax.Array, length: jax.Array, n: int
 ) -> jax.Array:
-    """Forbid the ids that would make n tokens in a row that stood in a row before.
+    """Forbid the tokens that would complete an n-gram the text already has.
+
+    The text's last n - 1 tokens are compared with every earlier n - 1, one token of the n-gram at a time, until no place
+    matches: a loop on the device, whose program does not grow with n.
 
     Args:
-        ids_BS: tokens so far, every row's last one at `length - 1`.
-        seen_BS: which of them count.
+        logits_BV: float32.
+        ids_BS: int32, the text, its last token at `length - 1` in every row.
+        start_B: int32, the slot of each row's first token.
         length: int32 scalar, slots in use.
-        n: 1 forbids every token a second time.
+        n: 1 forbids every token of the text.
 
     Source: Paulus et al. 2017, section 2.5.
     """
     S = ids_BS.shape[1]
-    repeats_BS = seen_BS  # at slot s: whether s + n - 1 would be said again
-    for i in range(n):
-        # Beyond the end roll brings the beginning back, but there no token is in use or a row would have no room left.
-        repeats_BS = repeats_BS & jnp.roll(seen_BS, -i, 1) & (jnp.arange(S) + i < S)[None, :]
-        if i < n - 1:
-            suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, jnp.maximum(length - n + 1 + i, 0), 1, 1)
-            repeats_BS = repeats_BS & (jnp.roll(ids_BS, -i, 1) == suffix_B1)
-    return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), repeats_BS), NEVER, logits_BV)
+    if n > S:  # no text is that long
+        return logits_BV
+    slot_S = jnp.arange(S, dtype=jnp.int32)
+    fits_BS = (slot_S[None, :] >= start_B[:, None]) & (slot_S <= length - n)[None, :]
+
+    def go_on(carry: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        i, matches_BS, _ = carry
+        return (i < n - 1) & matches_BS.any()
+
+    def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        i, matches_BS, ahead_BS = carry  # ahead: at slot s the token of slot s + i
+        suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + 1 + i, 1, 1)
+        return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
+
+    matches_BS = fits_BS
+    if n > 1:
+        _, matches_BS, _ = jax.lax.while_loop(go_on, compare, (jnp.int32(0), fits_BS, ids_BS))
+    return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), matches_BS), NEVER, logits_BV)
 
 
-def keep_likeliest(logits_BV: jax.Array) -> jax.Array:
-    """All but one id become -inf: the likeliest, the first of equals."""
+def keep_argmax(logits_BV: jax.Array) -> jax.Array:
+    """Keep the most probable token, the first among equals."""
     best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
 
+def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
+    """`l / temperature`; below `COLD`, `(l - max l) / temperature`: the same probabilities, of any temperature above 0.
+
+    At a low temperature `l / temperature` rounds off what distinguishes the most probable tokens, and overflows in the end.
+    The maximum itself stays exactly 0.
+    """
+    if temperature >= COLD:
+        # Bounded, because 1 / temperature must not become 0, nor the -inf of a forbidden token NaN.
+        return logits_BV / min(temperature, 1 / TINY)
+    max_B1 = _max(logits_BV)
+    return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1) / max(temperature, TINY)
+
+
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
-    """All but the k largest become -inf; what equals the k-th stays. Source: Fan et al. 2018."""
+    """Keep the k most probable tokens, and those equal to the k-th. Source: Fan et al. 2018."""
     kth_B1 = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))[0][:, -1:]
     return jnp.where(logits_BV < kth_B1, NEVER, logits_BV)
 
 
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
-    """Keep the smallest set of likeliest ids whose probability is at least p; one is always kept.
+    """Keep the smallest set of tokens with total probability >= p, at least one.
 
-    Of equals at the border the later ids stay. The set is looked for among the `SLICE` likeliest, and among all only
-    where those do not reach p.
+    Among equals at the border the later ids stay. Only the `SLICE` most probable tokens are sorted, or all where those do
+    not reach p.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
@@ -87,26 +117,30 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
-    """Keep what is at least p times as likely as the likeliest. Source: Nguyen et al. 2024 (min-p)."""
+    """Drop tokens below p x the top probability. Source: Nguyen et al. 2024 (min-p)."""
     probability_BV = jax.nn.softmax(logits_BV, axis=-1)
     return jnp.where(probability_BV < p * probability_BV.max(-1, keepdims=True), NEVER, logits_BV)
 
 
-def draw(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """The first id at which the probabilities, added up in the order of ids, exceed the random number.
+def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
+    """Return the first id at which the cumulative probability, in the order of ids, exceeds the random number.
 
-    Sums run over 256 ids, then over their sums: a float32 sum over 50,000 small numbers one after the other would lose the
-    last of them.
+    Sums run over groups of 256 ids, then over the groups: a float32 sum over 50,000 small numbers one after the other would
+    lose the last of them.
 
     Args:
-        uniform_B: from [0, 1).
+        logits_BV: float32; -inf forbids a token. Not all may be.
+        uniform_B: float32, from [0, 1).
 
     Returns:
         int32 `[B]`.
     """
     B, V = logits_BV.shape
     width = 256
-    weight_BV = jnp.exp(logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min))
+    max_B1 = _max(logits_BV)
+    # The maximum weighs 1, whatever exp(l - max) is: where XLA fuses the division by the temperature with this subtraction,
+    # l keeps digits that max has lost, and for large logits the weight would be 0 or infinite.
+    weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
     weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
     groups_BG = weight_BGW.sum(-1)
     target_B = uniform_B * groups_BG.sum(-1)
@@ -116,9 +150,14 @@ def draw(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     return (group_B * width + place_B).astype(jnp.int32)
 
 
+def _max(logits_BV: jax.Array) -> jax.Array:
+    """The largest logit of each row, `[B, 1]`, finite where all are -inf."""
+    return jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
+
+
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where the running sum first exceeds the target (rounding may leave none: then the last weight above zero), and how
-    far beyond the sum before it the target lies."""
+    """Where the running sum first exceeds the target (or, if rounding leaves none, the last positive weight), and by how
+    much the target exceeds the sum before it."""
     sum_BN = jnp.cumsum(weight_BN, axis=-1)
     last_B = weight_BN.shape[-1] - 1 - jnp.argmax(weight_BN[:, ::-1] > 0, axis=-1)
     first_B = jnp.minimum((sum_BN <= target_B[:, None]).sum(-1), last_B)
@@ -127,7 +166,7 @@ def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, 
 
 
 def _marks(logits_BV: jax.Array, ids_BS: jax.Array, which_BS: jax.Array) -> jax.Array:
-    """bool `[B, V]`: true at the ids that are among `ids_BS` where `which_BS` holds."""
+    """Mark the ids that `ids_BS` holds where `which_BS` is true: bool `[B, V]`."""
     B, V = logits_BV.shape
     ids_BS = jnp.where(which_BS, ids_BS, V)  # out of range: dropped
     return jnp.zeros((B, V), bool).at[jnp.arange(B)[:, None], ids_BS].set(True, mode="drop")

@@ -1,4 +1,4 @@
-"""Prefill once, then one token after the other in a loop on the device, with the cache in its state."""
+"""The sampler: prefill the cache with the prompts, then one token per step in a loop on the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.decoding.policy import History, Policy, choose
+from jaxgpt.config import SamplingParams
+from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
 # (params, tokens_BT, cache, last) -> (logits, cache)
 ExtendFn = Callable[[Any, jax.Array, Any, bool], tuple[jax.Array, Any]]
@@ -17,24 +18,23 @@ CacheFn = Callable[[jax.Array, int], Any]
 
 
 class Model(NamedTuple):
-    """The model as decoding knows it: two functions, always the same two for the same model, so that what was compiled
-    with them is found again.
+    """A model as two functions. The same model must give the same two functions: compiled programs are found by them.
 
     Attributes:
-        extend: logits of the next tokens, and the cache with them in it.
-        cache: an empty cache.
+        extend: compute the logits of the next tokens and append these tokens to the cache.
+        cache: make an empty cache.
     """
 
     extend: ExtendFn
     cache: CacheFn
 
 
-class Rows(NamedTuple):
-    """What is asked for, row by row.
+class RowLimits(NamedTuple):
+    """What differs from row to row.
 
     Attributes:
-        key_B: of the draws; token i of a row is drawn with the key folded with i.
-        limit_B: int32, how many tokens at most; 0 for a row that only fills up a bucket.
+        key_B: keys for sampling; token i of a row is drawn with its key folded with i.
+        limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
     """
 
     key_B: jax.Array
@@ -42,65 +42,71 @@ class Rows(NamedTuple):
 
 
 class SamplerState(NamedTuple):
-    """What one step of sampling hands to the next.
+    """The state of the sampler between steps.
 
     Attributes:
-        history: the tokens so far; those chosen last are not yet in the cache.
+        text: the tokens so far; the last ones are not yet in the cache.
         cache: the model's.
-        done_B: rows that have ended; they go on repeating their last id, which nobody reads.
-        made: int32 scalar, tokens made so far.
+        done_B: rows that have ended; they repeat their last token, which is never read.
+        made: int32 scalar, tokens generated so far.
     """
 
-    history: History
+    text: TokenBuffer
     cache: Any
     done_B: jax.Array
     made: jax.Array
 
 
-def begin(
+def prefill(
     params: Any,
-    history: History,
-    rows: Rows,
+    text: TokenBuffer,
+    rows: RowLimits,
     size: int,
     slots: int,
     model: Model,
-    policy: Policy,
+    sampling: SamplingParams,
     stop_ids: tuple[int, ...],
 ) -> SamplerState:
-    """Read the prompts and choose the first token of each row.
+    """Compute the cache of the prompts and sample the first token of each row.
 
     Args:
         params: the weights.
-        history: the prompts, in slots up to `history.ids_BS.shape[1]`, and nothing else.
-        rows: what is asked for.
-        size: tokens that the whole text may take, prompt included.
-        slots: of the cache.
-        model: the functions.
-        policy: how tokens are chosen.
-        stop_ids: ids after which a row has ended.
+        text: the prompts, which fill `text.ids_BS`.
+        rows: keys and limits.
+        size: slots for the whole text, prompt included.
+        slots: slots of the cache.
+        model: the model's functions.
+        sampling: how tokens are chosen.
+        stop_ids: ids that end a row.
     """
-    logits_B1V, cache = model.extend(params, history.ids_BS, model.cache(history.start_B, slots), True)
-    ids_BS = jnp.pad(history.ids_BS, ((0, 0), (0, size - history.ids_BS.shape[1])))
-    state = SamplerState(history._replace(ids_BS=ids_BS), cache, rows.limit_B < 1, jnp.int32(0))
-    return _append(state, logits_B1V[:, -1], cache, rows, policy, stop_ids)
+    logits_B1V, cache = model.extend(params, text.ids_BS, model.cache(text.start_B, slots), True)
+    ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, size - text.ids_BS.shape[1])))
+    state = SamplerState(text._replace(ids_BS=ids_BS), cache, rows.limit_B < 1, jnp.int32(0))
+    return _append(state, logits_B1V[:, -1], cache, rows, sampling, stop_ids)
 
 
-def advance(
+def decode_steps(
     params: Any,
     state: SamplerState,
-    rows: Rows,
+    rows: RowLimits,
     steps: jax.Array,
     model: Model,
-    policy: Policy,
+    sampling: SamplingParams,
     stop_ids: tuple[int, ...],
     window: int = 0,
 ) -> SamplerState:
-    """Up to `steps` more tokens in every row; fewer where all rows end before.
+    """Generate up to `steps` more tokens in every row, fewer if all rows end before.
 
     Args:
-        steps: int32 scalar, within the room that is left. Not static: one program serves every number.
-        window: see only so many tokens, as if the text began there, at the price of a whole pass for every token: what a
-            model with learned positions has to do beyond its context. 0: the cache goes on.
+        params: the weights.
+        state: as `prefill` or this function returned it.
+        rows: keys and limits.
+        steps: int32 scalar, at most the slots that are left. Not static: one program serves every number.
+        model: the model's functions.
+        sampling: how tokens are chosen.
+        stop_ids: ids that end a row.
+        window: see only the last `window` tokens, as if the text began there, at the price of a whole pass per token: the
+            only way beyond the context for learned positions. 0 continues with the cache.
     """
 
     def open_(carry: tuple[SamplerState, jax.Array]) -> jax.Array:
@@ -108,7 +114,7 @@ def advance(
 
     def step(carry: tuple[SamplerState, jax.Array]) -> tuple[SamplerState, jax.Array]:
         state, done = carry
-        ids_BS, start_B, length = state.history
+        ids_BS, start_B, length = state.text
         if window:
             first = length - window
             ids_BT = jax.lax.dynamic_slice_in_dim(ids_BS, first, window, 1)
@@ -117,17 +123,23 @@ def advance(
         else:
             token_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - 1, 1, 1)
             logits_B1V, cache = model.extend(params, token_B1, state.cache, True)
-        return _append(state, logits_B1V[:, -1], cache, rows, policy, stop_ids), done + 1
+        return _append(state, logits_B1V[:, -1], cache, rows, sampling, stop_ids), done + 1
 
     return jax.lax.while_loop(open_, step, (state, jnp.int32(0)))[0]
 
 
 def _append(
-    state: SamplerState, logits_BV: jax.Array, cache: Any, rows: Rows, policy: Policy, stop_ids: tuple[int, ...]
+    state: SamplerState,
+    logits_BV: jax.Array,
+    cache: Any,
+    rows: RowLimits,
+    sampling: SamplingParams,
+    stop_ids: tuple[int, ...],
 ) -> SamplerState:
-    ids_BS, start_B, length = state.history
+    ids_BS, start_B, length = state.text
     last_B = jax.lax.dynamic_slice_in_dim(ids_BS, length - 1, 1, 1)[:, 0]
-    token_B = jnp.where(state.done_B, last_B, choose(logits_BV, state.history, rows.key_B, state.made, policy))
-    done_B = state.done_B | jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32)) | (state.made + 1 >= rows.limit_B)
+    token_B = jnp.where(state.done_B, last_B, sample_token(logits_BV, state.text, rows.key_B, state.made, sampling))
+    ended_B = jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32)) | (token_B < 0)
+    done_B = state.done_B | ended_B | (state.made + 1 >= rows.limit_B)
     ids_BS = jax.lax.dynamic_update_slice(ids_BS, token_B[:, None], (jnp.int32(0), length))
-    return SamplerState(History(ids_BS, start_B, length + 1), cache, done_B, state.made + 1)
+    return SamplerState(TokenBuffer(ids_BS, start_B, length + 1), cache, done_B, state.made + 1)

@@ -1,48 +1,55 @@
-"""Ask a model for text: whole, as it is made, or the likeliest that beams come upon."""
+"""Generate text with a model: whole, streamed, or by beam search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxgpt.config import UserError
-from jaxgpt.decoding import Beams, Policy, Session, TextStream, search
-from jaxgpt.lm.model import LM, functions_of, placed
-from jaxgpt.prompts import check_stop_ids, check_stops, encode_rows
+from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams, UserError
+from jaxgpt.decoding import DecodeSession, TextStream, search
+from jaxgpt.decoding.beam import WORST
+from jaxgpt.decoding.engine import cache_shape
+from jaxgpt.decoding.sampling import DIVERGED
+from jaxgpt.decoding.text import FinishReason
+from jaxgpt.lm.model import LM, check_lm, functions_of, placed
+from jaxgpt.parallel.host import device_memory
+from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_prompts, fit, row_keys
+from jaxgpt.strict import as_int
 
-STREAM_BLOCK = 4  # tokens between looks at what was made, where someone reads along
-STOP_BLOCK = 32  # where stop strings are looked for
+STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
+STOP_BLOCK = 32  # tokens generated between two searches for stop strings
 
 
 class Generation(NamedTuple):
     """What was generated after one prompt.
 
     Attributes:
-        text: the new text.
+        text: the new text: `prompt + text` is the whole.
         ids: the new ids, without those that ended the text.
-        finish_reason: `stop` where an end token, a stop id or a stop string came, `length` where the number of tokens was
-            reached.
-        score: of a beam, `log p / length ** length_penalty`, of all its tokens, those that ended it included; None where
-            tokens were drawn.
+        finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
+            `exhausted` where no_repeat_ngram_size forbids every token.
+        score: of a beam, `log p / length ** length_penalty` over all its tokens, those that ended it included; None where
+            tokens were sampled.
     """
 
     text: str
     ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     score: float | None = None
 
 
 class Piece(NamedTuple):
-    """A portion of text on its way.
+    """A part of a text that is being generated.
 
     Attributes:
-        row: whose it is, counted as `generate` returns them.
+        row: which text, in the order in which `generate` returns them.
         text: what comes next, whole characters only.
-        done: the whole, with the last piece of a row; None before.
+        done: the whole text, with its last piece; None before.
     """
 
     row: int
@@ -52,113 +59,181 @@ class Piece(NamedTuple):
 
 def generate(
     lm: LM,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Prompts,
     *,
-    num_beams: int = 1,
-    num_return_sequences: int = 1,
-    length_penalty: float = 1.0,
-    early_stopping: bool | Literal["never"] = False,
-    **settings: Any,
+    max_new_tokens: int | None = None,
+    max_length: int | None = None,
+    temperature: float = SamplingParams.temperature,
+    top_k: int = SamplingParams.top_k,
+    top_p: float = SamplingParams.top_p,
+    min_p: float = SamplingParams.min_p,
+    repetition_penalty: float = SamplingParams.repetition_penalty,
+    no_repeat_ngram_size: int = SamplingParams.no_repeat_ngram_size,
+    num_beams: int = BeamParams.num_beams,
+    num_return_sequences: int = BeamParams.num_return_sequences,
+    length_penalty: float = BeamParams.length_penalty,
+    early_stopping: bool | Literal["true", "false", "never"] = BeamParams.early_stopping,
+    stop: str | Sequence[str] = (),
+    stop_ids: int | Sequence[int] = (),
+    overflow: Overflow = "error",
+    key: int | jax.Array = SEED,
 ) -> list[Generation]:
-    """Continue each prompt. Prompts may differ in length; no row depends on its company.
+    """Continue each prompt. Prompts may differ in length; no text depends on the others.
+
+    Always returns a list: one `Generation` per prompt and sequence, in the order of the prompts. A string, or a sequence of
+    ids, is one prompt.
 
     Args:
         lm: the model.
-        prompts: strings, or ids.
-        num_beams: above 1: beam search, the likeliest of so many texts at once; nothing is drawn.
-        num_return_sequences: texts for each prompt, one after the other: draws, or the best of the beams.
-        length_penalty: beams are compared by `log p / length ** length_penalty`.
-        early_stopping: true: stop when num_beams texts have finished; false: when no other seems able to become better;
-            never: when none can.
-        settings: as `stream` takes them.
+        prompts: a string or ids, or a list of them.
+        max_new_tokens: maximum number of new tokens; None: 200, or fewer where the context ends.
+        max_length: maximum number of tokens with the prompt, instead of max_new_tokens.
+        temperature: divide the logits by this; 0 always takes the most probable token (greedy).
+        top_k: keep the k most probable tokens; 0 disables.
+        top_p: keep the smallest set of tokens with total probability >= p; 1 disables.
+        min_p: drop tokens below min_p x the top probability; 0 disables.
+        repetition_penalty: divide positive (multiply negative) logits of tokens in the text by this; 1 disables.
+        no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
+        num_beams: above 1: beam search with this many beams; nothing is drawn at random, and `key` is not used.
+        num_return_sequences: texts for each prompt: samples, or the best beams.
+        length_penalty: beams compare by `log p / length ** length_penalty`.
+        early_stopping: True: stop at num_beams finished texts; False: when a better one is unlikely; "never": when none is
+            possible.
+        stop: strings that end a text and are not part of it.
+        stop_ids: ids that end a text and are not part of it; the tokenizer's end token always is one.
+        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        key: a seed, a `jax.random.key` (row i is drawn with it folded with i), or an array of keys, one per prompt or one per
+            sequence.
 
     Raises:
-        UserError: as `stream`; settings of chance together with beams.
+        UserError: an argument that cannot work, or more tokens than the context holds.
     """
-    beams = Beams(num_beams, num_return_sequences, length_penalty, early_stopping)
-    if num_beams == 1:
-        rows = [prompt for prompt in prompts for _ in range(num_return_sequences)]
-        block = STOP_BLOCK if settings.get("stop") else None
-        done = {piece.row: piece.done for piece in stream(lm, rows, block=block, **settings) if piece.done}
-        return [done[row] for row in range(len(rows))]
-    return _beam_search(lm, prompts, beams, **settings)
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
+    beams = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
+    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow)
+    if beams.num_beams > 1:
+        return _beam_search(lm, request, sampling, beams)
+    repeated = request.repeat(beams.num_return_sequences)
+    block = STOP_BLOCK if repeated.stops else None
+    key_B = row_keys(key, len(request.rows), beams.num_return_sequences)
+    done = {piece.row: piece.done for piece in _pieces(lm, repeated, sampling, key_B, block) if piece.done}
+    return [done[row] for row in range(len(repeated.rows))]
 
 
 def stream(
     lm: LM,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Prompts,
     *,
     max_new_tokens: int | None = None,
     max_length: int | None = None,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    no_repeat_ngram_size: int = 0,
+    temperature: float = SamplingParams.temperature,
+    top_k: int = SamplingParams.top_k,
+    top_p: float = SamplingParams.top_p,
+    min_p: float = SamplingParams.min_p,
+    repetition_penalty: float = SamplingParams.repetition_penalty,
+    no_repeat_ngram_size: int = SamplingParams.no_repeat_ngram_size,
     stop: str | Sequence[str] = (),
-    stop_ids: Sequence[int] = (),
-    beyond: Literal["error", "slide"] = "error",
-    key: jax.Array | None = None,
+    stop_ids: int | Sequence[int] = (),
+    overflow: Overflow = "error",
+    key: int | jax.Array = SEED,
     block: int | None = STREAM_BLOCK,
 ) -> Iterator[Piece]:
-    """Continue each prompt and give out its text as it is made.
+    """Continue each prompt and yield its text while it is generated. The pieces of a row joined are what `generate` returns.
 
     Args:
         lm: the model.
-        prompts: strings, or ids.
-        max_new_tokens: at most so many tokens; None: 100.
-        max_length: instead, at most so many with the prompt.
-        temperature: logits are divided by it; 0: always the likeliest.
-        top_k: only the k likeliest; 0: all.
-        top_p: only the likeliest that together reach this probability; 1: all.
-        min_p: only what is at least so many times as likely as the likeliest; 0: all.
-        repetition_penalty: what was said before is made less likely by it; 1: off.
-        no_repeat_ngram_size: so many tokens in a row never come twice; 0: off.
-        stop: text that ends a row, across whatever tokens, and is no part of it.
-        stop_ids: ids that end a row and are no part of it; the tokenizer's end token always is one.
-        beyond: what becomes of a text longer than the context: an error, or the model sees its end only (`slide`).
-        key: of the draws, one, or one a prompt; None: `jax.random.key(0)`.
-        block: tokens between two looks; None: as many as there are.
+        prompts: as for `generate`, like all other arguments but one.
+        max_new_tokens: maximum number of new tokens; None: 200, or fewer where the context ends.
+        max_length: maximum number of tokens with the prompt, instead of max_new_tokens.
+        temperature: divide the logits by this; 0 always takes the most probable token (greedy).
+        top_k: keep the k most probable tokens; 0 disables.
+        top_p: keep the smallest set of tokens with total probability >= p; 1 disables.
+        min_p: drop tokens below min_p x the top probability; 0 disables.
+        repetition_penalty: divide positive (multiply negative) logits of tokens in the text by this; 1 disables.
+        no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
+        stop: strings that end a text and are not part of it.
+        stop_ids: ids that end a text and are not part of it.
+        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        key: a seed, a `jax.random.key`, or an array of keys, one per prompt.
+        block: tokens generated between two pieces; None: all at once.
 
     Raises:
-        UserError: a setting, prompt or stop string that cannot work, or more tokens than the context holds.
+        UserError: an argument that cannot work, or more tokens than the context holds.
     """
-    policy = Policy(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
-    stops = check_stops(lm.tokenizer, stop)
-    ends = check_stop_ids(lm.tokenizer, lm.config.model.vocab_size, stop_ids)
-    rows, new = encode_rows(lm.tokenizer, lm.config.model, prompts, max_new_tokens, max_length, beyond)
-    return _pieces(lm, rows, new, policy, stops, ends, beyond == "slide", key, block) if rows else iter(())
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
+    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow)
+    key_B = row_keys(key, len(request.rows), 1)
+    return _pieces(lm, request, sampling, key_B, None if block is None else as_int("block", block, 1, 2**31 - 1))
+
+
+class _Request(NamedTuple):
+    """Checked arguments of `generate` and `stream`: lists have an entry per row."""
+
+    prompts: list[Prompt]
+    rows: list[list[int]]
+    new: list[int]
+    stops: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    overflow: Overflow
+
+    @classmethod
+    def of(
+        cls,
+        lm: LM,
+        prompts: Prompts,
+        max_new_tokens: int | None,
+        max_length: int | None,
+        stop: str | Sequence[str],
+        stop_ids: int | Sequence[int],
+        overflow: Overflow,
+    ) -> _Request:
+        check_lm(lm)
+        model = lm.config.model
+        encoded = encode_prompts(lm.tokenizer, model.vocab_size, prompts)
+        rows, new = fit(model, encoded, max_new_tokens, max_length, overflow)
+        stops = check_stops(lm.tokenizer, stop)
+        return cls(encoded, rows, new, stops, check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids), overflow)
+
+    def repeat(self, sequences: int) -> _Request:
+        """Each row several times, one after the other."""
+        at = [row for row in range(len(self.rows)) for _ in range(sequences)]
+        prompts, rows, new = self.prompts, self.rows, self.new
+        return self._replace(prompts=[prompts[i] for i in at], rows=[rows[i] for i in at], new=[new[i] for i in at])
+
+    def text_of(self, lm: LM, row: int, limit: int | None = None) -> TextStream:
+        """The text of a row, still empty."""
+        return TextStream(
+            lm.tokenizer.decode,
+            limit or self.new[row],
+            self.stop_ids,
+            self.stops,
+            prompt=self.prompts[row].text_ids,
+            byte_ids=lm.tokenizer.byte_ids,
+        )
 
 
 def _pieces(
-    lm: LM,
-    rows: list[list[int]],
-    new: list[int],
-    policy: Policy,
-    stops: tuple[str, ...],
-    ends: tuple[int, ...],
-    slide: bool,
-    key: jax.Array | None,
-    block: int | None,
+    lm: LM, request: _Request, sampling: SamplingParams, key_B: jax.Array, block: int | None
 ) -> Iterator[Piece]:
-    key = jax.random.key(0) if key is None else key
-    key_B = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(rows))) if key.ndim == 0 else key
-    session = Session(
+    if not request.rows:
+        return
+    slide, context = request.overflow == "slide", lm.config.model.block_size
+    _check_memory(lm, *cache_shape(request.rows, request.new, context, slide), max(request.new))
+    session = DecodeSession(
         lm.params,
-        rows,
+        request.rows,
         key_B,
-        new,
+        request.new,
         model=functions_of(lm),
-        policy=policy,
-        stop_ids=ends,
-        context=lm.config.model.block_size,
+        sampling=sampling,
+        stop_ids=request.stop_ids,
+        context=context,
         slide=slide,
     )
-    texts = [TextStream(lm.tokenizer.decode, n, ends, stops) for n in new]
+    texts = [request.text_of(lm, row) for row in range(len(request.rows))]
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with placed(lm):
-            fresh_BT = session.more(1 if block and not session.made else block or max(new))
+        with placed(lm), _memory_errors():
+            fresh_BT = session.next_tokens(1 if block and not session.made else block or max(request.new))
         for row in going:
             text = texts[row]
             piece = text.add(fresh_BT[row].tolist())
@@ -169,52 +244,86 @@ def _pieces(
         session.finish([row for row in going if texts[row].finish_reason])
 
 
-def _beam_search(
-    lm: LM,
-    prompts: Sequence[str | Sequence[int]],
-    beams: Beams,
-    *,
-    max_new_tokens: int | None = None,
-    max_length: int | None = None,
-    repetition_penalty: float = 1.0,
-    no_repeat_ngram_size: int = 0,
-    stop: str | Sequence[str] = (),
-    stop_ids: Sequence[int] = (),
-    **others: Any,
-) -> list[Generation]:
-    if others:
-        raise UserError(f"{min(others).replace('_', '-')} has no part in beam search (num-beams {beams.num_beams})")
-    policy = Policy(repetition_penalty=repetition_penalty, no_repeat_ngram_size=no_repeat_ngram_size)
-    stops = check_stops(lm.tokenizer, stop)
-    ends = check_stop_ids(lm.tokenizer, lm.config.model.vocab_size, stop_ids)
-    rows, new = encode_rows(lm.tokenizer, lm.config.model, prompts, max_new_tokens, max_length)
-    if not rows:
+def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
+    W, V, defaults = beams.num_beams, lm.config.model.vocab_size, SamplingParams()
+    drawing = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    for name, value in (drawing | {"overflow": request.overflow}).items():
+        if value != getattr(defaults, name, "error"):
+            raise UserError(
+                f"{name.replace('_', '-')} {value} has no effect in beam search: leave it out, or set num-beams {W} to 1"
+            )
+    if W * V >= 2**31:
+        raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
+    if not request.rows:
         return []
+    rows, slots = cache_shape(request.rows, request.new, lm.config.model.block_size, False)
+    _check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
 
-    def read(ids: Sequence[int], limit: int) -> TextStream:
-        text = TextStream(lm.tokenizer.decode, limit, ends, stops)
+    def read(row: int, ids: Iterable[int], limit: int) -> TextStream:
+        text = request.text_of(lm, row, limit)
         text.add(ids)
         return text
 
-    def stopped(ids: Sequence[int]) -> bool:
-        return read(ids, len(ids)).finish_reason == "stop"
+    def stopped(row: int, ids: Sequence[int]) -> bool:
+        return read(row, ids, len(ids)).finish_reason == "stop"
 
-    with placed(lm):
+    with placed(lm), _memory_errors():
         found = search(
             lm.params,
-            rows,
-            new,
+            request.rows,
+            request.new,
             model=functions_of(lm),
-            policy=policy,
+            sampling=SamplingParams(
+                temperature=1.0,
+                repetition_penalty=sampling.repetition_penalty,
+                no_repeat_ngram_size=sampling.no_repeat_ngram_size,
+            ),
             beams=beams,
-            stop_ids=ends,
+            stop_ids=request.stop_ids,
             context=lm.config.model.block_size,
-            stopped=stopped if stops else None,
+            stopped=stopped if request.stops else None,
         )
     out = []
-    for row, limit in enumerate(new):
+    for row, limit in enumerate(request.new):
         for beam in range(beams.num_return_sequences):
-            text = read(found.ids_BWn[row, beam, : found.length_BW[row, beam]].tolist(), limit)
-            score = float(found.score_BW[row, beam])
+            length, score = int(found.length_BW[row, beam]), float(found.score_BW[row, beam])
+            if np.isnan(score):
+                raise UserError(DIVERGED)
+            if not length or score * float(length) ** beams.length_penalty < WORST / 2:
+                fix = (
+                    "lower no-repeat-ngram-size or max-new-tokens"
+                    if sampling.no_repeat_ngram_size
+                    else "lower num-beams"
+                )
+                raise UserError(
+                    f"prompt {row + 1} has only {beam} texts of the {beams.num_return_sequences} asked for: {fix}"
+                )
+            text = read(row, found.ids_BWn[row, beam, :length].tolist(), limit)
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out
+
+
+def _check_memory(lm: LM, rows: int, slots: int, new: int) -> None:
+    """Refuse a cache and ids that the device cannot hold, before anything is allocated."""
+    c = lm.config.model
+    width = jnp.dtype(lm.config.train.compute_dtype).itemsize
+    needed = rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, new))
+    if needed > device_memory():
+        raise UserError(
+            f"not enough memory: {rows:,} rows of {max(slots, new):,} tokens take {needed / 1e9:,.0f} GB, "
+            f"the device has {device_memory() / 1e9:,.0f} GB; lower max-new-tokens, num-beams or num-return-sequences"
+        )
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turn XLA's out-of-memory errors into UserError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        raise UserError(
+            "not enough memory on the device to generate: lower max-new-tokens, num-beams, num-return-sequences or the "
+            "number of prompts"
+        ) from None

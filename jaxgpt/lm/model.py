@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import flax.linen as nn
 import jax
@@ -21,6 +21,7 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
 from jaxgpt.parallel import on_mesh
+from jaxgpt.strict import as_int, shown
 from jaxgpt.train.checkpoint import read_params, save_params
 from jaxgpt.train.run import complete_run, open_run
 
@@ -51,18 +52,22 @@ class LM(NamedTuple):
         return f"<LM: {sizes}, {m.parameters:,} parameters, {' and '.join(dtypes)}\n {origin}>"
 
 
-def load(path: str | Path, checkpoint: str = "best", weights: Precision | None = None) -> LM:
+def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
     """Read a run directory.
 
     Args:
-        path: what `jaxgpt train` wrote.
+        path: what `jaxgpt train` or `jaxgpt import` wrote.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
-        weights: lay the matrices out for generation, in this precision, as `jaxgpt sample` does: faster on a CPU, the
-            same text in float32, smaller in the others. None: as they were trained, arrays by name.
+        weights: lay the matrices out for generation in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does:
+            faster on a CPU; the same text in float32, less memory in the others. None: as they were trained, arrays by name.
 
     Raises:
-        UserError: no run, or no such checkpoint.
+        UserError: no run, no such checkpoint, or a precision that is not supported.
     """
+    if weights is not None and weights not in get_args(Precision):
+        raise UserError(f"weights {shown(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
+    if not isinstance(checkpoint, str):
+        checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
     run = open_run(Path(path))
     config = run.config()
     place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -166,6 +171,12 @@ def functions_of(lm: LM) -> Model:
     return model_functions(
         lm.config.model, lm.config.train.compute_dtype, b"" if has_text.all() else has_text.tobytes()
     )
+
+
+def check_lm(lm: Any) -> None:
+    """Refuse what is not a model, such as the path of one."""
+    if not isinstance(lm, LM):
+        raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {shown(lm)}")
 
 
 def placed(lm: LM) -> AbstractContextManager[None]:

@@ -67,6 +67,12 @@ def keep_memory(config: Config) -> None:
             libc.mallopt(parameter, value)
 
 
+def device_memory() -> int:
+    """Bytes of memory of the first device: an accelerator's own, or the machine's."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
     """For a program that is called once. On a CPU the compiler spends less on its speed; its numbers stay as they are."""
     return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None

@@ -15,7 +15,7 @@ import numpy as np
 from jaxgpt.config import Config, UserError
 from jaxgpt.data import Windows
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.decoding import Policy, Session
+from jaxgpt.decoding import DecodeSession, SamplingParams
 from jaxgpt.lm import model_functions
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, init_params
@@ -168,14 +168,14 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     new = min(NEW, config.block_size - prompt)
 
     def generate() -> tuple[float, float]:
-        session = Session(
+        session = DecodeSession(
             weights, [[0] * prompt], jax.random.split(jax.random.key(0), 1), [new],
-            model=model, policy=Policy(temperature=0), context=config.block_size,
+            model=model, sampling=SamplingParams(temperature=0), context=config.block_size,
         )  # fmt: skip
         start = time.perf_counter()
-        session.more(1)
+        session.next_tokens(1)
         first = time.perf_counter()
-        session.more(new - 1)
+        session.next_tokens(new - 1)
         return first - start, (time.perf_counter() - first) / (new - 1)
 
     start = time.perf_counter()

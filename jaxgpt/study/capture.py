@@ -80,10 +80,10 @@ def capture_generation(lm: LM, prompt: str | Sequence[int], **settings: Any) -> 
         settings: as `jaxgpt.generate` takes them; what is made is what it makes. The first text of several.
 
     Raises:
-        UserError: as `jaxgpt.generate`; a text that grew beyond the context (`beyond`).
+        UserError: as `jaxgpt.generate`; a text that grew beyond the context (`overflow`).
     """
     generation = generate(lm, [prompt], **settings)[0]
-    read = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt)
+    read = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt).ids
     ids = read + generation.ids
     _check(lm.config.model, np.asarray([ids]))
     program = _cached(lm.config.model, lm.config.train.compute_dtype)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.decoding.policy import History, Policy
-from jaxgpt.decoding.sampler import Rows, SamplerState, advance
+from jaxgpt.decoding import SamplingParams, TokenBuffer
+from jaxgpt.decoding.sampler import RowLimits, SamplerState, decode_steps
 from jaxgpt.lm import model_functions
 from jaxgpt.parallel.hlo import read_program
 from jaxgpt.parallel.mesh import batch_sharding, make_mesh, on_mesh, rules_for, spec
@@ -72,13 +72,13 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> Fi
     cache = jax.tree.map(lambda s: placed(s, *(cache_axes if s.ndim == 4 else ("batch",)[: s.ndim])), shapes)
     done_B = placed(jax.ShapeDtypeStruct((B,), jnp.bool_), "batch")
     keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")
-    state = SamplerState(History(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
-    rows = Rows(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
+    state = SamplerState(TokenBuffer(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
+    rows = RowLimits(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
     params = program.abstract_state.params
 
     def lowered() -> Any:
-        def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
-            return advance(params, state, rows, steps, functions, Policy(), ())
+        def tokens(params: Any, state: SamplerState, rows: RowLimits, steps: jax.Array) -> SamplerState:
+            return decode_steps(params, state, rows, steps, functions, SamplingParams(), ())
 
         with on_mesh(mesh, model):
             return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, scalar)

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
+import numpy as np
 import pytest
 
+import jaxgpt
 from jaxgpt.cli import main
+from jaxgpt.config import UserError
 
 TEXT = "abcdefgh ijklmnop\n" * 60
 
@@ -100,12 +104,21 @@ def test_an_empty_prompt_says_where_it_begins(run: str, capsys: pytest.CaptureFi
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--prompt", "a", "--min-p", "7"], "min-p"),
         (["--prompt", "a", "--num-beams", "2", "--num-return-sequences", "3"], "num-return-sequences 3"),
-        (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "no part in beam search"),
-        (["--prompt", "a", "--num-beams", "2", "--stop", "Z"], "can never be made"),
-        (["--prompt", "a", "--stop", "Z"], "can never be made"),
+        (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "temperature 1.0 has no effect in beam search"),
+        (["--prompt", "a", "--num-beams", "2", "--stop", "Z"], "can never be generated"),
+        (["--prompt", "a", "--stop", "Z"], "can never be generated"),
         (["--prompt", "a", "--stream", "--json"], "--stream"),
         (["--prompt", "a", "--num-return-sequences", "0"], "num-return-sequences"),
         (["--prompt", "a", "--max-length", "1"], "max-length"),
+        (
+            ["--prompt", "a", "--max-new-tokens", "3000000000"],
+            "max-new-tokens must be from 1 to 16,777,216: 3000000000",
+        ),
+        (["--prompt", "a", "--overflow", "slide", "--max-new-tokens", "3000000000"], "max-new-tokens must be"),
+        (["--prompt", "a", "--num-beams", "100000000"], "num-beams must be"),
+        (["--prompt", "a", "--num-beams", "200000"], "num-beams must be"),
+        (["--prompt", "a", "--no-repeat-ngram-size", "99999999999"], "no-repeat-ngram-size must be"),
+        (["--prompt", "a", "--seed", "-1"], "seed must be from 0 to 4,294,967,295: -1"),
     ],
 )
 def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
@@ -124,6 +137,39 @@ def test_a_bad_line_of_a_prompts_file_is_numbered(run: str, capsys: pytest.Captu
         capsys.readouterr()
         assert main(["sample", run, "--prompts-file", str(path)]) == 2
         assert message in capsys.readouterr().err
-    path.write_text("abc\nde\n")
+    path.write_text("ab\u2028c\n")  # lines end at new lines alone
+    assert main(["sample", run, "--prompts-file", str(path)]) == 2
+    assert "line 1: character '\\u2028'" in capsys.readouterr().err
+    path.write_bytes(b"\xef\xbb\xbfabc\r\nde\r\n")
     samples = ask(capsys, "sample", run, "--prompts-file", str(path), "--max-new-tokens", "3")["samples"]
     assert [sample["prompt"] for sample in samples] == ["abc", "de"]
+
+
+def test_python_gives_the_sample_of_the_command_line(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [sample] = ask(capsys, "sample", run, "--prompt", "abc")["samples"]
+    [out] = jaxgpt.generate(jaxgpt.load(run, weights="float32"), "abc")
+    assert sample == {"prompt": "abc"} | out._asdict()
+    assert len(out.ids) == 29  # the rest of the context
+
+
+def test_a_sample_that_ends_early_says_why(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["sample", run, "--prompt", "abc", "--no-repeat-ngram-size", "1"]
+    for more in ([], ["--stream"]):
+        assert main([*flags, *more]) == 0
+        said = capsys.readouterr()
+        assert said.err == "jaxgpt: the sample ended after 15 tokens: no-repeat-ngram-size 1 forbids every token\n"
+        assert sorted(said.out.removesuffix("\n")) == sorted(set(TEXT))
+
+
+def test_what_is_loaded_is_named_by_any_integer_and_checked(run: str) -> None:
+    plain = jaxgpt.load(run).params
+    for checkpoint in ("last", "2", 2, np.int64(2)):
+        chex.assert_trees_all_equal(jaxgpt.load(run, checkpoint).params, plain)
+    for checkpoint in (True, 2.0, None, -1):
+        with pytest.raises(UserError, match=r"checkpoint .* must be"):
+            jaxgpt.load(run, checkpoint)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no checkpoint '3'"):
+        jaxgpt.load(run, 3)
+    for weights in ("int4", "uint8", 8):
+        with pytest.raises(UserError, match=r"weights .* is not supported: use one of float32, bfloat16, int8"):
+            jaxgpt.load(run, weights=weights)  # type: ignore[arg-type]

@@ -7,22 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.decoding import History, Policy, choose
+from jaxgpt.decoding import SamplingParams, TokenBuffer, sample_token
 from jaxgpt.decoding.explain import explain
 
-PAST = History(jnp.array([[3, 5, 3]]), jnp.array([0]), jnp.int32(3))
+PAST = TokenBuffer(jnp.array([[3, 5, 3]]), jnp.array([0]), jnp.int32(3))
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [Policy(), Policy(0.7, 20, 0.9, 0.02, 1.3, 2), Policy(temperature=0, repetition_penalty=1.1), Policy(top_p=0.0)],
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(0.7, 20, 0.9, 0.02, 1.3, 2),
+        SamplingParams(temperature=0, repetition_penalty=1.1),
+        SamplingParams(top_p=0.0),
+    ],
 )
-def test_masses_add_up_and_the_choice_is_the_samplers(policy: Policy) -> None:
+def test_masses_add_up_and_the_choice_is_the_samplers(sampling: SamplingParams) -> None:
     for seed in range(5):
         logits = jax.random.normal(jax.random.key(seed), (1, 60)) * 2
         key = jax.random.key(100 + seed)
-        told = explain(logits, PAST, policy, key, seed)
-        assert told.token == int(choose(logits, PAST, key[None], jnp.int32(seed), policy)[0])
+        told = explain(logits, PAST, sampling, key, seed)
+        assert told.token == int(sample_token(logits, PAST, key[None], jnp.int32(seed), sampling)[0])
         assert told.probability_V.sum() == pytest.approx(1, abs=1e-12)
         left = 60
         for stage in told.stages:
@@ -31,17 +36,17 @@ def test_masses_add_up_and_the_choice_is_the_samplers(policy: Policy) -> None:
             assert 0 <= stage.removed_mass < 1
         if told.uniform is not None:
             assert told.before - 1e-6 <= told.uniform <= told.before + told.probability_V[told.token] + 1e-6
-        replayed = explain(logits, PAST, policy, jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32)), seed)
+        replayed = explain(logits, PAST, sampling, jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32)), seed)
         assert (replayed.token, replayed.uniform) == (told.token, told.uniform)
 
 
 def test_the_mass_that_a_filter_removes_is_told() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
-    top_k, top_p = explain(logits, PAST, Policy(top_k=2, top_p=0.6), jax.random.key(0)).stages
+    top_k, top_p = explain(logits, PAST, SamplingParams(temperature=1, top_k=2, top_p=0.6), jax.random.key(0)).stages
     assert top_k[:3] == ("top-k 2", 2, pytest.approx(0.25))
     # Of 2/3 and 1/3 that are left, the first alone reaches 0.6.
     assert top_p[:3] == ("top-p 0.6", 1, pytest.approx(1 / 3))
-    [cooler] = explain(logits, PAST, Policy(temperature=0.5), jax.random.key(0)).stages
+    [cooler] = explain(logits, PAST, SamplingParams(temperature=0.5), jax.random.key(0)).stages
     expected = np.array([0.25, 0.0625, 0.015625, 0.015625])
     assert cooler.removed == 0
     assert cooler.moved_mass == pytest.approx(np.abs(expected / expected.sum() - [0.5, 0.25, 0.125, 0.125]).sum() / 2)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from helpers import every_model, make, random_ids, small
 
-from jaxgpt.decoding import Model, Policy, Session
+from jaxgpt.decoding import DecodeSession, Model, SamplingParams
 from jaxgpt.lm import model_functions
 
 
-def session(model: Model, params: Any, rows: list[list[int]], n: int, **settings: Any) -> Session:
+def session(model: Model, params: Any, rows: list[list[int]], n: int, **settings: Any) -> DecodeSession:
     keys = jax.random.split(jax.random.key(0), len(rows))
-    return Session(params, rows, keys, [n] * len(rows), model=model, **({"context": 12} | settings))
+    return DecodeSession(params, rows, keys, [n] * len(rows), model=model, **({"context": 12} | settings))
 
 
 @every_model
@@ -23,7 +23,7 @@ def test_greedy_equals_a_naive_loop(name: str) -> None:
     model, params = make(config)
     prompt = random_ids(config, (2, 4))
     functions = model_functions(config, "float32")
-    out = session(functions, params, prompt.tolist(), 6, policy=Policy(temperature=0)).more(6)
+    out = session(functions, params, prompt.tolist(), 6, sampling=SamplingParams(temperature=0)).next_tokens(6)
     forward = jax.jit(lambda text: model.apply({"params": params}, text))
     text = jnp.zeros((2, 10), jnp.int32).at[:, :4].set(prompt)
     for t in range(4, 10):  # what stands after t is not seen from t - 1
@@ -39,14 +39,17 @@ STUB = Model(
 
 
 def test_a_stub_for_a_model() -> None:
-    assert session(STUB, None, [[4], [7]], 4, policy=Policy()).more(4).tolist() == [[5, 6, 7, 8], [8, 9, 0, 1]]
+    assert session(STUB, None, [[4], [7]], 4, sampling=SamplingParams()).next_tokens(4).tolist() == [
+        [5, 6, 7, 8],
+        [8, 9, 0, 1],
+    ]
 
 
 def test_a_row_that_has_ended_stays() -> None:
-    out = session(STUB, None, [[4], [7]], 4, policy=Policy(), stop_ids=(6,)).more(4)
+    out = session(STUB, None, [[4], [7]], 4, sampling=SamplingParams(), stop_ids=(6,)).next_tokens(4)
     assert out.tolist() == [[5, 6, 6, 6], [8, 9, 0, 1]]
 
 
 def test_in_portions_as_in_one() -> None:
-    parts = session(STUB, None, [[4], [7]], 5, policy=Policy())
-    assert [parts.more(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]
+    parts = session(STUB, None, [[4], [7]], 5, sampling=SamplingParams())
+    assert [parts.next_tokens(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]

@@ -1,23 +1,130 @@
-"""Ids to text as they come, however they are cut into portions."""
+"""Ids to text as they come, however they are cut into portions, for every kind of tokenizer."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.config import UserError
+from jaxgpt.data.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer, make_tokenizer
 from jaxgpt.decoding import TextStream
 
 BYTES = make_tokenizer("byte", "", 0, 0)
+LETTERS = "ab \n\u00e9\u20ac\u4e2d\U0001f600\U0001f389"
 
 
-def run(ids: list[int], portions: list[int], stops: list[str]) -> tuple[list[str], TextStream]:
-    stream = TextStream(BYTES.decode, max(len(ids), 1), (), stops)
+def llama() -> Tokenizer:
+    """As Llama 2's: words begin with a marked space, the first of a text is stripped, other characters are bytes."""
+    from tokenizers import Tokenizer as Library
+
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        *"ab",
+        "ab",
+        "\u2581a",
+        "\u00e9",
+    ]
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    prepare = [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+    ]
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": {w: i for i, w in enumerate(words)},
+        "merges": [["a", "b"], ["\u2581", "a"]],
+    }  # fmt: skip
+    value = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "pre_tokenizer": None,
+        "normalizer": {"type": "Sequence", "normalizers": prepare}, "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": steps}, "model": model,
+    }  # fmt: skip
+    return SubwordTokenizer(Library.from_str(json.dumps(value)))
+
+
+TOKENIZERS: dict[str, Tokenizer] = {
+    "char": CharTokenizer(LETTERS),
+    "word": WordTokenizer(["a", "b", "\u00e9\u20ac", "\U0001f600"]),
+    "byte": BYTES,
+    "bpe": make_tokenizer("bpe", ("ab \u00e9\u20ac \u4e2d\U0001f600 " * 9), 280, 0),
+    "llama": llama(),
+}
+
+
+def run(tokenizer: Tokenizer, prompt: list[int], ids: list[int], portions: list[int], stops: list[str]) -> Any:
+    byte_ids = tokenizer.byte_ids
+    stream = TextStream(tokenizer.decode, max(len(ids), 1), (), stops, prompt=prompt, byte_ids=byte_ids)
     pieces, at = [], 0
     for size in [*portions, len(ids)]:
         pieces.append(stream.add(ids[at : at + size]))
         at += size
     return pieces, stream
+
+
+def ids_of(name: str, data: st.DataObject) -> list[int]:
+    """Those of a text, or any: models write nonsense, too."""
+    tokenizer = TOKENIZERS[name]
+    if name != "word" and data.draw(st.booleans(), label="text"):
+        return tokenizer.encode(data.draw(st.text(LETTERS, max_size=12))).tolist()
+    any_id = st.integers(0, tokenizer.vocab_size - 1)
+    if name == "llama":  # bytes that may or may not be characters, beside words
+        any_id = st.sampled_from([3 + byte for byte in b"\xf0\x9f\x98\x80\xe4\n\x80a"] + [259, 260, 262, 263, 264])
+    return data.draw(st.lists(any_id, max_size=16))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(st.data())
+@settings(max_examples=150)
+def test_pieces_are_the_text_decoded_at_once_without_its_prompt(name: str, data: st.DataObject) -> None:
+    tokenizer, ids = TOKENIZERS[name], ids_of(name, data)
+    cut = data.draw(st.integers(0, len(ids)), label="cut")
+    portions = data.draw(st.lists(st.integers(1, 4), max_size=16))
+    stops = data.draw(st.lists(st.text(LETTERS, min_size=1, max_size=2), max_size=2))
+    for prompt, new in ((ids[:cut], ids[cut:]), ([], ids)):
+        pieces, stream = run(tokenizer, prompt, new, portions, stops)
+        whole, at_once = run(tokenizer, prompt, new, [], stops)
+        assert "".join(pieces) == stream.text == "".join(whole)
+        assert (stream.ids, stream.finish_reason) == (at_once.ids, at_once.finish_reason)
+        assert not any(stop in stream.text for stop in stops)
+        before, after = (tokenizer.decode(part) if part else "" for part in (prompt, ids if prompt else new))
+        if not stops and after.startswith(before):
+            assert before + stream.text == after
+        if stops:
+            free = run(tokenizer, prompt, new, [], [])[1].text
+            ends = min(((free.find(s) + len(s), free.find(s)) for s in stops if s in free), default=(0, len(free)))[1]
+            assert stream.text == free[:ends]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "pieces"),
+    [
+        ("", "\U0001f600\U0001f389", ["\U0001f600\U0001f389"]),
+        ("a b", " a \u4e2d", [" a", " ", "\u4e2d"]),
+        ("a \U0001f600", "\U0001f389b", ["\U0001f389b"]),
+    ],
+)
+def test_bytes_of_neighboring_characters_come_together(prompt: str, text: str, pieces: list[str]) -> None:
+    """A byte that is no character yet shows all bytes before it as none: what is given out must not be taken back."""
+    tokenizer = TOKENIZERS["llama"]
+    assert tokenizer.byte_ids == set(range(3, 259))
+    before = tokenizer.encode(prompt).tolist()
+    new = tokenizer.encode(prompt + text).tolist()[len(before) :]
+    given, stream = run(tokenizer, before if prompt else [], new, [1] * len(new), [])
+    assert "".join(given) == stream.text == text
+    assert [piece for piece in given if piece] == pieces
 
 
 @given(
@@ -27,8 +134,8 @@ def run(ids: list[int], portions: list[int], stops: list[str]) -> tuple[list[str
 )
 @settings(max_examples=300, deadline=None)
 def test_portions_do_not_matter(ids: list[int], portions: list[int], stops: list[str]) -> None:
-    pieces, stream = run(ids, portions, stops)
-    whole, at_once = run(ids, [], stops)
+    pieces, stream = run(BYTES, [], ids, portions, stops)
+    whole, at_once = run(BYTES, [], ids, [], stops)
     assert "".join(pieces) == stream.text == "".join(whole)
     assert (stream.ids, stream.finish_reason) == (at_once.ids, at_once.finish_reason)
     assert not any(stop in stream.text for stop in stops)
@@ -37,7 +144,7 @@ def test_portions_do_not_matter(ids: list[int], portions: list[int], stops: list
 @given(st.text(min_size=1, max_size=30), st.lists(st.integers(1, 3), max_size=60))
 @settings(deadline=None)
 def test_never_half_a_character(text: str, portions: list[int]) -> None:
-    pieces, _ = run(list(text.encode()), portions, [])
+    pieces, _ = run(BYTES, [], list(text.encode()), portions, [])
     assert "".join(pieces) == text
     assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
 
@@ -52,4 +159,12 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
 
 def test_the_stop_string_that_is_complete_first_counts() -> None:
     for portions in ([], [1] * 9):
-        assert run(list(b"xabcdeab"), portions, ["abcde", "cd"])[1].text == "xab"
+        assert run(BYTES, [], list(b"xabcdeab"), portions, ["abcde", "cd"])[1].text == "xab"
+
+
+def test_what_is_no_id_ends_the_text() -> None:
+    stream = TextStream(BYTES.decode, 20)
+    assert stream.add([97, 98, -1, 99]) == "ab"
+    assert (stream.ids, stream.finish_reason) == ([97, 98], "exhausted")
+    with pytest.raises(UserError, match="logits are NaN"):
+        TextStream(BYTES.decode, 20).add([97, -2])

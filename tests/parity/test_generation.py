@@ -18,13 +18,13 @@ import jaxgpt  # noqa: E402
 from jaxgpt.config import Config, ModelConfig  # noqa: E402
 from jaxgpt.convert.nanogpt import params_from_nanogpt  # noqa: E402
 from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer  # noqa: E402
-from jaxgpt.decoding import History, Policy, warp  # noqa: E402
+from jaxgpt.decoding import SamplingParams, TokenBuffer, warp  # noqa: E402
 from jaxgpt.lm import LM  # noqa: E402
 
 WARP = jax.jit(warp, static_argnums=2)
 
 
-def theirs(scores: np.ndarray, ids: list[list[int]], p: Policy) -> np.ndarray:
+def theirs(scores: np.ndarray, ids: list[list[int]], p: SamplingParams) -> np.ndarray:
     """transformers' processors in the order in which its `generate` puts them."""
     t = transformers
     chain = t.LogitsProcessorList()
@@ -43,11 +43,11 @@ def theirs(scores: np.ndarray, ids: list[list[int]], p: Policy) -> np.ndarray:
     return chain(torch.tensor(ids), torch.tensor(scores)).numpy()
 
 
-def ours(scores: np.ndarray, ids: list[list[int]], p: Policy) -> np.ndarray:
+def ours(scores: np.ndarray, ids: list[list[int]], p: SamplingParams) -> np.ndarray:
     size = len(ids[0])
     padded = jnp.pad(jnp.array(ids, jnp.int32), ((0, 0), (2, 3)), constant_values=1)
     start = jnp.full((len(ids),), 2, jnp.int32)
-    return np.asarray(WARP(jnp.asarray(scores), History(padded, start, jnp.int32(size + 2)), p))
+    return np.asarray(WARP(jnp.asarray(scores), TokenBuffer(padded, start, jnp.int32(size + 2)), p))
 
 
 SETTINGS = {
@@ -60,12 +60,12 @@ SETTINGS = {
 }
 
 
-def policies() -> list[Policy]:
-    alone = [Policy(**{name: value}) for name, values in SETTINGS.items() for value in values]
+def many_params() -> list[SamplingParams]:
+    alone = [SamplingParams(**{name: value}) for name, values in SETTINGS.items() for value in values]
     rng = np.random.default_rng(0)
     every = list(itertools.product(*SETTINGS.values()))
     mixed = [dict(zip(SETTINGS, every[i], strict=True)) for i in rng.choice(len(every), 16, replace=False)]
-    return alone + [Policy(**settings) for settings in mixed]
+    return alone + [SamplingParams(**settings) for settings in mixed]
 
 
 @pytest.mark.parametrize("kind", ["random", "wide", "ties", "forbidden"])
@@ -81,14 +81,14 @@ def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
     if kind == "forbidden":
         scores[0, ::2] = -np.inf
         scores[1, 1:] = -np.inf
-    for policy in policies():
-        expected, found = theirs(scores, ids, policy), ours(scores, ids, policy)
+    for sampling in many_params():
+        expected, found = theirs(scores, ids, sampling), ours(scores, ids, sampling)
         where = np.isfinite(expected)
         if kind == "ties":  # torch's sort is not stable: which of equals at the nucleus' border stays is anyone's guess
             found, expected = np.sort(found), np.sort(expected)
             where = np.isfinite(expected)
-        np.testing.assert_array_equal(np.isfinite(found), where, err_msg=str(policy))
-        np.testing.assert_allclose(found[where], expected[where], rtol=1e-6, atol=1e-6, err_msg=str(policy))
+        np.testing.assert_array_equal(np.isfinite(found), where, err_msg=str(sampling))
+        np.testing.assert_allclose(found[where], expected[where], rtol=1e-6, atol=1e-6, err_msg=str(sampling))
 
 
 # --- whole texts ---------------------------------------------------------------------------------------------------
@@ -224,8 +224,11 @@ def test_the_calls_of_the_notes() -> None:
     three = jaxgpt.generate(lm, prompt, top_p=0.9, top_k=0, num_return_sequences=3, max_length=50)
     assert len({tuple(out.ids) for out in three}) == 3
     # Every drawn token is one that transformers' own filters leave.
-    for text, policy in ((mixed.ids, Policy(0.8, 50, 0.95)), *((out.ids, Policy(top_p=0.9)) for out in three)):
+    for text, sampling in (
+        (mixed.ids, SamplingParams(0.8, 50, 0.95)),
+        *((out.ids, SamplingParams(top_p=0.9)) for out in three),
+    ):
         whole = torch.tensor([prompt[0] + text])
         scores = hf(whole).logits[0, 9:-1].detach().numpy()
         for score, token in zip(scores, text, strict=True):
-            assert np.isfinite(theirs(score[None], prompt, policy)[0, token])
+            assert np.isfinite(theirs(score[None], prompt, sampling)[0, token])

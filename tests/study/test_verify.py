@@ -88,13 +88,13 @@ def head_apart_from_the_table(patch: Patch) -> None:
 
 
 def rows_begin_one_slot_early(patch: Patch) -> None:
-    right = engine.align
+    right = engine.left_pad
 
-    def align(*args: object) -> tuple[np.ndarray, np.ndarray]:
+    def left_pad(*args: object) -> tuple[np.ndarray, np.ndarray]:
         ids_BP, start_B = right(*args)
         return ids_BP, np.maximum(start_B - 1, 0)
 
-    patch.setattr(engine, "align", align)
+    patch.setattr(engine, "left_pad", left_pad)
 
 
 def pieces_not_divided(patch: Patch) -> None:
@@ -148,9 +148,11 @@ def compiled_to_something_else(patch: Patch) -> None:
 
 
 def loop_draws_with_another_number(patch: Patch) -> None:
-    right = sampler.choose
+    right = sampler.sample_token
     patch.setattr(
-        sampler, "choose", lambda logits, past, keys, made, policy: right(logits, past, keys, made + 1, policy)
+        sampler,
+        "sample_token",
+        lambda logits, text, keys, made, sampling: right(logits, text, keys, made + 1, sampling),
     )
 
 

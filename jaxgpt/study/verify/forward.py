@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.decoding import History, Model, Policy, engine
-from jaxgpt.decoding.policy import choose
-from jaxgpt.decoding.sampler import Rows, advance, begin
+from jaxgpt.decoding import Model, SamplingParams, TokenBuffer, engine, sample_token
+from jaxgpt.decoding.sampler import RowLimits, decode_steps, prefill
 from jaxgpt.model import KVCache, init_cache
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
 
@@ -45,7 +44,7 @@ def ragged(s: Subject) -> float:
     if s.length < 2:
         raise Skipped("the context holds one token")
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
-    ids_BP, start_B = engine.align(prompts, s.model_config.block_size)
+    ids_BP, start_B = engine.left_pad(prompts, s.model_config.block_size)
     model = _decoder(s)
     extend = jax.jit(model.extend, static_argnums=3)
     logits, _ = extend(s.params, jnp.asarray(ids_BP), model.cache(jnp.asarray(start_B), ids_BP.shape[1]), False)
@@ -60,23 +59,23 @@ def loop(s: Subject) -> float:
         raise Skipped("the context holds no prompt and two new tokens")
     P = s.length // 2
     new = s.length - P
-    model, policy = _decoder(s), Policy(temperature=0.8, top_k=min(8, s.model_config.vocab_size))
-    history = History(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
-    rows = Rows(jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32))
+    model, sampling = _decoder(s), SamplingParams(temperature=0.8, top_k=min(8, s.model_config.vocab_size))
+    text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
+    rows = RowLimits(jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32))
 
     def run(params: Any) -> Any:
-        state = begin(params, history, rows, P + new, P + new, model, policy, ())
-        return advance(params, state, rows, jnp.int32(new - 1), model, policy, ())
+        state = prefill(params, text, rows, P + new, P + new, model, sampling, ())
+        return decode_steps(params, state, rows, jnp.int32(new - 1), model, sampling, ())
 
     looped = jax.jit(run)(s.params)
     extend = jax.jit(model.extend, static_argnums=3)
-    ids, cache, tokens = history.ids_BS, model.cache(history.start_B, P + new), history.ids_BS
+    ids, cache, tokens = text.ids_BS, model.cache(text.start_B, P + new), text.ids_BS
     for made in range(new):
         logits, cache = extend(s.params, tokens, cache, True)
-        past = History(ids, history.start_B, jnp.int32(P + made))
-        tokens = choose(logits[:, -1], past, rows.key_B, jnp.int32(made), policy)[:, None]
+        past = TokenBuffer(ids, text.start_B, jnp.int32(P + made))
+        tokens = sample_token(logits[:, -1], past, rows.key_B, jnp.int32(made), sampling)[:, None]
         ids = jnp.concatenate([ids, tokens], 1)
-    if (looped.history.ids_BS != ids).any():
+    if (looped.text.ids_BS != ids).any():
         return float("inf")
     return distance(looped.cache, cache)
 

@@ -1,0 +1,269 @@
+"""Filters and sampling parameters: what may be chosen, and how often it is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgpt.config import UserError
+from jaxgpt.decoding import SamplingParams, TokenBuffer, filters
+from jaxgpt.decoding import sample_token as sample_token_
+from jaxgpt.decoding import warp as warp_
+from jaxgpt.decoding.sampling import row_uniform
+
+sample_token = jax.jit(sample_token_, static_argnums=4)
+warp = jax.jit(warp_, static_argnums=2)
+
+
+def buffer(*rows: list[int], size: int = 0) -> TokenBuffer:
+    """Rows aligned at their ends, with `size` empty slots after them."""
+    longest = max(map(len, rows))
+    ids = np.full((len(rows), longest + size), 7, np.int32)  # what stands outside a row must not count
+    for out, row in zip(ids, rows, strict=True):
+        out[longest - len(row) : longest] = row
+    start = jnp.array([longest - len(row) for row in rows], jnp.int32)
+    return TokenBuffer(jnp.asarray(ids), start, jnp.int32(longest))
+
+
+def kept(logits_BV: jax.Array) -> list[list[int]]:
+    return [np.flatnonzero(np.isfinite(row)).tolist() for row in np.asarray(logits_BV)]
+
+
+ANY = buffer([0])
+
+
+def test_repetition_penalty_divides_what_is_above_zero_and_multiplies_the_rest() -> None:
+    logits = jnp.array([[1.0, -1.0, 2.0, -2.0, 0.0]])
+    out = warp(logits, buffer([0, 1, 0], size=3), SamplingParams(temperature=1, repetition_penalty=2.0))
+    np.testing.assert_array_equal(out[0], [0.5, -2.0, 2.0, -2.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("n", "ids", "forbidden"),
+    [
+        (1, [1, 2, 1], {1, 2}),
+        (2, [1, 2, 3, 1], {2}),
+        (2, [1, 2, 1, 3, 1], {2, 3}),
+        (3, [1, 2, 3, 1, 2], {3}),
+        (3, [1, 2], set()),
+    ],
+)
+def test_an_ngram_never_comes_twice(n: int, ids: list[int], forbidden: set[int]) -> None:
+    other = [4, 4]  # a second row, shorter, must neither see the first nor the slots outside its own
+    out = kept(warp(jnp.zeros((2, 8)), buffer(ids, other, size=3), SamplingParams(no_repeat_ngram_size=n)))
+    assert set(range(8)) - set(out[0]) == forbidden
+    assert set(range(8)) - set(out[1]) == ({4} if n < 3 else set())
+
+
+def test_top_k_keeps_what_equals_the_kth() -> None:
+    logits = jnp.array([[3.0, 2.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+    assert kept(filters.keep_top_k(logits, 2)) == [[0, 1, 2], [2, 3]]
+    assert kept(filters.keep_top_k(logits, 9)) == [[0, 1, 2, 3]] * 2
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
+    for p, expected in ((0.0, [0]), (0.4, [0]), (0.6, [0, 1]), (0.8, [0, 1, 3]), (0.9, [0, 1, 2, 3])):
+        assert kept(filters.keep_top_p(logits, p)) == [expected], p
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 0.999])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(p: float) -> None:
+    rng = np.random.default_rng(0)
+    for spread in (0.01, 1.0, 5.0):  # flat: the slice does not reach p; peaked: it does
+        logits = rng.normal(0, spread, (3, 2000)).astype(np.float32)
+        out = kept(filters.keep_top_p(jnp.asarray(logits), p))
+        for row, ids in zip(logits.astype(np.float64), out, strict=True):
+            order = np.argsort(-row)
+            probability = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+            size = max(1, int(np.searchsorted(np.cumsum(probability[order]), p) + 1)) if p else 1
+            assert abs(len(ids) - size) <= 1  # the border itself is a matter of the last bit
+            assert set(order[: size - 1].tolist()) <= set(ids) <= set(order[: size + 1].tolist())
+
+
+def test_min_p_is_relative_to_the_likeliest() -> None:
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
+    assert kept(filters.keep_min_p(logits, 0.25)) == [[0, 1, 2]]
+    assert kept(filters.keep_min_p(logits, 1.0)) == [[0]]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=5),
+        SamplingParams(
+            temperature=1.3, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=1
+        ),
+    ],
+)
+@pytest.mark.parametrize("vocabulary", [30, 700])
+def test_frequencies_are_the_probabilities(sampling: SamplingParams, vocabulary: int) -> None:
+    draws = 40_000
+    logits = jax.random.normal(jax.random.key(1), (1, vocabulary)) * 2
+    past = buffer([3, 5, 3])
+    probability = np.asarray(jax.nn.softmax(warp(logits, past, sampling)), np.float64)[0]
+    keys = jax.random.split(jax.random.key(2), draws)
+    # One row of logits for all: the draws differ by their keys alone.
+    ids = jax.jit(
+        lambda: filters.inverse_cdf_sample(
+            jnp.broadcast_to(warp(logits, past, sampling), (draws, vocabulary)), row_uniform(keys, 0)
+        )
+    )()
+    seen = np.bincount(np.asarray(ids), minlength=vocabulary)
+    assert seen[probability == 0].sum() == 0
+    expected = probability * draws
+    rare = expected < 5
+    observed = np.append(seen[~rare], seen[rare].sum())
+    wanted = np.append(expected[~rare], expected[rare].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    chi2, freedom = float(((observed - wanted) ** 2 / wanted).sum()), len(wanted) - 1
+    # Chi-square with f degrees has mean f and variance 2f; the seed is fixed, so this does not flicker.
+    assert abs(chi2 - freedom) < 4 * np.sqrt(2 * freedom), (chi2, freedom)
+
+
+def test_draw_never_takes_what_is_forbidden() -> None:
+    logits = jnp.full((4, 1000), -jnp.inf).at[:, 601].set(0.0).at[:, 700].set(-20.0)
+    just_below_one = np.nextafter(np.float32(1), np.float32(0))
+    ids = filters.inverse_cdf_sample(logits, jnp.array([0.0, 0.5, 0.999, just_below_one]))
+    assert set(ids.tolist()) <= {601, 700}
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    logits = jax.random.normal(jax.random.key(0), (5, 400))
+    keys = jax.random.split(jax.random.key(1), 5)
+    sampling = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.2)
+    rows = [[1, 2, 3], [4], [5, 6], [1, 1, 1, 1], [9]]
+    together = sample_token(logits, buffer(*rows), keys, jnp.int32(3), sampling)
+    for i, row in enumerate(rows):
+        alone = sample_token(logits[i : i + 1], buffer(row), keys[i : i + 1], jnp.int32(3), sampling)
+        assert alone[0] == together[i]
+
+
+def test_temperature_zero_is_the_likeliest_the_first_of_equals() -> None:
+    logits = jnp.array([[1.0, 5.0, 5.0], [-jnp.inf, -jnp.inf, 0.0]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert sample_token(logits, buffer([0], [0]), keys, jnp.int32(0), SamplingParams(temperature=0)).tolist() == [1, 2]
+    assert kept(warp(logits, buffer([0], [0]), SamplingParams(temperature=0))) == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("temperature", -1.0), ("temperature", float("nan")), ("temperature", float("inf")),
+        ("top_k", -1), ("top_p", -0.1), ("top_p", 1.1), ("top_p", float("nan")), ("min_p", float("nan")), ("min_p", 2.0),
+        ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", float("nan")),
+        ("no_repeat_ngram_size", -1),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_work_is_named(setting: str, value: float) -> None:
+    with pytest.raises(UserError, match=setting.replace("_", "-")):
+        SamplingParams(**{setting: value})  # type: ignore[arg-type]
+
+
+def test_any_temperature_draws_what_float64_draws() -> None:
+    temperatures = [
+        1e-300,
+        1e-45,
+        1e-40,
+        1e-38,
+        1e-20,
+        1e-11,
+        1e-9,
+        1e-5,
+        0.009,
+        0.01,
+        0.8,
+        30.0,
+        1e10,
+        1e30,
+        1e39,
+        1e300,
+    ]
+    rng = np.random.default_rng(0)
+    logits = rng.uniform(-90, 90, (64, 300)).astype(np.float32)
+    logits[:32] = -80 - rng.uniform(0, 1e-3, (32, 300)).astype(np.float32)  # all close together, far from 0
+    logits[::2, 7] = -np.inf
+    logits[3, 5:9] = [89.99999, 90.0, 90.0, 89.99999]  # neighboring floats, and equal ones
+    number = rng.uniform(0, 1, 64).astype(np.float32)
+
+    @jax.jit
+    def draw(logits: jax.Array, number: jax.Array) -> jax.Array:
+        params = [SamplingParams(temperature=t) for t in temperatures]
+        return jnp.stack([filters.inverse_cdf_sample(warp_(logits, ANY, p), number) for p in params])
+
+    for temperature, ids in zip(temperatures, np.asarray(draw(logits, number)), strict=True):
+        wide = logits.astype(np.float64)
+        weight = np.exp(np.maximum((wide - wide.max(-1, keepdims=True)) / temperature, -800))
+        weight[np.isneginf(logits)] = 0
+        ends = np.cumsum(weight, -1) / weight.sum(-1, keepdims=True)
+        for row, token in enumerate(ids):
+            assert 0 <= token < 300, (temperature, row)
+            begin = ends[row, token - 1] if token else 0.0
+            # Float32 sums of 300 numbers: a border may move by a few of its last bits; the ratios at 0.01 by 1e-3.
+            slack = 2e-3 if temperature < 1 else 1e-5
+            assert begin - slack <= number[row] <= ends[row, token] + slack, (temperature, row)
+            assert weight[row, token] > 0, (temperature, row)
+            if temperature <= 1e-9:
+                assert logits[row, token] == logits[row].max(), (temperature, row)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_no_token_and_nan_are_told_from_ids(temperature: float) -> None:
+    logits = jnp.array([[0.0, 1.0, 2.0], [-jnp.inf] * 3, [0.0, jnp.nan, 1.0], [jnp.inf, 0.0, 0.0]])
+    params = SamplingParams(temperature=temperature, top_k=2, top_p=0.9)
+    ids = sample_token(logits, buffer([0], [0], [0], [0]), jax.random.split(jax.random.key(0), 4), jnp.int32(0), params)
+    assert ids.tolist() == [ids[0], -1, -2, 0]
+    assert ids[0] >= 0
+
+
+def test_ngrams_are_those_of_a_plain_loop() -> None:
+    sizes = (1, 2, 3, 4, 7, 30)
+    rng = np.random.default_rng(0)
+    forbid = jax.jit(lambda *args: [filters.forbid_repeated_ngrams(jnp.zeros((4, 5)), *args, n) for n in sizes])
+    for length in (1, 3, 12, 16):
+        ids = rng.integers(0, rng.integers(1, 4), (4, 16)).astype(np.int32)
+        start = np.minimum(rng.integers(0, 8, 4), length - 1).astype(np.int32)
+        for n, out in zip(sizes, forbid(ids, start, np.int32(length)), strict=True):
+            for row in range(4):
+                text = ids[row, start[row] : length].tolist()
+                grams = [text[i : i + n] for i in range(len(text) - n + 1)]
+                suffix = text[len(text) - n + 1 :] if len(text) >= n - 1 else None
+                forbidden = {gram[-1] for gram in grams if gram[:-1] == suffix}
+                assert set(np.flatnonzero(np.isneginf(out[row])).tolist()) == forbidden, (n, text)
+
+
+def test_the_program_of_long_ngrams_is_no_longer() -> None:
+    text = buffer([0], size=5000)
+    sizes = [
+        len(
+            str(
+                jax.make_jaxpr(lambda x, n=n: warp_(x, text, SamplingParams(no_repeat_ngram_size=n)))(jnp.zeros((1, 9)))
+            )
+        )
+        for n in (3, 3000)
+    ]
+    assert sizes[1] < 1.05 * sizes[0]
+    unchanged = warp_(jnp.zeros((1, 9)), text, SamplingParams(temperature=1, no_repeat_ngram_size=2**24))
+    assert np.isfinite(unchanged).all()
+
+
+def test_numbers_of_any_kind_make_the_same_settings() -> None:
+    plain = SamplingParams(0.5, 5, 1.0, 0.25, 2.0, 3)
+    for one in (np.int8, np.int64, np.uint32, jnp.int32):
+        other = SamplingParams(np.float32(0.5), one(5), np.int64(1), jnp.float32(0.25), 2, one(3))  # type: ignore[arg-type]
+        assert (other, hash(other)) == (plain, hash(plain))
+        assert [type(v) for v in vars(other).values()] == [float, int, float, float, float, int]
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [1], 1j, 1.5, np.float64(2), np.array([1]), 10**400, -1], ids=str)
+def test_what_is_no_number_of_the_right_kind_is_named(value: object) -> None:
+    for name in ("top_k", "no_repeat_ngram_size"):
+        with pytest.raises(UserError, match=f"{name.replace('_', '-')} must be"):
+            SamplingParams(**{name: value})  # type: ignore[arg-type]
+    if not isinstance(value, float):
+        with pytest.raises(UserError, match="temperature must be"):
+            SamplingParams(temperature=value)  # type: ignore[arg-type]
