@@ -79,6 +79,11 @@ def resume_point(run: Run, old: Config, new: Config, tell: Callable[[str], None]
         if new.preset == "finetune" and not new.init_from:  # begun by a version that did not note it
             raise UserError(f"{run.path} has no checkpoint yet: start it again with --init-from RUN --overwrite")
         tell(f"{run.path} has no checkpoint yet: starting again from step 0/{steps}")
+    elif not (run.checkpoints / str(step) / "opt_state").is_dir():
+        raise UserError(
+            f"{run.path} holds a model without an optimizer state, which cannot be resumed; to train it: jaxgpt train "
+            f"finetune --init-from {run.path} --data.path PATH"
+        )
     else:
         tell(f"resuming from {run.checkpoints / str(step)} at step {step}/{steps}")
     if changed := [f"{name} {shown(was)} -> {shown(now)}" for name, was, now in changes(old, new)]:

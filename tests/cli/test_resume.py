@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import SMALL, run_folder
 from helpers import TEXT, Result, flags, jaxgpt
 
 from jaxgpt.train import manifest
@@ -120,6 +121,13 @@ def test_other_data_is_refused(run: Path) -> None:
     assert result.code == 2
     assert "the data is not what run was trained on: text.txt has changed since step 2" in result.err.splitlines()[-1]
     assert sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()) == before
+
+
+def test_a_model_without_an_optimizer_is_refused() -> None:
+    run_folder(Path("imported"), SMALL)
+    result = resume("imported")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "to train it: jaxgpt train finetune --init-from imported" in result.err
 
 
 def test_a_run_of_an_older_version_is_resumed(run: Path) -> None:
