@@ -83,10 +83,10 @@ def run(args: Sequence[str]) -> int:
         }
         print_json(result)
         return 0
-    print(f"candidates     {len(choice.probability_V):,} ids, probability 1 in all")
+    print(f"vocabulary     {len(choice.probability_V):,} tokens")
     for stage in choice.stages:
-        gone = f"removed {stage.removed:,} with {stage.removed_mass:.6f} of the probability" if stage.removed else ""
-        moved = f"shifted {stage.moved_mass:.6f} between the others" if stage.moved_mass > 5e-7 else ""
+        gone = f"removed {stage.removed:,} tokens ({stage.removed_mass:.2%} of the mass)" if stage.removed else ""
+        moved = f"shifted {stage.moved_mass:.2%} of the probability mass" if stage.moved_mass > 5e-7 else ""
         effect = ", ".join(filter(None, (gone, moved))) or "changed nothing"
         print(f"{stage.name:22} {effect}; {stage.left:,} left")
     for one in candidates:
@@ -95,9 +95,9 @@ def run(args: Sequence[str]) -> int:
         print(f"chosen         {token['text']!r} ({token['id']}), the most probable")
         return 0
     key_words = " ".join(map(str, choice.key))
-    print(f"random number  {choice.uniform:.8f} (again: --key {key_words})")
+    print(f"random number  {choice.uniform:.8f} (repeat with --key {key_words})")
     end = choice.before + float(choice.probability_V[choice.token])
     print(
-        f"chosen         {token['text']!r} ({token['id']}): in the order of ids it covers {choice.before:.8f} to {end:.8f}"
+        f"sampled        {token['text']!r} ({token['id']}): cumulative probability {choice.before:.8f} to {end:.8f}, by id"
     )
     return 0

@@ -91,6 +91,12 @@ def test_the_name_of_a_preset_in_a_file_is_no_path() -> None:
     assert _config_file("config.json") == replace(from_json("{}"), preset="custom")
 
 
+@pytest.mark.long
+def test_the_printed_command_samples_where_the_context_is_short() -> None:
+    run_folder(Path("-short run"), SMALL)
+    assert jaxgpt(*shlex.split(sample_command(Path("-short run"), "To"))[1:]).code == 0
+
+
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "ids"])
 @pytest.mark.parametrize("prompt", ["\n", "", "to be", "ZZZ", "-x", "--out", "a\nb 'c' \"d\" $e `f` \\g", "be " * 30])
 def test_the_prompt_of_the_last_sample_can_be_typed(kind: str, prompt: str) -> None:
