@@ -1,21 +1,15 @@
-"""Command-line options from dataclasses: one option per field, named `--section.field`, described by the field's comment."""
+"""Command-line options from dataclasses, by tyro: one option per field, named `--section.field`, described by its comment."""
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import dataclasses
-import functools
-import inspect
 import io
 import re
-import shutil
-import textwrap
-import tokenize
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from types import NoneType
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.strict import shown
@@ -24,7 +18,7 @@ T = TypeVar("T")
 
 HELP = ("-h", "--help")
 TRUTH = {"true": True, "false": False}
-INDENT = 34  # column at which help texts begin
+ARGUMENTS = "arguments"  # the field of the positional arguments, in what tyro parses
 
 
 @dataclass(frozen=True)
@@ -34,18 +28,10 @@ class Option:
     Attributes:
         name: dotted path of the field, as in "train.batch_size".
         kind: type of a value: bool, int, float, str or a Literal.
-        many: the option takes one value or more.
-        default: value of the field; None: none to show.
-        help: description.
-        section: heading in the help text; empty for a command's own options.
     """
 
     name: str
     kind: Any
-    many: bool
-    default: Any
-    help: str
-    section: str
 
     @property
     def flag(self) -> str:
@@ -61,113 +47,62 @@ class Option:
     def flags(self) -> tuple[str, ...]:
         return (self.flag, self.negative) if self.kind is bool else (self.flag,)
 
-    @property
-    def metavar(self) -> str:
-        """What a value looks like."""
-        if get_origin(self.kind) is Literal:
-            return "{" + ",".join(get_args(self.kind)) + "}"
-        return {int: "INT", float: "FLOAT", str: "TEXT"}[self.kind] + (" ..." if self.many else "")
 
-
-class CommandLine(NamedTuple):
-    """A command line taken apart.
-
-    Attributes:
-        arguments: positional arguments.
-        given: values of the options that were given, by dotted name.
-        help: whether help was asked for.
-    """
-
-    arguments: list[str]
-    given: dict[str, Any]
-    help: bool
-
-
-def options(cls: type, default: Any = None, section: str = "", title: str = "") -> list[Option]:
-    """List the options of a dataclass and of the dataclasses within it.
-
-    Args:
-        cls: dataclass whose fields are bool, int, float, str, Literals of strings, tuples of these, or dataclasses.
-        default: instance whose values are the defaults; None: the defaults of the fields.
-        section: dotted prefix of the names.
-        title: heading of the section.
-    """
-    hints, comments = get_type_hints(cls), _comments(cls)
+def options(cls: type, section: str = "") -> list[Option]:
+    """List the options of a dataclass and of the dataclasses within it."""
     found: list[Option] = []
-    nested: list[Option] = []
-    for field in dataclasses.fields(cls):
-        hint, name = hints[field.name], section + field.name
-        value = _default(field) if default is None else getattr(default, field.name)
+    for name, hint in get_type_hints(cls).items():
         if is_dataclass(hint):
-            assert isinstance(hint, type)
-            about = inspect.getdoc(hint) or field.name
-            nested += options(hint, value, f"{name}.", about.split(". ")[0].rstrip("."))
+            found += options(hint, f"{section}{name}.")  # type: ignore[arg-type]
         else:
-            kind, many = _kind(hint)
-            found.append(Option(name, kind, many, value, comments.get(field.name, ""), title))
-    return found + nested
+            found.append(Option(section + name, _kind(hint)))
+    return found
 
 
-def read(
-    args: Sequence[str], known: Sequence[Option], unknown: Callable[[str], str], *, leading: bool = False
-) -> CommandLine:
-    """Take a command line apart.
+def read(cls: type, args: Sequence[str], unknown: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
+    """Parse a command line.
 
-    `--a_b` is `--a-b`, and `--name=value` is `--name value`. A value may begin with `-`, but one that looks like an option
-    has to be written `--name=--value`. A flag takes `true` or `false` or nothing, and `--no-name` turns it off. Of options
-    given twice the last one counts; the values of an option that takes several add up. `--` ends the options.
-    Abbreviations are unknown options.
+    `--a_b` is `--a-b`, `--name=value` is `--name value`, and `--flag=false` is `--no-flag`. Of an option given twice the
+    last one counts. `--` ends the options. Abbreviations are unknown options.
 
     Args:
-        args: words of the command line.
-        known: options to accept.
-        unknown: the error message for another one.
-        leading: stop at the first positional argument; it and all words after it are the arguments.
+        cls: dataclass of the options.
+        args: words of the command line, without a request for help.
+        unknown: the error message for an unknown option.
+
+    Returns:
+        The positional arguments, and the values of the options that were given, by dotted name.
 
     Raises:
         UserError: an unknown option, a missing value, or a value of the wrong type.
     """
-    table = {flag: option for option in known for flag in option.flags}
-    line, words = CommandLine([], {}, False), deque(args)
-    while words:
-        word = words.popleft()
+    import tyro
+
+    table = {flag: option for option in options(cls) for flag in option.flags}
+    words: list[str] = []
+    given: list[str] = []
+    for place, word in enumerate(args):
         if word == "--":
+            words += args[place:]
             break
-        if word in HELP:
-            line = line._replace(help=True)
-            continue
-        if not _is_option(word):
-            if word.startswith("-") and len(word) > 1:
-                raise UserError(unknown(word))
-            line.arguments.append(word)
-            if leading:
-                break
-            continue
-        flag, equals, text = word.partition("=")
-        flag = flag.replace("_", "-")
-        if flag not in table:
-            raise UserError(unknown(flag))
-        option = table[flag]
-        if option.kind is bool:
-            if not equals:
-                text = words.popleft() if words and words[0].lower() in TRUTH else "true"
-            line.given[option.name] = _truth(flag, text) == (flag == option.flag)
-            continue
-        if not equals:
-            if not words or words[0] == "--" or _is_option(words[0]):
-                hint = f" (if {words[0]} is the value: {flag}={words[0]})" if words and words[0] not in HELP else ""
-                raise UserError(f"{flag} needs a value: {flag} {option.metavar}{hint}")
-            text = words.popleft()
-        if not option.many:
-            line.given[option.name] = _convert(option, text)
-            continue
-        texts = [text]
-        while not equals and words and words[0] != "--" and not _is_option(words[0]):
-            texts.append(words.popleft())
-        values = tuple(_convert(option, text) for text in texts)
-        line.given[option.name] = line.given.get(option.name, ()) + values
-    line.arguments.extend(words)
-    return line
+        if re.fullmatch(r"--[A-Za-z][^\s=]*(=.*)?", word, re.DOTALL):
+            flag, equals, value = word.partition("=")
+            option = table.get(flag := flag.replace("_", "-"))
+            if option is None:
+                raise UserError(unknown(flag))
+            given.append(option.name)
+            word = _switch(option, flag, value) if equals and option.kind is bool else flag + equals + value
+        words.append(word)
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            parsed, rest = tyro.cli(_unchecked(cls, True), args=words, return_unknown_args=True, add_help=False)
+    except SystemExit:
+        raise UserError(_plain(errors.getvalue(), table)) from None
+    if rest and rest[0].startswith("-"):
+        raise UserError(unknown(rest[0]))
+    values = {name: _value(parsed, name) for name in given}
+    return [*getattr(parsed, ARGUMENTS), *rest], values
 
 
 def build(cls: type[T], given: Mapping[str, Any], default: T | None = None, section: str = "") -> T:
@@ -187,103 +122,75 @@ def build(cls: type[T], given: Mapping[str, Any], default: T | None = None, sect
         name, hint = section + field.name, hints[field.name]
         if is_dataclass(hint):
             if any(other.startswith(f"{name}.") for other in given):
-                inner = _default(field) if default is None else getattr(default, field.name)
+                inner = hint() if default is None else getattr(default, field.name)  # type: ignore[operator]
                 changes[field.name] = build(hint, given, inner, f"{name}.")  # type: ignore[arg-type]
         elif name in given:
             changes[field.name] = given[name]
     return cls(**changes) if default is None else dataclasses.replace(default, **changes)  # type: ignore[type-var]
 
 
-def help_text(known: Iterable[Option]) -> str:
-    """Describe options in lines, under the headings of their sections."""
-    lines, section = ["options:", f"  {', '.join(HELP):{INDENT - 2}}show this help and exit"], ""
-    width = max(shutil.get_terminal_size().columns, 60) - INDENT
-    for option in known:
-        if option.section != section:
-            section = option.section
-            lines += ["", f"{section}:"]
-        left = "  " + ", ".join(option.flags) + ("" if option.kind is bool else f" {option.metavar}")
-        default = _shown_default(option.default)
-        text = option.help + (f" (default: {default})" if default else "")
-        if len(left) > INDENT - 2:
-            lines.append(left)
-            left = ""
-        for part in textwrap.wrap(text, width, break_on_hyphens=False):
-            lines.append(f"{left:{INDENT}}{part}")
-            left = ""
-    return "\n".join(lines)
+def help_text(cls: type[T], about: str, default: T | None = None) -> str:
+    """Describe a command and its options, with the defaults of the fields or of an instance."""
+    import tyro
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        tyro.cli(cls, args=["--help"], description=about, default=cls() if default is None else default)
+    _, text = out.getvalue().split("\n\n", 1)  # without tyro's usage line, which cannot name our arguments
+    lines = re.sub(r" \(default: (''|None|)\)", "", text).splitlines()
+    return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
-def _is_option(word: str) -> bool:
-    """Whether a word reads as an option. `-1`, `- item` and `-- remark` are values."""
-    return word in HELP or re.fullmatch(r"--[A-Za-z][^\s=]*(=.*)?", word, re.DOTALL) is not None
+def _unchecked(cls: type, outermost: bool = False) -> Any:
+    """The same fields in a dataclass without checks: what is given may only make sense together with a preset."""
+    import tyro
+
+    hints, made = get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            inner = _unchecked(hint)  # type: ignore[arg-type]
+            made.append((field.name, inner, dataclasses.field(default_factory=inner)))
+        else:
+            made.append((field.name, hint, dataclasses.field(default=field.default)))
+    if outermost:
+        positional = tyro.conf.Positional[tuple[str, ...]]
+        made.append((ARGUMENTS, positional, dataclasses.field(default=())))
+    return dataclasses.make_dataclass(cls.__name__, made)
 
 
-def _truth(flag: str, text: str) -> bool:
-    if text.lower() not in TRUTH:
-        raise UserError(f"{flag} takes true, false or no value, not {shown(text)}")
-    return TRUTH[text.lower()]
+def _switch(option: Option, flag: str, value: str) -> str:
+    if value.lower() not in TRUTH:
+        raise UserError(f"{flag} takes true, false or no value, not {shown(value)}")
+    return option.flag if TRUTH[value.lower()] == (flag == option.flag) else option.negative
 
 
-def _convert(option: Option, text: str) -> Any:
-    flag, kind = option.flag, option.kind
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if text not in choices:
-            near = did_you_mean(text, choices)
-            raise UserError(f"{flag} cannot be {shown(text)}{near}: choose one of {', '.join(choices)}")
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        expected = {int: "an integer", float: "a number"}[kind]
-        raise UserError(f"{flag} must be {expected}, not {shown(text)}") from None
+def _value(parsed: Any, name: str) -> Any:
+    for part in name.split("."):
+        parsed = getattr(parsed, part)
+    return parsed
 
 
-def _kind(hint: Any) -> tuple[Any, bool]:
-    """The type of one value, and whether there can be several."""
-    if get_origin(hint) is tuple:
-        return get_args(hint)[0], True
-    if NoneType in get_args(hint):
-        [kind] = (kind for kind in get_args(hint) if kind is not NoneType)
-        return kind, False
-    return hint, False
+def _plain(box: str, table: Mapping[str, Option]) -> str:
+    """Turn tyro's message, which has a box drawn around it, into a sentence."""
+    lines = [re.sub(r"[│╭╮╰╯─]+", " ", line).strip() for line in box.splitlines()]
+    text = " ".join(line for line in lines[1:] if line and not line.startswith("For full helptext"))
+    if found := re.search(r"Missing value for argument '(--[\w.-]+)", text):
+        return f"{found[1]} needs a value (if it begins with a hyphen: {found[1]}=VALUE)"
+    if found := re.search(r"invalid choice '(.*?)' for argument '(--[\w.-]+)", text):
+        choices = get_args(table[found[2]].kind)
+        near = did_you_mean(found[1], choices)
+        return f"{found[2]} cannot be {shown(found[1])}{near}: choose one of {', '.join(choices)}"
+    if found := re.search(r"Error parsing (--[\w.-]+)", text):
+        expected = {int: "an integer", float: "a number"}.get(table[found[1]].kind, "another value")
+        [values] = re.findall(r"\[('.*?')\]|('.*?')", text)[:1] or [("", "")]
+        value = " ".join(re.findall("'(.*?)'", "".join(values)))
+        return f"{found[1]} must be {expected}, not {shown(value)}"
+    return text
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
-def _shown_default(value: Any) -> str:
-    """A default as one would type it; empty where the help text says all there is to say."""
-    if value is None or value in ("", ()):
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str) and not value.isprintable():
-        return repr(value)
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
-
-
-@functools.cache
-def _comments(cls: type) -> dict[str, str]:
-    """Comments of a dataclass's fields: those before a field, on lines of their own, and the one behind it."""
-    found: dict[str, str] = {}
-    for klass in reversed(cls.__mro__):
-        if not is_dataclass(klass):
-            continue
-        source = textwrap.dedent(inspect.getsource(klass))
-        remarks = {
-            token.start[0]: token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT
-        }
-        end = 0
-        for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                lines = [remarks[n] for n in range(end + 1, (node.end_lineno or node.lineno) + 1) if n in remarks]
-                found[node.target.id] = " ".join(lines)
-            end = node.end_lineno or node.lineno
-    return found
+def _kind(hint: Any) -> Any:
+    """The type of one value."""
+    if get_origin(hint) is tuple or NoneType in get_args(hint):
+        return next(kind for kind in get_args(hint) if kind is not NoneType)
+    return hint

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxgpt.cli.options import build, help_text, options, read
+from jaxgpt.cli.options import HELP, build, help_text, options, read
 from jaxgpt.cli.suggest import unknown_option
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, describe, preset
@@ -72,20 +72,23 @@ class Command:
             UserError: an unknown option, a value of the wrong type, or an argument that is missing or too many.
             SystemExit: after the help.
         """
-        known = options(cls)
-        flags = [flag for option in known for flag in option.flags]
-        rest = self.arguments.endswith("...")
-        line = read(args, known, lambda flag: unknown_option(flag, flags, self.name), leading=rest)
-        if line.help:
-            print(self._help(cls, line.arguments), flush=True)
-            raise SystemExit(0)
+        flags = [flag for option in options(cls) for flag in option.flags]
         names = self.arguments.removesuffix(" ...").split()
-        for name in names[len(line.arguments) :]:
+        rest: list[str] = []
+        if self.arguments.endswith("..."):  # all words from this one on
+            at = args.index(names[0]) if names[0] in args else len(args)
+            args, rest = args[:at], list(args[at:])
+        if any(word in HELP for word in args):
+            print(self._help(cls, args), flush=True)
+            raise SystemExit(0)
+        arguments, given = read(cls, args, lambda flag: unknown_option(flag, flags, self.name))
+        if len(arguments) + bool(rest) > len(names):
+            raise UserError(f"unexpected argument {arguments[len(names) - bool(rest)]!r} (usage: {self.usage})")
+        arguments += rest
+        for name in names[len(arguments) :]:
             if not name.startswith("["):
                 raise UserError(f"missing argument: {name} (usage: {self.usage})")
-        if len(line.arguments) > len(names) and not rest:
-            raise UserError(f"unexpected argument {line.arguments[len(names)]!r} (usage: {self.usage})")
-        return line.arguments + [""] * (len(names) - len(line.arguments)), line.given
+        return arguments + [""] * (len(names) - len(arguments)), given
 
     def parse(self, cls: type[T], args: Sequence[str]) -> tuple[list[str], T]:
         """Read the positional arguments, and the options as a `cls`.
@@ -107,19 +110,16 @@ class Command:
         arguments, given = self.read(cls, args)
         return arguments, *with_settings(cls, given, named_config(arguments[0] or DEFAULT))
 
-    def _help(self, cls: type, arguments: Sequence[str]) -> str:
+    def _help(self, cls: type, words: Sequence[str]) -> str:
         examples = "\n".join(f"  {example}" for example in self.examples)
-        parts = [f"usage: {self.usage}", self.about, f"examples:\n{examples}"]
-        default = None
+        about, default = [self.about, f"examples:\n{examples}"], None
         if issubclass(cls, Settings):
-            name = next((argument for argument in arguments if argument in PRESETS), DEFAULT)
-            parts.append(
-                textwrap.fill(f"Defaults are those of the preset {name}: {describe(name).what}", WIDTH)
-                + "\n"
-                + textwrap.fill(f"Presets: {', '.join(PRESETS)}", WIDTH, break_on_hyphens=False)
-            )
+            name = next((word for word in words if word in PRESETS), DEFAULT)
+            about.append(textwrap.fill(f"Defaults are those of the preset {name}: {describe(name).what}", WIDTH))
+            about.append(textwrap.fill(f"Presets: {', '.join(PRESETS)}", WIDTH, break_on_hyphens=False))
             default = _instance(cls, preset(name))
-        return "\n\n".join([*parts, help_text(options(cls, default))])
+        described = help_text(cls, "\n\n".join(about), default)
+        return f"usage: {self.usage}\n\n{described}"
 
 
 def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S, Config]:
