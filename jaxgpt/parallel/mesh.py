@@ -149,7 +149,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     share nothing but whole copies of the weights: they lie along `data`.
 
     Raises:
-        UserError: mesh.data is no multiple of the number of slices.
+        UserError: mesh.data is not a multiple of the number of slices.
     """
     shape = tuple(sizes_of(config).values())
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
@@ -159,7 +159,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         index = getattr(device, "slice_index", None) or 0
         slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
     if config.data % len(slices):
-        raise UserError(f"mesh.data {config.data} is no multiple of the {len(slices)} slices: each holds whole copies")
+        raise UserError(
+            f"mesh.data {config.data} is not a multiple of the {len(slices)} slices, each of which holds a copy of the "
+            f"weights: use --mesh.data {len(slices)} --mesh.fsdp -1"
+        )
     inside = (config.data // len(slices), *shape[1:])
     grid = np.concatenate([_on_torus(inside, group) for group in slices.values()])
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))

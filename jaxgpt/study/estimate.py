@@ -36,7 +36,10 @@ def planned(config: Config, topology: Topology) -> tuple[Config, str]:
     """
     mesh, note = resolve(config, topology.n_devices, tpu=bool(topology.chip.host))
     if mesh.data % topology.slices:
-        raise UserError(f"mesh.data {mesh.data} is no multiple of --slices {topology.slices}: each holds whole copies")
+        raise UserError(
+            f"mesh.data {mesh.data} is not a multiple of --slices {topology.slices}, each of which holds a copy of the "
+            f"weights: use --mesh.data {topology.slices} --mesh.fsdp -1"
+        )
     return replace(config, mesh=mesh), note
 
 

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxgpt.config import Config
 from jaxgpt.data import Dataset, Windows
 from jaxgpt.parallel.processes import Poll, decide, leader
 from jaxgpt.train import TrainingFailed
-from jaxgpt.train.build import Program
+from jaxgpt.train.build import Program, explain_failure
 from jaxgpt.train.catalog import kept, val_losses
 from jaxgpt.train.clock import Clock
 from jaxgpt.train.evaluate import Evaluation, eval_params, evaluate
@@ -102,8 +103,8 @@ def fit(
 
     Raises:
         UserError: the checkpoint cannot be read.
-        TrainingFailed: the loss or the gradient is no longer finite, or nothing can be written. The last good
-            checkpoint stays.
+        TrainingFailed: the loss or the gradient is no longer finite, the devices' memory is not enough, or nothing can be
+            written. The last good checkpoint stays.
     """
     began = time.perf_counter()
     train = program.config.train
@@ -133,6 +134,11 @@ def fit(
                 metrics.close()
         except OSError as e:
             why = f"{e.filename or run.path}: {e.strerror or e}"
+            raise TrainingFailed(f"{why}: stopped, {kept(run.checkpoints)}") from None
+        except jax.errors.JaxRuntimeError as e:
+            if "RESOURCE_EXHAUSTED" not in str(e):
+                raise
+            why = explain_failure(e, program.mesh, train.microbatch)
             raise TrainingFailed(f"{why}: stopped, {kept(run.checkpoints)}") from None
         except TrainingFailed as e:
             advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""

@@ -264,6 +264,15 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.Monkey
     assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
 
 
+def test_a_lack_of_device_memory_comes_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Program, state: object, windows: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
+
+    monkeypatch.setattr(Program, "step", full)
+    with pytest.raises(TrainingFailed, match=r"out of device memory .* lower train.microbatch, .* no checkpoint yet"):
+        run(small_run(), "out")
+
+
 @pytest.fixture
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that computes nothing finite."""
