@@ -40,7 +40,7 @@ def test_the_grid_that_is_proposed_is_a_grid(name: str, rows: int, columns: int)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("v5f:2x4", "did you mean v5"),
+        ("v5f:2x4", "known are v4, v5e"),
         ("", "known are v4, v5e"),
         ("v5e", "no grid"),
         ("v5e:", "no grid"),
