@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -186,3 +188,28 @@ def test_many_at_once_encode_once(tokenizer: SubwordTokenizer) -> None:
         done = list(pool.map(lambda _: ids_of(encode_text(tokenizer, TEXT)), range(4)))
     assert all(ids == done[0] for ids in done)
     assert tokenizer.calls == 1
+
+
+MEMORY = """
+import resource, sys
+from jaxgpt.data import corpus, encoded, pieces
+from jaxgpt.data.tokenizer import make_tokenizer
+kind, megabytes = sys.argv[1], int(sys.argv[2])
+line = "the cat sat on the mat, and the dog: it's 2 o'clock! caf\\u00e9 \\u65e5\\u672c\\n"
+tokenizer = make_tokenizer(kind, line, 258, 0)
+corpus.BLOCK = 1 << 18
+encoded.encode_text(tokenizer, corpus.Text(line.encode() * 3000, ""))  # the library's own memory
+text = corpus.Text(line.encode() * (megabytes * 2**20 // len(line.encode())), "")
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 2**10
+assert len(encoded.encode_text(tokenizer, text).tokens) > 2**20
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("kind", "megabytes"), [("byte", 32), ("char", 16), ("bpe", 3)])
+def test_memory_is_a_small_multiple_of_the_text(kind: str, megabytes: int) -> None:
+    """At once, the library takes some 100 times the text."""
+    command = [sys.executable, "-c", MEMORY, kind, str(megabytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 4 * megabytes + 60
