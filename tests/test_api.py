@@ -196,3 +196,21 @@ def test_batches_are_windows_as_a_function_of_seed_and_step() -> None:
     for bad in (ids[:16], ids[None], ids.astype(float), "text"):
         with pytest.raises(UserError):
             jaxgpt.batches(bad, 16, 4)
+
+
+def only_digits(logits_BV: jax.Array, text: object) -> jax.Array:
+    digit_V = np.array([c.isdecimal() for c in TOKENIZER.characters])
+    return jnp.where(digit_V[None, :], logits_BV, -jnp.inf)
+
+
+def test_a_filter_of_one_s_own_applies_wherever_tokens_are_chosen(lm: LM) -> None:
+    """Greedy and by beams, and explained by its name; docs/python.md draws with one."""
+    for how in ({"temperature": 0}, {"num_beams": 2}):
+        [out] = jaxgpt.generate(lm, "1", max_new_tokens=6, filters=[only_digits], **how)  # type: ignore[arg-type]
+        assert out.text.isdecimal()
+    assert "only_digits" in repr(jaxgpt.explain(lm, "1", filters=[only_digits]))
+    for wrong in (only_digits, [3]):
+        with pytest.raises(UserError, match="must be a list of functions"):
+            jaxgpt.generate(lm, "1", filters=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"returned bool \[1, \d+\] for logits of float32"):
+        jaxgpt.explain(lm, "1", filters=[lambda logits, _: logits > 0])

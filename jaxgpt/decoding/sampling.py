@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import SamplingParams
+from jaxgpt.config import SamplingParams, UserError
 from jaxgpt.decoding import filters
 
 # Where a token id is expected and there is none, because of the logits:
@@ -37,9 +38,50 @@ class TokenBuffer(NamedTuple):
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
 
+# (logits_BV, text) -> logits_BV, float32; forbidden tokens become -inf
+Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
+
+
+@dataclass(frozen=True)
+class CustomSampling(SamplingParams):
+    """Sampling parameters with filters of the caller's, which apply before the temperature. See `with_filters`."""
+
+    filters: tuple[Filter, ...] = ()
+
+
+def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingParams:
+    """Add filters to sampling parameters.
+
+    Compiled programs are found again by the identity of the functions, so define each once, at the top of a module.
+
+    Args:
+        sampling: the parameters.
+        added: pure functions `(logits_BV, text) -> logits_BV`, traced once.
+
+    Raises:
+        UserError: one of them is not a function.
+    """
+    if not added:
+        return sampling
+    if callable(added) or not all(callable(f) and f.__hash__ for f in added):
+        raise UserError("filters must be a list of functions (logits_BV, text) -> logits_BV")
+    return CustomSampling(**asdict(sampling), filters=tuple(added))
+
+
+def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:
+    """The name of a filter, and the logits after it, of the same shape and dtype."""
+    name, out = getattr(custom, "__name__", type(custom).__name__), custom(logits_BV, text)
+    found, wanted = (f"{a.dtype} {list(a.shape)}" for a in (jnp.asarray(out), logits_BV))
+    if found != wanted:
+        raise UserError(
+            f"the filter {name} returned {found} for logits of {wanted}: shape and dtype must stay the same"
+        )
+    return name, out
+
+
 def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> Iterator[tuple[str, jax.Array]]:
-    """Yield the name of each enabled filter and the logits after it, in transformers' order: repetition penalty, n-grams,
-    temperature, top-k, top-p, min-p."""
+    """Yield the name of each enabled filter and the logits after it, in transformers' order: repetition penalty, n-grams, the
+    caller's own, temperature, top-k, top-p, min-p."""
     s = sampling
     if s.repetition_penalty != 1:
         logits_BV = filters.penalize_repeats(logits_BV, text.ids_BS, text.seen_BS(), s.repetition_penalty)
@@ -49,6 +91,9 @@ def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) ->
             logits_BV, text.ids_BS, text.start_B, text.length, s.no_repeat_ngram_size
         )
         yield f"no-repeat n-gram {s.no_repeat_ngram_size}", logits_BV
+    for custom in s.filters if isinstance(s, CustomSampling) else ():
+        name, logits_BV = _apply(custom, logits_BV, text)
+        yield name, logits_BV
     if s.temperature == 0:
         yield "greedy", filters.keep_argmax(logits_BV)
         return

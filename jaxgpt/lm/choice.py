@@ -11,6 +11,7 @@ from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.explain import Choice
 from jaxgpt.decoding.explain import explain as explain_choice
+from jaxgpt.decoding.sampling import Filter, with_filters
 from jaxgpt.lm.model import LM, check_lm, functions_of, placed
 from jaxgpt.prompts import encode_prompt, fit, row_keys
 
@@ -25,6 +26,7 @@ def explain(
     min_p: float = SamplingParams.min_p,
     repetition_penalty: float = SamplingParams.repetition_penalty,
     no_repeat_ngram_size: int = SamplingParams.no_repeat_ngram_size,
+    filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
 ) -> Choice:
     """Explain the first token that `generate` gives with the same arguments: every filter's effect, the random number, the
@@ -39,12 +41,14 @@ def explain(
         min_p: drop tokens below min_p x the top probability; 0 disables.
         repetition_penalty: divide positive (multiply negative) logits of tokens in the text by this; 1 disables.
         no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
+        filters: functions of your own, as for `generate`.
         key: a seed or a `jax.random.key`; an array of one key is the row's own, as `Choice.key` gives it.
 
     Raises:
         UserError: an argument that cannot work, or a prompt longer than the context.
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
+    sampling = with_filters(sampling, filters)
     check_lm(lm)
     encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt)
     [ids], _ = fit(lm.config.model, [encoded], 1, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams, UserError
 from jaxgpt.decoding import DecodeSession, TextStream, search
 from jaxgpt.decoding.beam import WORST
 from jaxgpt.decoding.engine import cache_shape
-from jaxgpt.decoding.sampling import DIVERGED
+from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.decoding.text import FinishReason
 from jaxgpt.lm.model import LM, check_lm, functions_of, placed
 from jaxgpt.parallel.host import device_memory
@@ -76,6 +77,7 @@ def generate(
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
     overflow: Overflow = "error",
+    filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
 ) -> list[Generation]:
     """Continue each prompt. Prompts may differ in length; no text depends on the others.
@@ -102,6 +104,8 @@ def generate(
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it; the tokenizer's end token always is one.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
+            temperature. -inf forbids a token. Define each once: a new function is compiled anew.
         key: a seed, a `jax.random.key` (row i is drawn with it folded with i), or an array of keys, one per prompt or one per
             sequence.
 
@@ -109,6 +113,7 @@ def generate(
         UserError: an argument that cannot work, or more tokens than the context holds.
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
+    sampling = with_filters(sampling, filters)
     beams = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
     request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow)
     if beams.num_beams > 1:
@@ -135,6 +140,7 @@ def stream(
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
     overflow: Overflow = "error",
+    filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     block: int | None = STREAM_BLOCK,
 ) -> Iterator[Piece]:
@@ -154,6 +160,8 @@ def stream(
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
+            temperature. -inf forbids a token. Define each once: a new function is compiled anew.
         key: a seed, a `jax.random.key`, or an array of keys, one per prompt.
         block: tokens generated between two pieces; None: all at once.
 
@@ -161,6 +169,7 @@ def stream(
         UserError: an argument that cannot work, or more tokens than the context holds.
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
+    sampling = with_filters(sampling, filters)
     request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow)
     key_B = row_keys(key, len(request.rows), 1)
     return _pieces(lm, request, sampling, key_B, None if block is None else as_int("block", block, 1, 2**31 - 1))
@@ -273,11 +282,7 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
             request.rows,
             request.new,
             model=functions_of(lm),
-            sampling=SamplingParams(
-                temperature=1.0,
-                repetition_penalty=sampling.repetition_penalty,
-                no_repeat_ngram_size=sampling.no_repeat_ngram_size,
-            ),
+            sampling=replace(sampling, temperature=1.0),
             beams=beams,
             stop_ids=request.stop_ids,
             context=lm.config.model.block_size,
