@@ -61,7 +61,8 @@ def as_int(name: str, value: Any, low: int, high: int) -> int:
     if number is None:
         raise UserError(f"{name} must be an integer: {shown(value)}")
     if not low <= number <= high:
-        raise UserError(f"{name} must be from {low:,} to {high:,}: {shown(number)}")
+        limit = f"at least {low:,}" if number < low else f"at most {high:,}"
+        raise UserError(f"{name} must be {limit}: {shown(number)}")
     return number
 
 
