@@ -19,9 +19,9 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
 import jaxgpt as package
+from jaxgpt.checkpoint.index import choose, steps
 from jaxgpt.cli import main
 from jaxgpt.presets import PRESETS
-from jaxgpt.train.catalog import choose, steps
 
 TINY = flags(
     model__n_layer=1,
