@@ -27,7 +27,7 @@ def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[
         ValueError: the stored weight has another shape.
     """
     if not module.has_variable("params", name):
-        return module.param(name, init, shape)
+        return module.param(name, init, shape, jnp.float32)
     stored: Any = module.get_variable("params", name)
     if stored.shape != shape:
         raise ValueError(f"{'/'.join((*module.scope.path, name))} has shape {stored.shape}; expected {shape}")  # type: ignore[union-attr]

@@ -39,6 +39,6 @@ class Linear(nn.Module):
         y = matmul(x, kernel, self.n_in, self.dtype)
         if self.bias:
             axes, shape = self.axes[self.n_in :], self.shape[self.n_in :]
-            bias: jax.Array = self.param("bias", partitioned(bias_init, axes), shape)
+            bias: jax.Array = self.param("bias", partitioned(bias_init, axes), shape, jnp.float32)
             y = y + jnp.expand_dims(bias.astype(self.dtype), range(y.ndim - bias.ndim))
         return y

@@ -31,8 +31,8 @@ class Norm(nn.Module):
         lead = range(x.ndim - 1)
         if self.config.norm_affine:
             ones = partitioned(nn.initializers.ones, ("norm",))
-            y = y * jnp.expand_dims(self.param("scale", ones, (x.shape[-1],)), lead)
+            y = y * jnp.expand_dims(self.param("scale", ones, (x.shape[-1],), jnp.float32), lead)
             if self.config.bias and kind != "rmsnorm":
                 zeros = partitioned(nn.initializers.zeros, ("norm",))
-                y = y + jnp.expand_dims(self.param("bias", zeros, (x.shape[-1],)), lead)
+                y = y + jnp.expand_dims(self.param("bias", zeros, (x.shape[-1],), jnp.float32), lead)
         return y.astype(self.dtype)

@@ -13,5 +13,6 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """
     if key is None or rate == 0:
         return x
-    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
+    # In float32 as long as 64-bit types are enabled, too: the same masks for the same key.
+    keep = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
     return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))

@@ -83,7 +83,11 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
         updates = jax.tree.map(lambda m, g: ahead * m + now * g, momentum, grads)
         return updates, MuonState(count, optax.tree.cast(momentum, dtype), state.ns_coeffs)
 
-    return optax.GradientTransformation(scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init, update)
+    def init(params: Any) -> MuonState:
+        state = scale_by_muon(ns_coeffs=QUINTIC, mu_dtype=dtype).init(params)
+        return state._replace(ns_coeffs=state.ns_coeffs.astype(jnp.float32))  # not float64 under x64
+
+    return optax.GradientTransformation(init, update)
 
 
 def orthogonal(updates: Any, steps: int) -> Any:

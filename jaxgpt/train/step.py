@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key
+from jaxgpt.train.guard import Guard, init_guard, judge, squares
 from jaxgpt.train.loss import token_count
-from jaxgpt.train.skip import Guard, init_guard, judge, squares
 
 # (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
 LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
@@ -134,7 +134,7 @@ def train_step(
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
-    grad_norm = optax.tree.norm(grads)
+    grad_norm = optax.tree.norm(grads).astype(jnp.float32)
     metrics = {"loss": loss, "grad_norm": grad_norm, "grad_squares": squares(grads)}
     if learning_rate is not None:  # a skipped update does not move the schedule
         metrics["lr"] = learning_rate(state.step - (0 if state.guard is None else state.guard.total))

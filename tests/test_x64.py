@@ -1,0 +1,42 @@
+"""With 64-bit types enabled (JAX_ENABLE_X64), everything keeps its types, and the same seed gives the same run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from helpers import small_run
+
+from jaxgpt.config import OptimConfig
+from jaxgpt.train.build import build
+
+
+def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
+    """The state after two steps, their metrics, and the losses of windows, with all that has a type of its own."""
+    optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, spike_factor=3.0)
+    config = replace(small_run(microbatch=4, steps_per_call=2), optim=optim).with_model(
+        vocab_size=17, dropout=0.2, n_layer=1
+    )
+    program = build(config)
+    state = program.init()
+    types = jax.tree.map(lambda leaf: leaf.dtype, state)
+    assert {str(dtype) for dtype in jax.tree.leaves(types)} == {"float32", "int32"}
+    ids = np.random.default_rng(0).integers(0, 17, (3, 8, 17), np.int32)
+    state, metrics = program.advance(state, program.batches(2, lambda step, rows: ids[step, rows]), 2)
+    assert jax.tree.map(lambda leaf: leaf.dtype, state) == types
+    losses, _ = program.eval(state.params, program.put(ids[2]))
+    return jax.device_get(state), metrics(), np.asarray(losses)
+
+
+def test_training() -> None:
+    expected = trained()
+    with jax.enable_x64(True):
+        found = trained()
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+    # Not the weights: Adam makes steps of full size of the rounding errors that are the gradient of the biases of keys.
+    for name in ("loss", "grad_norm", "lr"):
+        np.testing.assert_allclose([m[name] for m in found[1]], [m[name] for m in expected[1]], rtol=1e-5)
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-5)
