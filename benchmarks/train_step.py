@@ -227,7 +227,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     keep_memory(config)
     import numpy as np
 
-    from jaxgpt.trainer.program import build
+    from jaxgpt.train.build import build
 
     program = build(config)
     state = program.init()

@@ -11,16 +11,13 @@ import pytest
 from helpers import repository
 
 ORDER = [
-    {"errors", "cache", "ops"},
+    {"strict", "cache", "ops"},
     {"config"},
     {"presets"},
-    {"model", "data", "decoding"},
-    {"parallel"},
-    {"train"},
-    {"checkpoint", "prompts"},
-    {"trainer", "lm"},
+    {"model", "data", "decoding", "parallel"},
+    {"train", "prompts"},
+    {"lm"},
     {"convert"},
-    {"plan"},
     {"study"},
     {"cli"},
 ]

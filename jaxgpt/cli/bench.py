@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import Command, Settings, note, print_json
+from jaxgpt.cli.parse import Command, Settings, print_json
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, UserError
 
 COMMAND = Command(
@@ -40,7 +41,8 @@ def run(args: Sequence[str]) -> int:
     keep_memory(config)
     from jaxgpt.study.bench import bench
 
-    figures = {"name": target} | bench(config, parsed.seconds, parsed.decode, note)
+    with progress("starting") as activity:
+        figures = {"name": target} | bench(config, parsed.seconds, parsed.decode, activity.stage)
     if parsed.json:
         print_json(figures)
     else:

@@ -13,7 +13,7 @@ from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, MeshConfig, UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.trainer.program import Program
+    from jaxgpt.train.build import Program
 
 COMMAND = Command(
     "eval",
@@ -52,7 +52,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.data import load_eval_data
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import fake_quantize
-    from jaxgpt.trainer.evaluation import evaluate
+    from jaxgpt.train.evaluate import evaluate
 
     with progress("loading") as activity:
         lm = load(target, parsed.checkpoint)
@@ -101,7 +101,7 @@ def run(args: Sequence[str]) -> int:
 
 def _program(config: Config) -> Program:
     """Build a run's program on the devices of this machine, with its mesh and attention kernel if they fit."""
-    from jaxgpt.trainer.program import build
+    from jaxgpt.train.build import build
 
     fitting = replace(config, train=replace(config.train, attention="auto", remat="none"))
     for own in (config, fitting):

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig
 
 COMMAND = Command(
@@ -37,7 +38,8 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.convert.models import export_model
 
     try:
-        done = export_model(source, Path(target), parsed.checkpoint)
+        with progress("exporting"):
+            done = export_model(source, Path(target), parsed.checkpoint)
     except RuntimeError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1

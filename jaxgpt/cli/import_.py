@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig, UserError
 
 COMMAND = Command(
@@ -40,10 +41,12 @@ def run(args: Sequence[str]) -> int:
 
     folder, commit = Path(source), ""
     if not folder.exists():
-        folder, commit = fetch_model(source, parsed.revision)
+        with progress("downloading"):
+            folder, commit = fetch_model(source, parsed.revision)
     elif parsed.revision:
         raise UserError(f"--revision is for models on the hub, and {source} is a path")
-    done = import_model(folder, Path(target), parsed.tokenizer)
+    with progress("importing"):
+        done = import_model(folder, Path(target), parsed.tokenizer)
     if parsed.json:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))
         return 0

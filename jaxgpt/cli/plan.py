@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxgpt.cli.info import with_vocab
 from jaxgpt.cli.parse import Command, Settings, print_json
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, MeshConfig, UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.plan.figures import Figures
-    from jaxgpt.plan.topology import Topology
+    from jaxgpt.parallel.topology import Topology
+    from jaxgpt.study.figures import Figures
 
 COMMAND = Command(
     "plan",
@@ -61,8 +61,8 @@ def run(args: Sequence[str]) -> int:
     config = with_vocab(config)
     # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxgpt.plan.estimate import planned
-    from jaxgpt.plan.topology import parse_topology
+    from jaxgpt.parallel.topology import parse_topology
+    from jaxgpt.study.estimate import planned
 
     topology = parse_topology(parsed.topology, parsed.slices)
     config, remark = planned(config, topology)
@@ -70,25 +70,27 @@ def run(args: Sequence[str]) -> int:
 
 
 def _plan(target: str, config: Config, topology: Topology, remark: str, args: Args) -> int:
-    from jaxgpt.plan.estimate import estimate, suggestions
-    from jaxgpt.plan.plan import compile_decode, compile_step
-    from jaxgpt.plan.topology import compiler_missing
+    from jaxgpt.parallel.topology import compiler_missing
+    from jaxgpt.study.estimate import estimate, suggestions
+    from jaxgpt.study.plan import compile_decode, compile_step
 
-    say = _silent if args.json else print
+    say: Callable[[str], None] = (lambda text: None) if args.json else print
     why_not = "--estimate is given" if args.estimate else compiler_missing(topology)
     if args.decode and why_not:
         raise UserError(f"--decode needs the compiler: {why_not}")
     say(_head(target, config, topology, remark))
-    steps = {"train": estimate(config, topology)}
+    with progress("estimating"):
+        steps = {"train": estimate(config, topology)}
     say("\nestimate from shapes and shardings (parameters and optimizer are exact)\n" + table(steps["train"], topology))
     if not why_not and steps["train"].total > HOPELESS * topology.chip.hbm:
         why_not = f"the estimate is over {HOPELESS} times the memory available"
     programs = {"train": compile_step} | ({"decode": compile_decode} if args.decode else {})
     for name, compiler in ({} if why_not else programs).items():
-        say(f"\ncompiling the {PROGRAMS[name]} ...")
+        say("")
         start = time.monotonic()
-        steps[name] = compiler(config, topology, not args.full)
-        took = f"{time.monotonic() - start:.0f} s"
+        with progress(f"compiling the {PROGRAMS[name]}"):
+            steps[name] = compiler(config, topology, not args.full)
+        took = f"compiled in {time.monotonic() - start:.0f} s"
         say(f"{took}; per device and {UNITS[name]}, from the compiled program\n" + table(steps[name], topology))
     if why_not:
         say(f"\nnot compiled: {why_not}")
@@ -166,9 +168,3 @@ def _si(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} "
-
-
-def _silent(text: Any) -> None:
-    """Standard output belongs to the JSON object; what a person waits for goes to the other stream."""
-    if str(text).strip().startswith("compiling"):
-        print(f"jaxgpt: {str(text).strip()}", file=sys.stderr, flush=True)

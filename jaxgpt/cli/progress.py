@@ -105,5 +105,5 @@ def _show_live(console: Console, activity: Activity, ended: threading.Event) -> 
         return grid
 
     # Standard output is left alone: rich would redirect it to this console, which is standard error's.
-    with Live(get_renderable=line, console=console, transient=True, redirect_stdout=False, refresh_per_second=8):
+    with Live(get_renderable=line, console=console, transient=True, redirect_stdout=False):
         ended.wait()

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxgpt.cli.parse import Command, note, print_json
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import SEED, BeamParams, MeshConfig, Overflow, SamplingParams, UserError, settings_of
-from jaxgpt.errors import as_int
+from jaxgpt.strict import as_int
 
 if TYPE_CHECKING:
     from jaxgpt.data import Tokenizer
@@ -67,7 +68,8 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.decoding import compilations
     from jaxgpt.lm import generate, load
 
-    lm = load(target, parsed.checkpoint, parsed.weights)
+    with progress("loading"):
+        lm = load(target, parsed.checkpoint, parsed.weights)
     for number, line in enumerate(prompts if parsed.prompts_file else (), 1):
         try:
             lm.tokenizer.encode(line)
@@ -78,7 +80,8 @@ def run(args: Sequence[str]) -> int:
         return _stream(lm, prompts[0], settings)
     began, compiled = time.perf_counter(), compilations()
     beams = settings_of(BeamParams, parsed)
-    outs = generate(lm, prompts, **settings, **asdict(beams))
+    with progress("sampling") as activity:
+        outs = generate(lm, prompts, **settings, **asdict(beams), progress=activity)
     seconds = time.perf_counter() - began
     repeated = [prompt for prompt in prompts for _ in range(parsed.num_return_sequences)]
     for number, out in enumerate(outs, 1):

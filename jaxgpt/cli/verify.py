@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, DataConfig, MeshConfig
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
@@ -46,13 +47,14 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.cli.console import Console
     from jaxgpt.study.verify import LAWS, verify
 
-    lm, what = _model(target, parsed.checkpoint)
+    with progress("loading"):
+        lm, what = _model(target, parsed.checkpoint)
     about = {"model": what, "compute_dtype": "float32"} | _machine()
     console, rows = Console(stderr=parsed.json), []
     table = verify(lm, LAWS)
-    with console.status("") as status:
+    with progress("verifying") as activity:
         for law in LAWS:
-            status.update(f"{law.name} ...")
+            activity.stage(f"verifying: {law.name}")
             rows.append(next(table))
     failed = any(row.ok is False for row in rows)
     if parsed.json:
@@ -66,7 +68,7 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     """What is verified, and its name."""
     from jaxgpt.lm import load
     from jaxgpt.study.verify import fresh
-    from jaxgpt.trainer.metrics import parameter_count
+    from jaxgpt.train.metrics import parameter_count
 
     if target and (target not in PRESETS or Path(target).exists()):
         lm, name = load(target, checkpoint), target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -17,13 +17,14 @@ from jaxgpt.decoding.beam import WORST
 from jaxgpt.decoding.engine import cache_shape
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.decoding.text import FinishReason
-from jaxgpt.errors import as_int
 from jaxgpt.lm.model import LM, check_lm, functions_of, placed
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_prompts, fit, row_keys
+from jaxgpt.strict import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
+LONG_BLOCK = 512  # where a text is longer: for progress and Ctrl-C, which cannot interrupt a call of the device
 
 
 class Generation(NamedTuple):
@@ -79,6 +80,7 @@ def generate(
     overflow: Overflow = "error",
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
     """Continue each prompt. Prompts may differ in length; no text depends on the others.
 
@@ -108,6 +110,7 @@ def generate(
             temperature. -inf forbids a token. Define each once: a new function is compiled anew.
         key: a seed, a `jax.random.key` (row i is drawn with it folded with i), or an array of keys, one per prompt or one per
             sequence.
+        progress: called from time to time with the number of tokens generated so far, and the maximum, of the longest text.
 
     Raises:
         UserError: an argument that cannot work, or more tokens than the context holds.
@@ -119,9 +122,9 @@ def generate(
     if beams.num_beams > 1:
         return _beam_search(lm, request, sampling, beams)
     repeated = request.repeat(beams.num_return_sequences)
-    block = STOP_BLOCK if repeated.stops else None
+    block = STOP_BLOCK if repeated.stops else LONG_BLOCK if max(repeated.new, default=0) > LONG_BLOCK else None
     key_B = row_keys(key, len(request.rows), beams.num_return_sequences)
-    done = {piece.row: piece.done for piece in _pieces(lm, repeated, sampling, key_B, block) if piece.done}
+    done = {piece.row: piece.done for piece in _pieces(lm, repeated, sampling, key_B, block, progress) if piece.done}
     return [done[row] for row in range(len(repeated.rows))]
 
 
@@ -222,7 +225,12 @@ class _Request(NamedTuple):
 
 
 def _pieces(
-    lm: LM, request: _Request, sampling: SamplingParams, key_B: jax.Array, block: int | None
+    lm: LM,
+    request: _Request,
+    sampling: SamplingParams,
+    key_B: jax.Array,
+    block: int | None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Piece]:
     if not request.rows:
         return
@@ -243,6 +251,8 @@ def _pieces(
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
         with placed(lm), _memory_errors():
             fresh_BT = session.next_tokens(1 if block and not session.made else block or max(request.new))
+        if progress:
+            progress(session.made, max(request.new))
         for row in going:
             text = texts[row]
             piece = text.add(fresh_BT[row].tolist())
