@@ -311,9 +311,8 @@ class SamplingParams:
     top_k: int = 0  # keep the k most probable tokens; 0 disables
     top_p: float = 1.0  # keep the smallest set of tokens with total probability >= p; 1 disables
     min_p: float = 0.0  # drop tokens below min_p x the top probability; 0 disables
-    repetition_penalty: float = (
-        1.0  # divide positive (multiply negative) logits of tokens in the text by this; 1 disables
-    )
+    # divide positive (multiply negative) logits of tokens in the text by this; 1 disables
+    repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0  # never generate the same n tokens in a row twice; 0 disables
 
     def __post_init__(self) -> None:
