@@ -137,8 +137,8 @@ def help_text(cls: type[T], about: str, default: T | None = None) -> str:
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         tyro.cli(cls, args=["--help"], description=about, default=cls() if default is None else default)
     _, text = out.getvalue().split("\n\n", 1)  # without tyro's usage line, which cannot name our arguments
-    lines = re.sub(r" \(default: (''|None|)\)", "", text).splitlines()
-    return "\n".join(line.rstrip() for line in lines).rstrip()
+    text = re.sub(r"\s+\(default:\s+(''|None|)\)", "", text)  # where the description says what is meant
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
 
 
 def _unchecked(cls: type, outermost: bool = False) -> Any:
