@@ -227,7 +227,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     keep_memory(config)
     import numpy as np
 
-    from jaxgpt.train.build import build
+    from jaxgpt.trainer.program import build
 
     program = build(config)
     state = program.init()

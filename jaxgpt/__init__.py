@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from jaxgpt.model.params import init_params
     from jaxgpt.ops.attention import attend
     from jaxgpt.presets import preset
-    from jaxgpt.train.build import build, make_loss_fn
     from jaxgpt.train.optimizer import make_optimizer, schedule
     from jaxgpt.train.step import TrainState, init_state, train_step
+    from jaxgpt.trainer.program import build, make_loss_fn
 
 __version__ = "0.1.0"
 __all__ = [
@@ -113,13 +113,13 @@ _HOME = {
     "TrainState": "jaxgpt.train.step",
     "attend": "jaxgpt.ops.attention",
     "batches": "jaxgpt.data.batches",
-    "build": "jaxgpt.train.build",
+    "build": "jaxgpt.trainer.program",
     "explain": "jaxgpt.lm",
     "generate": "jaxgpt.lm",
     "init_params": "jaxgpt.model.params",
     "init_state": "jaxgpt.train.step",
     "load": "jaxgpt.lm",
-    "make_loss_fn": "jaxgpt.train.build",
+    "make_loss_fn": "jaxgpt.trainer.program",
     "make_optimizer": "jaxgpt.train.optimizer",
     "preset": "jaxgpt.presets",
     "save": "jaxgpt.lm",

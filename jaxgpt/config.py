@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from jaxgpt.strict import UserError as UserError
-from jaxgpt.strict import as_float, as_int, parse_json, shown
-from jaxgpt.strict import did_you_mean as did_you_mean
+from jaxgpt.errors import UserError as UserError
+from jaxgpt.errors import as_float, as_int, parse_json, shown
+from jaxgpt.errors import did_you_mean as did_you_mean
 
 T = TypeVar("T")
 

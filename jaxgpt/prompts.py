@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow, UserError
 from jaxgpt.data import Tokenizer
-from jaxgpt.strict import as_int, shown
+from jaxgpt.errors import as_int, shown
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 INT64 = (-(2**63), 2**63 - 1)

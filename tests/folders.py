@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 from safetensors.numpy import save_file
 
+from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.nanogpt import NANOGPT
 from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape
 from jaxgpt.data.tokenizer import CharTokenizer, make_tokenizer
-from jaxgpt.train.checkpoint import save_params
-from jaxgpt.train.run import Run, describe
 
 SMALL = ModelConfig(vocab_size=300, block_size=16, n_layer=2, n_head=2, n_embd=8)
 LLAMA = replace(

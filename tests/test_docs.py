@@ -19,3 +19,24 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: str, capsys: pytest.
     Path("page.py").write_text("\n".join(blocks))
     runpy.run_path("page.py")
     assert "brown fox jumps" in capsys.readouterr().out
+
+
+def lines(*paths: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def test_the_reading_order_names_files_that_exist_and_their_size() -> None:
+    root = repository()
+    text = (root / "docs" / "code.md").read_text()
+    named = re.findall(r"`((?:jaxgpt|tests)/[\w/.]+)`", text)
+    assert [path for path in named if not (root / path).exists()] == []
+    rooms = {path.name for path in (root / "jaxgpt").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {path.split("/")[1] for path in named if (root / path).is_dir()} == rooms
+    core = [path for room in ("ops", "model", "train", "decoding") for path in (root / "jaxgpt" / room).glob("*.py")]
+    walk = {
+        path
+        for path in re.findall(r"^\d\. .*$", text, flags=re.M)
+        for path in re.findall(r"`(jaxgpt/[\w/.]+\.py)`", path)
+    }
+    about = [int(n.replace(",", "")) for n in re.findall(r"about ([\d,]+)", text)]
+    assert [abs(lines(*core) - about[0]) < 100, abs(lines(*(root / p for p in walk)) - about[1]) < 100] == [True, True]

@@ -19,9 +19,9 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
 import jaxgpt as package
+from jaxgpt.checkpoint.index import choose, steps
 from jaxgpt.cli import main
 from jaxgpt.presets import PRESETS
-from jaxgpt.train.catalog import choose, steps
 
 TINY = flags(
     model__n_layer=1,
@@ -148,7 +148,7 @@ def test_statquest_answers_from_most_seeds(seeds: int) -> None:
         answers = package.generate(
             lm, ["what is statquest <EOS>", "statquest is what <EOS>"], max_new_tokens=2, temperature=0
         )
-        right += all((a.text, a.finish_reason) == ("awesome", "stop") for a in answers)
+        right += all((a.text, a.finish_reason) == (" awesome", "stop") for a in answers)
     assert right >= 0.8 * seeds, f"{right} of {seeds}"
 
 
@@ -276,12 +276,12 @@ def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) ->
 def test_bad_prompts(run: Path) -> None:
     Path("prompts.txt").write_text("12\n\n13\n")
     for args, message in [
-        (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) at position 3"),
-        (["--prompt", "1", "--temperature", "-1"], "temperature must be a number of at least 0, not -1.0"),
-        (["--prompt", "1", "--temperature", "nan"], "temperature must be a number of at least 0, not nan"),
-        (["--prompt", "1", "--top-p", "1.5"], "top-p must be between 0 and 1, not 1.5"),
-        (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0"),
-        (["--prompt", "1", "--max-new-tokens", "0"], "max-new-tokens must be at least 1, not 0"),
+        (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) of '12 é'"),
+        (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0 and finite: -1.0"),
+        (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0 and finite: nan"),
+        (["--prompt", "1", "--top-p", "1.5"], "top-p must be at least 0 and at most 1: 1.5"),
+        (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0: -2"),
+        (["--prompt", "1", "--max-new-tokens", "0"], "max-new-tokens must be at least 1: 0"),
         (["--prompt", "1", "--checkpoint", "7"], "no checkpoint '7'"),
         (["--prompts-file", "prompts.txt"], "prompts.txt: line 2 is empty"),
         (["--prompts-file", "none.txt"], "cannot read none.txt"),

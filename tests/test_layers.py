@@ -11,13 +11,16 @@ import pytest
 from helpers import repository
 
 ORDER = [
-    {"strict", "cache", "ops"},
+    {"errors", "cache", "ops"},
     {"config"},
     {"presets"},
-    {"model", "data", "decoding", "parallel"},
-    {"train", "prompts"},
-    {"lm"},
+    {"model", "data", "decoding"},
+    {"parallel"},
+    {"train"},
+    {"checkpoint", "prompts"},
+    {"trainer", "lm"},
     {"convert"},
+    {"plan"},
     {"study"},
     {"cli"},
 ]

@@ -148,16 +148,6 @@ def test_an_end_token_ends_a_row_and_only_that_row() -> None:
         assert len(out.ids) == 20 or out.finish_reason == "stop"
 
 
-def test_a_long_text_is_made_in_blocks_and_stays_the_same(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the blocks progress is shown, and Ctrl-C has its chance."""
-    settings = {"max_new_tokens": 40, "temperature": 0.9}
-    at_once = jaxgpt.generate(lm, ["ab", "c"], **settings)
-    monkeypatch.setattr("jaxgpt.lm.generation.LONG_BLOCK", 16)
-    seen: list[tuple[int, int]] = []
-    assert jaxgpt.generate(lm, ["ab", "c"], **settings, progress=lambda *done: seen.append(done)) == at_once
-    assert seen == [(1, 40), (17, 40), (33, 40), (40, 40)]
-
-
 def test_stop_ids(lm: LM) -> None:
     [free] = jaxgpt.generate(lm, ["a"], max_new_tokens=60)
     stop = free.ids[20]
@@ -288,7 +278,7 @@ def test_beyond_the_context_is_an_error_with_both_numbers_unless_asked_for() -> 
         ({"overflow": "wrap"}, "overflow"),
         ({"max_new_tokens": 8.0}, "max-new-tokens must be an integer: 8.0"),
         ({"max_new_tokens": True}, "max-new-tokens must be an integer: True"),
-        ({"max_new_tokens": 3 * 10**9}, "max-new-tokens must be from 1 to 16,777,216: 3000000000"),
+        ({"max_new_tokens": 3 * 10**9}, "max-new-tokens must be at most 16,777,216: 3000000000"),
         ({"max_new_tokens": 2**24, "overflow": "slide", "num_return_sequences": 2**16}, "not enough memory"),
         ({"max_length": "20"}, "max-length must be an integer: '20'"),
         ({"no_repeat_ngram_size": 10**11}, "no-repeat-ngram-size must be"),
@@ -304,7 +294,7 @@ def test_beyond_the_context_is_an_error_with_both_numbers_unless_asked_for() -> 
         ({"key": 1.5}, "key must be an integer"),
         ({"key": True}, "a seed must be an integer"),
         ({"key": None}, "a seed must be an integer"),
-        ({"key": -1}, "a seed must be from 0 to 4,294,967,295: -1"),
+        ({"key": -1}, "a seed must be at least 0: -1"),
         ({"key": [1, 2]}, "key must be an integer"),
         ({"key": np.arange(3, dtype=np.uint32)}, "key must be an integer"),
         ({"key": jax.random.split(jax.random.key(0), 3)}, r"\(3,\) keys: give one key, or one per prompt \(1\)"),
@@ -337,7 +327,7 @@ def test_what_cannot_work_is_said_in_one_line(lm: LM, settings: dict[str, Any], 
         ([["a"]], "must be an integer: 'a'"),
         ([np.ones((1, 2), int)], "must be an integer"),
         ([[1, 99]], "id 99 at position 1 of the prompt is outside the vocabulary of 17"),
-        ([[2**70]], "must be from"),
+        ([[2**70]], "must be at most"),
         ([[-1]], "id -1"),
         ([[]], "no ids"),
     ],
@@ -352,7 +342,7 @@ def test_prompts_that_cannot_work_are_said_in_one_line(lm: LM, prompts: Any, mes
 def test_what_is_no_model_or_no_block_is_said() -> None:
     with pytest.raises(UserError, match=r"jaxgpt\.load.*'runs/abc'"):
         jaxgpt.generate("runs/abc", "a")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="block must be from 1"):
+    with pytest.raises(UserError, match="block must be at least 1"):
         jaxgpt.stream(tiny(), "a", block=0)
 
 

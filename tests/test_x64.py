@@ -10,7 +10,7 @@ import numpy as np
 from helpers import small_run
 
 from jaxgpt.config import OptimConfig
-from jaxgpt.train.build import build
+from jaxgpt.trainer.program import build
 
 
 def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:

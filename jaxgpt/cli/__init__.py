@@ -13,7 +13,7 @@ from types import ModuleType
 from jaxgpt.cache import keep_compiled
 from jaxgpt.cli.interrupt import INTERRUPTED, end_now, interruptible
 from jaxgpt.config import UserError
-from jaxgpt.train import TrainingFailed
+from jaxgpt.errors import TrainingFailed
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nobody's mistake, and no bug
 NO_CACHE = {"--no-cache", "--no_cache"}

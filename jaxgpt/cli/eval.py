@@ -13,7 +13,7 @@ from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, MeshConfig, UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.train.build import Program
+    from jaxgpt.trainer.program import Program
 
 COMMAND = Command(
     "eval",
@@ -52,7 +52,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.data import load_eval_data
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import fake_quantize
-    from jaxgpt.train.evaluate import evaluate
+    from jaxgpt.trainer.evaluation import evaluate
 
     with progress("loading") as activity:
         lm = load(target, parsed.checkpoint)
@@ -101,7 +101,7 @@ def run(args: Sequence[str]) -> int:
 
 def _program(config: Config) -> Program:
     """Build a run's program on the devices of this machine, with its mesh and attention kernel if they fit."""
-    from jaxgpt.train.build import build
+    from jaxgpt.trainer.program import build
 
     fitting = replace(config, train=replace(config.train, attention="auto", remat="none"))
     for own in (config, fitting):

@@ -43,7 +43,7 @@ def run(args: Sequence[str]) -> int:
 def describe(config: Config) -> dict[str, Any]:
     """The figures of a config whose vocabulary is known; no array is made."""
     from jaxgpt.model.params import abstract_params
-    from jaxgpt.train.metrics import flops_per_token, parameter_count, parameter_table, state_bytes
+    from jaxgpt.trainer.metrics import flops_per_token, parameter_count, parameter_table, state_bytes
 
     params = abstract_params(config.model)
     return {

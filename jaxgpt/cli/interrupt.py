@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from jaxgpt.train.stop import watch_signals
+from jaxgpt.trainer.signals import watch_signals
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
 GRACE = 1.0  # seconds for an orderly end

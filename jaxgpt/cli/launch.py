@@ -46,8 +46,6 @@ def run(args: Sequence[str]) -> int:
         if not low <= getattr(parsed, name) <= high:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} must be at least {low} and at most {high}, not {getattr(parsed, name)}")
-    if command[0] != "train":
-        raise UserError(f"jaxgpt launch runs jaxgpt train only, not {command[0]!r} (usage: {COMMAND.usage})")
     with _port(parsed.address) as port:
         fleet = _Fleet(parsed, [*command, "--distributed.coordinator", f"{parsed.address}:{port}"])
     return fleet.wait()

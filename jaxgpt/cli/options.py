@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxgpt.config import UserError, did_you_mean
-from jaxgpt.strict import shown
+from jaxgpt.errors import shown
 
 T = TypeVar("T")
 

@@ -74,16 +74,16 @@ class Command:
         """
         flags = [flag for option in options(cls) for flag in option.flags]
         names = self.arguments.removesuffix(" ...").split()
-        rest: list[str] = []
+        expected, rest = len(names), list[str]()
         if self.arguments.endswith("..."):  # all words from this one on
             at = args.index(names[0]) if names[0] in args else len(args)
-            args, rest = args[:at], list(args[at:])
+            expected, args, rest = 0, args[:at], list(args[at:])
         if any(word in HELP for word in args):
             print(self._help(cls, args), flush=True)
             raise SystemExit(0)
         arguments, given = read(cls, args, lambda flag: unknown_option(flag, flags, self.name))
-        if len(arguments) + bool(rest) > len(names):
-            raise UserError(f"unexpected argument {arguments[len(names) - bool(rest)]!r} (usage: {self.usage})")
+        if len(arguments) > expected:
+            raise UserError(f"unexpected argument {arguments[expected]!r} (usage: {self.usage})")
         arguments += rest
         for name in names[len(arguments) :]:
             if not name.startswith("["):
@@ -146,7 +146,7 @@ def named_config(target: str) -> Config:
         return preset(target)
     if not Path(target).exists():
         raise UserError(f"no preset or run {target!r}{did_you_mean(target, PRESETS)}; jaxgpt presets lists the presets")
-    from jaxgpt.train.run import open_run
+    from jaxgpt.checkpoint.run import open_run
 
     return open_run(Path(target)).config()
 

@@ -14,8 +14,8 @@ from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, MeshConfig, UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.parallel.topology import Topology
-    from jaxgpt.study.figures import Figures
+    from jaxgpt.plan.figures import Figures
+    from jaxgpt.plan.topology import Topology
 
 COMMAND = Command(
     "plan",
@@ -61,8 +61,8 @@ def run(args: Sequence[str]) -> int:
     config = with_vocab(config)
     # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxgpt.parallel.topology import parse_topology
-    from jaxgpt.study.estimate import planned
+    from jaxgpt.plan.estimate import planned
+    from jaxgpt.plan.topology import parse_topology
 
     topology = parse_topology(parsed.topology, parsed.slices)
     config, remark = planned(config, topology)
@@ -70,9 +70,9 @@ def run(args: Sequence[str]) -> int:
 
 
 def _plan(target: str, config: Config, topology: Topology, remark: str, args: Args) -> int:
-    from jaxgpt.parallel.topology import compiler_missing
-    from jaxgpt.study.estimate import estimate, suggestions
-    from jaxgpt.study.plan import compile_decode, compile_step
+    from jaxgpt.plan.estimate import estimate, suggestions
+    from jaxgpt.plan.plan import compile_decode, compile_step
+    from jaxgpt.plan.topology import compiler_missing
 
     say: Callable[[str], None] = (lambda text: None) if args.json else print
     why_not = "--estimate is given" if args.estimate else compiler_missing(topology)

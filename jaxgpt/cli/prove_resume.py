@@ -40,7 +40,7 @@ def run(args: Sequence[str]) -> int:
         raise UserError(f"--cut must be between 1 and --steps - 1 = {parsed.steps - 1}, not {parsed.cut}")
     config = replace(config, train=replace(config.train, steps=parsed.steps))
 
-    from jaxgpt.train.prove import prove
+    from jaxgpt.study.check_resume import prove
 
     hashes = prove(config, parsed.cut)
     equal = all(straight == resumed for straight, resumed in hashes.values())
@@ -63,7 +63,7 @@ def _leg(order: Path) -> int:
 
     config = from_json(json.dumps(json.loads(order.read_text())["config"]))
     use_cores(config.mesh, model=config.model)
-    from jaxgpt.train.prove import leg
+    from jaxgpt.study.check_resume import leg
 
     print_json(leg(order))
     return 0

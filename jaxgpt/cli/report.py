@@ -19,6 +19,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from jaxgpt.checkpoint.index import kept
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.console import Console
 from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
@@ -30,13 +32,11 @@ from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
 from jaxgpt.prompts import beginning
-from jaxgpt.train.build import Program
-from jaxgpt.train.catalog import kept
-from jaxgpt.train.evaluate import Evaluation, eval_params
-from jaxgpt.train.loop import Outcome, Reporter
-from jaxgpt.train.metrics import parameter_count
-from jaxgpt.train.plot import LossPlot
-from jaxgpt.train.run import Run
+from jaxgpt.trainer.evaluation import Evaluation, eval_params
+from jaxgpt.trainer.loop import Outcome, Reporter
+from jaxgpt.trainer.metrics import parameter_count
+from jaxgpt.trainer.plots import LossPlot
+from jaxgpt.trainer.program import Program
 
 PLAIN_EVERY = 5.0  # seconds between lines where there is no terminal
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxgpt.cli.parse import Command, note, print_json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import SEED, BeamParams, MeshConfig, Overflow, SamplingParams, UserError, settings_of
-from jaxgpt.strict import as_int
+from jaxgpt.errors import as_int
 
 if TYPE_CHECKING:
     from jaxgpt.data import Tokenizer

@@ -109,6 +109,7 @@ PEERS = (
     Peer("num-samples n", "--num-return-sequences"),
     Peer("length max-tokens num-tokens tokens", "--max-new-tokens --max-length"),
     Peer("temp", "--temperature"),
+    Peer("beyond", "--overflow"),
     Peer("greedy do-sample", "", "--temperature 0 takes the most probable token at each position"),
     Peer("beams beam-size", "--num-beams"),
     Peer("stop-token stop-tokens stop-sequences stop-strings eos eos-token-id", "--stop --stop-ids"),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from jaxgpt.cli.parse import Command, Settings, command_line, named_config, note, path_word, with_settings
 from jaxgpt.config import Config, DistributedConfig, UserError, flat, from_json
+from jaxgpt.errors import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS
-from jaxgpt.strict import read_bytes
 
 if TYPE_CHECKING:
-    from jaxgpt.train.run import Run
+    from jaxgpt.checkpoint.run import Run
 
 COMMAND = Command(
     "train",
@@ -82,18 +82,18 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
     use_cores(config.mesh, count(), config.model)
     keep_memory(config)
+    from jaxgpt.checkpoint.index import kept
+    from jaxgpt.checkpoint.lock import sole_writer
+    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run
+    from jaxgpt.checkpoint.versions import versions
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
-    from jaxgpt.train.build import build
-    from jaxgpt.train.catalog import kept
-    from jaxgpt.train.lock import sole_writer
-    from jaxgpt.train.loop import fit
-    from jaxgpt.train.plot import plot_losses
-    from jaxgpt.train.resume import ResumePoint, check_data, resume_point
-    from jaxgpt.train.run import Run, describe, new_run, open_run
-    from jaxgpt.train.start import cropped, split_checkpoint
-    from jaxgpt.train.versions import versions
+    from jaxgpt.trainer.init_from import cropped, split_checkpoint
+    from jaxgpt.trainer.loop import fit
+    from jaxgpt.trainer.plots import plot_losses
+    from jaxgpt.trainer.program import build
+    from jaxgpt.trainer.resume import ResumePoint, check_data, resume_point
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
     flags["whether there is a run to resume"] = old is not None
@@ -162,7 +162,7 @@ def _config_file(name: str) -> Config:
 
 def _repeated(run: Path, config: Config) -> Config:
     """The settings of a run, for another one. The vocabulary is the tokenizer's again, as other data may change it."""
-    from jaxgpt.train.run import open_run
+    from jaxgpt.checkpoint.run import open_run
 
     weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
     note(f"repeating the settings of {run}, from {weights}")
@@ -172,7 +172,7 @@ def _repeated(run: Path, config: Config) -> Config:
 
 def _existing(out: str, name: str) -> Config | None:
     """Read the settings of the run to resume; None if there is none yet and a preset is named to start it with."""
-    from jaxgpt.train.run import Run
+    from jaxgpt.checkpoint.run import Run
 
     if not out:
         raise UserError("--resume needs the folder of the run: jaxgpt train --resume --out DIR")
@@ -189,8 +189,8 @@ def _existing(out: str, name: str) -> Config | None:
 
 def _checked_resume(old: Config, config: Config, args: Args) -> Config:
     """Check what a command changes of the run that it resumes."""
-    from jaxgpt.train.resume import resumed_config
-    from jaxgpt.train.start import split_checkpoint
+    from jaxgpt.trainer.init_from import split_checkpoint
+    from jaxgpt.trainer.resume import resumed_config
 
     source = Path(old.init_from), split_checkpoint(old.init_from)[0]
     if args.init_from and (not old.init_from or Path(args.init_from) not in source):
@@ -201,8 +201,8 @@ def _checked_resume(old: Config, config: Config, args: Args) -> Config:
 
 def _begun(base: Config, init_from: str) -> Config:
     """Give a preset the model and the tokenizer of the run whose weights it starts from."""
-    from jaxgpt.train.run import open_run
-    from jaxgpt.train.start import split_checkpoint
+    from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.trainer.init_from import split_checkpoint
 
     path, _ = split_checkpoint(init_from)
     model = open_run(path).config().model
@@ -211,9 +211,9 @@ def _begun(base: Config, init_from: str) -> Config:
 
 def _checked_start(base: Config, config: Config, init_from: str) -> Config:
     """Check that a run can start from the weights of another one, and note which checkpoint they are."""
-    from jaxgpt.train.catalog import choose
-    from jaxgpt.train.run import Run
-    from jaxgpt.train.start import check_start, split_checkpoint
+    from jaxgpt.checkpoint.index import choose
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.trainer.init_from import check_start, split_checkpoint
 
     check_start(base.model, config.model)
     if config.data.tokenizer != base.data.tokenizer:

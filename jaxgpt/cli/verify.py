@@ -68,7 +68,7 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     """What is verified, and its name."""
     from jaxgpt.lm import load
     from jaxgpt.study.verify import fresh
-    from jaxgpt.train.metrics import parameter_count
+    from jaxgpt.trainer.metrics import parameter_count
 
     if target and (target not in PRESETS or Path(target).exists()):
         lm, name = load(target, checkpoint), target

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import UserError
-from jaxgpt.strict import read_json, shown
+from jaxgpt.errors import read_json, shown
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

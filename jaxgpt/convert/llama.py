@@ -8,7 +8,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import Table, Tensor
-from jaxgpt.strict import shown
+from jaxgpt.errors import shown
 
 PREFIX = "model."
 

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
@@ -15,10 +17,8 @@ from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
+from jaxgpt.errors import read_json, shown
 from jaxgpt.lm import load
-from jaxgpt.strict import read_json, shown
-from jaxgpt.train.checkpoint import save_params
-from jaxgpt.train.run import Run, describe
 
 GPT2 = Format(gpt2.TABLE, gpt2.PREFIX, f"{gpt2.PREFIX}wte.weight")
 LLAMA = Format(llama.TABLE, llama.PREFIX, f"{llama.PREFIX}embed_tokens.weight")
@@ -183,6 +183,6 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _count(params: Any) -> int:
-    from jaxgpt.train.metrics import parameter_count
+    from jaxgpt.trainer.metrics import parameter_count
 
     return parameter_count(params)

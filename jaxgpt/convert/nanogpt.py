@@ -12,7 +12,7 @@ from jaxgpt.convert.files import Weights
 from jaxgpt.convert.gpt2 import NANOGPT_TABLE, PREFIX
 from jaxgpt.convert.tensors import from_arrays
 from jaxgpt.convert.weights import BUFFERS, HEAD, Format
-from jaxgpt.strict import shown
+from jaxgpt.errors import shown
 
 NANOGPT = Format(NANOGPT_TABLE, PREFIX, f"{PREFIX}wte.weight")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from jaxgpt.config import UserError
-from jaxgpt.strict import shown
+from jaxgpt.errors import shown
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
 from jaxgpt.data import Tokens
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
-from jaxgpt.strict import read_json, shown
-from jaxgpt.train.build import Program, build
+from jaxgpt.errors import read_json, shown
+from jaxgpt.trainer.program import Program, build
 
 TRAIN, VAL = 0, 1
 

@@ -22,7 +22,7 @@ from jaxgpt.data.corpus import Progress, Text, no_progress
 from jaxgpt.data.encode import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxgpt.data.pieces import rejoin
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.strict import parse_json
+from jaxgpt.errors import parse_json
 
 FORMAT = 1  # of the files, and of what this module and `pieces` make of a text
 SMALLEST = 1 << 20  # bytes of a text from which on its ids are kept: others are encoded within a second

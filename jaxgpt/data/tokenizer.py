@@ -18,7 +18,7 @@ from jaxgpt.data.encode import SubwordTokenizer as SubwordTokenizer
 from jaxgpt.data.encode import Tokenizer as Tokenizer
 from jaxgpt.data.encode import WordTokenizer as WordTokenizer
 from jaxgpt.data.pieces import GPT2_CUTS, find_by, rejoin, split_by
-from jaxgpt.strict import parse_json, read_bytes, shown
+from jaxgpt.errors import parse_json, read_bytes, shown
 
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
 LIMIT = 1 << 27  # bytes of a tokenizer's file; the largest published ones have a quarter

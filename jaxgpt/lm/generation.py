@@ -17,10 +17,10 @@ from jaxgpt.decoding.beam import WORST
 from jaxgpt.decoding.engine import cache_shape
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.decoding.text import FinishReason
+from jaxgpt.errors import as_int
 from jaxgpt.lm.model import LM, check_lm, functions_of, placed
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_prompts, fit, row_keys
-from jaxgpt.strict import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings

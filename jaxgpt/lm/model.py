@@ -13,17 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgpt.checkpoint.run import complete_run, open_run
+from jaxgpt.checkpoint.store import read_params, save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Model
+from jaxgpt.errors import as_int, shown
 from jaxgpt.model import GPT, KVCache, init_cache
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
 from jaxgpt.parallel import on_mesh
-from jaxgpt.strict import as_int, shown
-from jaxgpt.train.checkpoint import read_params, save_params
-from jaxgpt.train.run import complete_run, open_run
 
 
 class LM(NamedTuple):

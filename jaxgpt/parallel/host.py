@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import microbatches, sizes_of
-from jaxgpt.parallel.topology import quiet_libtpu
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are given back when they are freed, whatever its thresholds
 ACTIVATIONS = 120  # bytes of temporaries a token, layer and width: about 30 arrays of float32
@@ -82,6 +81,23 @@ def _libtpu_without_tpu() -> bool:
     """Whether JAX would look for TPUs on a machine that has libtpu only to compile for them, as `jaxgpt plan` does."""
     wanted = "JAX_PLATFORMS" not in os.environ and importlib.util.find_spec("libtpu") is not None
     return wanted and not any(True for pattern in TPU_NODES for _ in Path("/dev").glob(pattern))
+
+
+def quiet_libtpu() -> None:
+    """Tell libtpu, before it is loaded, that there is no TPU: no search for one, no logs, no lock. It can still compile."""
+    settings = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        # The lock guards chips, and compiling touches none: several plans can be made at once.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def _cores() -> int:

@@ -89,7 +89,7 @@ def _number(name: str) -> int:
 
 
 def _initialize(config: DistributedConfig) -> None:
-    # SIGTERM is the loop's business (train/stop.py); JAX would take it away.
+    # SIGTERM is the loop's business (trainer/signals.py); JAX would take it away.
     jax.config.update("jax_enable_preemption_service", False)
     named: dict[str, Any] = {}
     if config.coordinator not in ("", "auto"):

@@ -19,7 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.strict import did_you_mean, shown
+from jaxgpt.errors import did_you_mean, shown
 
 T = TypeVar("T")
 

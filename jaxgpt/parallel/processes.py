@@ -23,8 +23,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import UserError
+from jaxgpt.errors import shown
 from jaxgpt.parallel.mesh import everywhere, settle
-from jaxgpt.strict import shown
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.quantize import quantize
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import kinds, spent, traced
-from jaxgpt.train.build import Program, build
-from jaxgpt.train.loop import LAG
-from jaxgpt.train.metrics import flops_per_token, multiplied_parameters, parameter_count
+from jaxgpt.trainer.loop import LAG
+from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
+from jaxgpt.trainer.program import Program, build
 
 PROMPT, NEW = 16, 128  # tokens of the sample, where the context has room for them
 TRACED = 1.0  # seconds of steps in a trace: two to ten steps

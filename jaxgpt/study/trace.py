@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.parallel.hlo import KINDS as COLLECTIVES
-from jaxgpt.parallel.hlo import split_computations
+from jaxgpt.plan.hlo import KINDS as COLLECTIVES
+from jaxgpt.plan.hlo import split_computations
 
 PRODUCTS = ("dot", "convolution")
 CALLS = ("fusion", "call")

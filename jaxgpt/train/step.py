@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key
-from jaxgpt.train.guard import Guard, init_guard, judge, squares
 from jaxgpt.train.loss import token_count
+from jaxgpt.train.skip import Guard, init_guard, judge, squares
 
 # (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
 LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]

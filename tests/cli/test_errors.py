@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from folders import SMALL, run_folder
 
+from jaxgpt.checkpoint import checksums as manifest
 from jaxgpt.cli import main
 from jaxgpt.data.encode import quiet_stderr
-from jaxgpt.train import manifest
 
 
 def panicking_tokenizer(run: Path) -> None:

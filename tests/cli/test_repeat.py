@@ -13,6 +13,7 @@ from helpers import jaxgpt
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxgpt.checkpoint.run import Run, describe
 from jaxgpt.cli import sample, train
 from jaxgpt.cli.parse import command_line, path_word
 from jaxgpt.cli.report import first_prompt, sample_command
@@ -20,7 +21,6 @@ from jaxgpt.cli.train import COMMAND, Args
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.train.run import Run, describe
 
 
 @pytest.fixture

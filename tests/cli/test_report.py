@@ -14,10 +14,10 @@ from typing import TextIO
 import pytest
 from helpers import TEXT, small_run
 
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.report import Report
 from jaxgpt.data import load_dataset
-from jaxgpt.train.build import build
-from jaxgpt.train.run import Run
+from jaxgpt.trainer.program import build
 
 METRICS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0}
 

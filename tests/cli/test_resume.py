@@ -11,9 +11,9 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import TEXT, Result, flags, jaxgpt
 
-from jaxgpt.train import manifest
-from jaxgpt.train.catalog import METADATA, METRICS, noted, steps
-from jaxgpt.train.metrics import TIMES, read_metrics
+from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint.index import METADATA, METRICS, noted, steps
+from jaxgpt.trainer.metrics import TIMES, read_metrics
 
 TINY = flags(
     data__path="text.txt",

@@ -20,6 +20,9 @@ import jax
 import numpy as np
 from folders import LLAMA, SMALL, hf_folder, run_folder
 
+from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint.index import latest_valid
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli import COMMANDS, module_of
 from jaxgpt.cli.parse import Settings, with_settings
 from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
@@ -30,11 +33,8 @@ from jaxgpt.data.tokenizer import load_tokenizer
 from jaxgpt.data.tokens import open_tokens
 from jaxgpt.lm import load
 from jaxgpt.presets import preset
-from jaxgpt.train import manifest
-from jaxgpt.train.catalog import latest_valid
-from jaxgpt.train.metrics import read_metrics
-from jaxgpt.train.plot import plot_losses
-from jaxgpt.train.run import Run
+from jaxgpt.trainer.metrics import read_metrics
+from jaxgpt.trainer.plots import plot_losses
 
 SECONDS = 5.0  # of the processor, in which an input must be dealt with
 PROBES = ("", "a", "the cat  sat\n on 12 mats", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!", "\u00e9\u4e2d\U0001f600")

@@ -10,9 +10,9 @@ import pytest
 from helpers import jaxgpt
 
 from jaxgpt.config import DataConfig, UserError, from_json
-from jaxgpt.strict import parse_json, read_bytes, read_json
-from jaxgpt.train.metrics import read_metrics
-from jaxgpt.train.plot import plot_losses
+from jaxgpt.errors import parse_json, read_bytes, read_json
+from jaxgpt.trainer.metrics import read_metrics
+from jaxgpt.trainer.plots import plot_losses
 
 JSON = {
     "key twice": (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),

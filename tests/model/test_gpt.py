@@ -11,7 +11,7 @@ from helpers import every_model, make, random_ids, small
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT, init_cache
 from jaxgpt.model.params import abstract_params
-from jaxgpt.train.metrics import parameter_count
+from jaxgpt.trainer.metrics import parameter_count
 
 
 def extend(model: GPT, params: object, tokens: jax.Array, cache: object, last: bool = False):

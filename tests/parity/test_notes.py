@@ -12,7 +12,7 @@ from jaxgpt.convert import notes
 from jaxgpt.convert.tensors import expand, from_arrays, leaf_shapes, tensor_shape
 from jaxgpt.model import GPT
 from jaxgpt.presets import preset
-from jaxgpt.train.build import build
+from jaxgpt.trainer.program import build
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, OptimConfig, TrainConfig
-from jaxgpt.parallel.hlo import split_computations
+from jaxgpt.plan.hlo import split_computations
 from jaxgpt.study.trace import KINDS, kinds, own_times, spent
-from jaxgpt.train.build import build
+from jaxgpt.trainer.program import build
 
 
 @pytest.fixture(autouse=True)

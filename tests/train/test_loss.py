@@ -12,7 +12,7 @@ from helpers import make, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT
-from jaxgpt.train.build import make_loss_fn
+from jaxgpt.trainer.program import make_loss_fn
 
 B, T = 4, 10
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from helpers import make, random_ids, small
 
+from jaxgpt.checkpoint.store import Checkpoints, restore_state
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
-from jaxgpt.train.build import Program, build, make_loss_fn
-from jaxgpt.train.checkpoint import Checkpoints, restore_state
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
+from jaxgpt.trainer.program import Program, build, make_loss_fn
 
 
 def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | None = None, **train) -> Config:  # type: ignore[no-untyped-def]

@@ -20,9 +20,9 @@ from helpers import make, random_ids, small
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import on_mesh
-from jaxgpt.train.build import Program, build, make_loss_fn
 from jaxgpt.train.loss import cross_entropy, token_count
 from jaxgpt.train.step import eval_step, gradients
+from jaxgpt.trainer.program import Program, build, make_loss_fn
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # Adafactor factors the MLP's second moments from here on
@@ -217,7 +217,7 @@ def test_the_update_is_compiled_while_the_weights_are_made(each: int) -> None:
 
 def test_the_first_weights_are_the_same_however_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
-    monkeypatch.setattr("jaxgpt.train.build.quick_compile_options", lambda mesh: None)
+    monkeypatch.setattr("jaxgpt.trainer.program.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 

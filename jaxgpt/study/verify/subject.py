@@ -16,7 +16,7 @@ from jaxgpt.config import Config, ModelConfig
 from jaxgpt.lm import LM, load, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
-from jaxgpt.train.build import make_loss_fn
+from jaxgpt.trainer.program import make_loss_fn
 
 LENGTH = 48  # tokens of a row, where the context holds them
 ROWS = 8  # of a batch for gradients: what eight devices can share

@@ -18,7 +18,7 @@ from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import ROWS, STEPS, Skipped, Subject, distance
-from jaxgpt.train.build import Program
+from jaxgpt.trainer.program import Program
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:

@@ -1,0 +1,173 @@
+"""Reading what a stranger may have written: JSON without its traps, files of a bounded size, the error a user sees.
+
+Imports: the standard library.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import operator
+import re
+import reprlib
+from collections.abc import Iterable
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+JSON_LIMIT = 1 << 24  # bytes of a JSON file; 16 MB is 100 times the index of the largest published models
+_LONGEST = 1000  # characters of an error's line
+_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_HALVES = re.compile(r"\\u[dD][89a-fA-F]")
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+
+
+class TrainingFailed(RuntimeError):
+    """The work failed through no fault of the command. The command line prints it as one line and exits with 1."""
+
+
+class UserError(ValueError):
+    """What a user can mend: one line that says what, where and how. The command line prints it and exits with 2.
+
+    It is one line whatever the names and values in it hold: what would break it is written as an escape.
+    """
+
+    def __init__(self, message: str) -> None:
+        line = _BREAKS.sub(lambda found: repr(found[0])[1:-1], message)
+        cut = len(line) - _LONGEST
+        super().__init__(line if cut <= 0 else f"{line[: _LONGEST // 2]} ... {line[_LONGEST // 2 + cut :]}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`" (did you mean X?)"`, or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7) if len(word) < 100 else []
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def shown(value: Any) -> str:
+    """A value in an error: as Python writes it, its middle left out where it is long or deep."""
+    return _short.repr(value)
+
+
+def as_int(name: str, value: Any, low: int, high: int) -> int:
+    """Convert an integer of any kind (Python's, NumPy's, a 0-d array) to `int`.
+
+    Raises:
+        UserError: a bool, a float (whole or not) or anything else, or a number outside `low` to `high`.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise UserError(f"{name} must be an integer: {shown(value)}")
+    if not low <= number <= high:
+        limit = f"at least {low:,}" if number < low else f"at most {high:,}"
+        raise UserError(f"{name} must be {limit}: {shown(number)}")
+    return number
+
+
+def as_float(
+    name: str, value: Any, low: float, high: float, *, open_start: bool = False, open_end: bool = False
+) -> float:
+    """Convert a real number of any kind (Python's, NumPy's, a 0-d array) to `float`.
+
+    Raises:
+        UserError: a bool, a string or anything else, NaN, or a number outside `low` to `high`.
+    """
+    real = isinstance(value, Real) or (getattr(value, "shape", None) == () and value.dtype.kind in "iuf")
+    if not real or isinstance(value, bool):
+        raise UserError(f"{name} must be a number: {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    # Written so that NaN is outside.
+    if not (low <= number <= high) or (open_start and number == low) or (open_end and number == high):
+        start = "above" if open_start else "at least"
+        end = "" if high == math.inf else f" and {'below' if open_end else 'at most'} {high:g}"
+        raise UserError(f"{name} must be {start} {low:g}{end or ' and finite' * open_end}: {shown(value)}")
+    return number
+
+
+def parse_json(data: bytes | str, where: str) -> Any:
+    """A JSON value. Refused as well: what readers disagree on, or what Python's own would turn into something else.
+
+    That is a key given twice, NaN and Infinity, whole numbers beyond 64 bits, numbers beyond float64, half a surrogate
+    pair, a byte-order mark, and nesting deeper than Python's stack.
+
+    Raises:
+        UserError: any of these, or no JSON at all.
+    """
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_int=_whole, parse_float=_real, parse_constant=_no_constant
+        )
+        if _HALVES.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise UserError(f"{where}: not valid JSON (nested too deeply)") from None
+    except ValueError as e:
+        raise UserError(f"{where}: not valid JSON ({e})") from None
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        UserError: not there, too large, or something else.
+    """
+    value = parse_json(read_bytes(path), str(path))
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
+    """A file as a whole, if it is a file and no larger than `limit` bytes.
+
+    Raises:
+        UserError: not there, no regular file (a pipe would never end), or too large.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"cannot read {path}: it is not a file")
+        size = path.stat().st_size
+        if size > limit:
+            raise UserError(f"{path} has {size:,} bytes, at most {limit:,} are read: refused")
+        return path.read_bytes()
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {shown(twice)} is given twice")
+    return value
+
+
+def _whole(digits: str) -> int:
+    # The longest of 64 bits has 20 characters, a sign included; Python would take any number of them.
+    value = int(digits) if len(digits) <= 20 else 2**64
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"the number {shown(digits)} is beyond 64 bits")
+    return value
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {shown(digits)} is beyond float64")
+    return value
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")

@@ -1,0 +1,93 @@
+"""Whether going on with a run loses nothing: straight, and cut in two, each leg in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgpt.checkpoint.index import latest_valid
+from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.config import Config, UserError, from_json
+from jaxgpt.data import Windows, load_dataset
+from jaxgpt.errors import TrainingFailed
+from jaxgpt.ops.random import named_key
+from jaxgpt.trainer.loop import Reporter, fit
+from jaxgpt.trainer.metrics import TIMES, read_metrics
+from jaxgpt.trainer.program import build
+
+
+def prove(config: Config, cut: int) -> dict[str, tuple[str, str]]:
+    """What is at the end of a run that went straight, and of one that was cut at a step and resumed.
+
+    Returns:
+        For every part of the state, and for what the next step would use, two hashes.
+
+    Raises:
+        UserError, TrainingFailed: a leg could not be run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        straight = run_leg(place, {"config": asdict(config), "out": "straight", "resume": False, "until": None})
+        run_leg(place, {"config": asdict(config), "out": "cut", "resume": False, "until": cut})
+        resumed = run_leg(place, {"config": asdict(config), "out": "cut", "resume": True, "until": None})
+    return {name: (straight[name], resumed[name]) for name in straight}
+
+
+def run_leg(place: Path, order: dict[str, Any]) -> dict[str, str]:
+    """One leg in a process of its own, which gets its order as a file and answers with hashes."""
+    file = place / "order.json"
+    file.write_text(json.dumps(order | {"out": str(place / order["out"])}))
+    command = [sys.executable, "-m", "jaxgpt", "prove-resume", "--leg", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        failure = UserError if done.returncode == 2 else TrainingFailed
+        raise failure(lines[-1].removeprefix("jaxgpt: "))
+    answer: dict[str, str] = json.loads(done.stdout)
+    return answer
+
+
+def leg(file: Path) -> dict[str, str]:
+    """Do what an order says, as `jaxgpt train` would."""
+    order = json.loads(file.read_text())
+    config, run = from_json(json.dumps(order["config"])), Run(Path(order["out"]))
+    data = load_dataset(config, run.tokenizer() if order["resume"] else None)
+    config = config if config.model.vocab_size else config.with_model(vocab_size=data.tokenizer.vocab_size)
+    run.path.mkdir(exist_ok=True)
+    describe(run, config, data.tokenizer)
+    program = build(config)
+    silent = Reporter()
+    last = latest_valid(run.checkpoints, config, silent.note) if order["resume"] else None
+    state = fit(program, data, run, silent, last, None, order["until"]).state
+    step, block_size = int(state.step), config.model.block_size
+    windows = Windows(data.train, block_size, config.train.seed, config.data.sampling, config.data.stride)
+    lines = [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run.metrics)]
+    parts = {
+        "parameters": state.params,
+        "optimizer": state.opt_state,
+        "average": state.ema,
+        "guard": state.guard,
+        "dropout key": jax.random.key_data(named_key(config.train.seed, "dropout", step)),
+        "next batch": windows.batch_at(step, config.train.batch_size),
+    }
+    hashes = {name: _hash(tree) for name, tree in parts.items() if tree is not None}
+    return hashes | {"metrics": hashlib.sha256(json.dumps(lines).encode()).hexdigest()}
+
+
+def _hash(tree: Any) -> str:
+    """Over the paths, types, shapes and bytes of all leaves."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""The loss on a split, or on windows spread evenly over it: the same ones every time, with its standard error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxgpt.config import Config
+from jaxgpt.data import Tokens, eval_batch, eval_windows
+from jaxgpt.data.batches import ALL
+from jaxgpt.trainer.program import Program
+
+AHEAD = 2  # batches that are queued behind the one that is waited for
+
+
+class Evaluation(NamedTuple):
+    """A mean over tokens.
+
+    Attributes:
+        loss: nats per token.
+        stderr: standard error of the loss, from the spread between windows; NaN for a single one.
+        windows: number of windows.
+        tokens: number of predicted tokens; none is counted twice.
+        ranking: the mean over the windows that all evaluations of a run share, by which its checkpoints are compared.
+    """
+
+    loss: float
+    stderr: float
+    windows: int
+    tokens: int
+    ranking: float
+
+    def __str__(self) -> str:
+        """The loss, with its standard error where there is one, as `1.4697 +- 0.0068`."""
+        return f"{self.loss:.4f}" + (f" +- {self.stderr:.4f}" if math.isfinite(self.stderr) else "")
+
+
+def evaluate(
+    program: Program,
+    params: Any,
+    tokens: Tokens,
+    interrupted: Callable[[], bool] = lambda: False,
+    whole: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation | None:
+    """Compute the loss of `params` on a split.
+
+    Windows never overlap, whatever the stride of training is: every token is counted at most once, and the windows are
+    as independent as the standard error takes them to be. A larger stride, which keeps documents whole, is kept.
+
+    Args:
+        program: the model, and how many windows it takes at once.
+        params: the weights.
+        tokens: the split.
+        interrupted: asked before each batch whether to give up.
+        whole: all windows; or the `train.eval_windows` that every evaluation of a run has.
+        progress: called with the number of windows done, and of all windows.
+
+    Returns:
+        None if `interrupted` said so.
+    """
+    config = program.config
+    batch_size = config.train.eval_batch_size or program.microbatches.rows
+    batch_size = math.ceil(batch_size / program.ways) * program.ways
+    block_size = config.model.block_size
+    stride = max(config.data.stride, block_size)
+    n = eval_windows(tokens, block_size, stride)
+    shared = spread(n, config.train.eval_windows)
+    windows = np.arange(n) if whole else shared
+    padded = np.pad(windows, (0, -len(windows) % batch_size), constant_values=-1)
+    sums, counts = [], []
+    for batch in padded.reshape(-1, batch_size):
+        if interrupted():
+            return None
+        rows = partial(eval_batch, tokens, block_size, stride, batch)
+        loss, count = program.eval(params, program.read((batch_size, block_size + 1), rows))
+        sums.append(loss)
+        counts.append(count)
+        if len(sums) > AHEAD:  # a call is about to be made: without waiting, all of them would be queued at once
+            jax.block_until_ready(sums[-AHEAD - 1])
+            progress((len(sums) - AHEAD) * batch_size, len(windows))
+    all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
+    return summarize(all_sums, all_counts, np.searchsorted(windows, shared))
+
+
+def spread(n: int, wanted: int) -> np.ndarray:
+    """Numbers of `wanted` windows of n (0: all), as far from one another as they can be; ascending."""
+    wanted = min(wanted or n, n)
+    return np.arange(wanted) * n // max(wanted, 1)
+
+
+def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = ALL) -> Evaluation:
+    """Compute the mean over all tokens, and `stderr = std(window means) / sqrt(windows)`.
+
+    Args:
+        sums: of each window.
+        counts: tokens of each window.
+        shared: where in them the windows are whose mean is `ranking`.
+    """
+    sums, counts = sums.astype(np.float64), counts.astype(np.int64)
+    means = sums / counts
+    stderr = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan
+    ranking = float(sums[shared].sum() / counts[shared].sum())
+    return Evaluation(float(sums.sum() / counts.sum()), stderr, len(sums), int(counts.sum()), ranking)
+
+
+def eval_params(state: Any, config: Config) -> Any:
+    """The weights that are evaluated and sampled: the average where one is kept."""
+    return state.ema if config.optim.ema_decay > 0 else state.params

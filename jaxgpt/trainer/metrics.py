@@ -1,0 +1,112 @@
+"""`metrics.jsonl`, one object a line, and what is counted rather than measured: parameters, FLOPs, bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxgpt.checkpoint.run import write_atomically
+from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.errors import parse_json
+from jaxgpt.train.optimizer import make_optimizer
+
+TIMES = ("elapsed_seconds", "tokens_per_second", "val_seconds")  # what differs between two runs of the same numbers
+
+
+class MetricsFile:
+    """Appends lines; each is on its way to the disk when `write` returns.
+
+    Attributes:
+        elapsed_seconds: what the last line of the run so far had taken; 0 in a new file.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        """A new file, or one that goes on from a checkpoint: what was written after it is dropped."""
+        self.elapsed_seconds = 0.0
+        if resume_step is not None and path.is_file():
+            kept = [line for line in read_metrics(path) if _before(line, resume_step)]
+            write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+            self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
+        self._file = path.open("a" if resume_step is not None else "w")
+
+    def write(self, **values: float | int) -> None:
+        """One line. Figures that are not finite are left out: they are not JSON."""
+        line = {k: v for k, v in values.items() if not isinstance(v, float) or math.isfinite(v)}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics file; one that was cut off in the middle, or damaged, is passed over."""
+    with path.open("rb") as f:
+        for line in f:
+            try:
+                value = parse_json(line, str(path))
+            except UserError:
+                continue
+            if isinstance(value, dict) and type(value.get("step")) is int and value["step"] >= 0:
+                yield value
+
+
+def _before(line: dict[str, Any], step: int) -> bool:
+    # A line with the loss of step s is written after its update, one with val_loss before the checkpoint of step s.
+    return line["step"] < step or (line["step"] == step and "val_loss" in line)
+
+
+def parameter_count(params: Any) -> int:
+    """Numbers in a tree."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def parameter_table(params: Any) -> dict[str, int]:
+    """Parameters of every module, by its path, the sums of its parts included."""
+    table: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        names = [key.key for key in path]
+        for depth in range(1, len(names)):
+            module = "/".join(names[:depth])
+            table[module] = table.get(module, 0) + math.prod(leaf.shape)
+    return table
+
+
+def multiplied_parameters(config: ModelConfig, params: Any) -> int:
+    """Numbers that every token is multiplied with: kernels, and a tied embedding as the head it also is."""
+    return sum(
+        math.prod(leaf.shape)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if path[-1].key == "kernel" or (config.tie_embeddings and path[0].key == "wte")
+    )
+
+
+def flops_per_token(config: ModelConfig, params: Any) -> int:
+    """Floating-point operations of training on one token: `6 P + 12 L N H T`.
+
+    P: parameters that are multiplied with; 2 forward, 4 backward. The second term: scores and mixing of a full context,
+    causal masking not deducted (PaLM, appendix B).
+    """
+    attention = 12 * config.n_layer * config.n_head * config.head_width * config.block_size
+    return 6 * multiplied_parameters(config, params) + attention
+
+
+def state_bytes(config: Config, params: Any) -> dict[str, int]:
+    """Bytes of what training holds besides activations, by kind, over all devices together.
+
+    Args:
+        config: the run.
+        params: the weights, or their shapes and types.
+    """
+    optimizer = jax.eval_shape(make_optimizer(config).init, params)
+    sizes = {"parameters": params, "gradients": params, "optimizer": optimizer}
+    if config.optim.ema_decay > 0:
+        sizes["average"] = params
+    return {
+        kind: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for kind, tree in sizes.items()
+    }

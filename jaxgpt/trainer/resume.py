@@ -1,0 +1,118 @@
+"""Resuming a run: which settings may change, which checkpoint it goes on from, and whether its data is still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxgpt.checkpoint.index import latest_valid, noted, val_losses
+from jaxgpt.checkpoint.run import Run, remove_replaced
+from jaxgpt.config import Config, UserError, flat
+from jaxgpt.data import Dataset
+from jaxgpt.errors import shown
+
+
+class ResumePoint(NamedTuple):
+    """Where a run goes on.
+
+    Attributes:
+        checkpoint: step of the last valid checkpoint; None: there is none yet, so it starts again from step 0.
+        finished: whether nothing is left to do.
+    """
+
+    checkpoint: int | None
+    finished: bool
+
+
+def resumed_config(old: Config, new: Config) -> Config:
+    """Check which settings of a run a command changes, and complete those it leaves to the tokenizer.
+
+    Args:
+        old: the run's settings, as in its config.json.
+        new: those it is to go on with.
+
+    Raises:
+        UserError: one that decides what the checkpoint holds, or what the run is trained on, differs.
+    """
+    new = new.with_model(vocab_size=new.model.vocab_size or old.model.vocab_size)
+    kinds = {"model": "model", "data": "data", "optim.name": "optimizer", "optim.ema_decay": "optimizer"}
+    for name, was, now in changes(old, new):
+        kind = kinds.get(name) or kinds.get(name.split(".")[0])
+        if kind and not (name == "optim.ema_decay" and was and now):
+            raise UserError(
+                f"a resumed run keeps its {kind}: {name} is {shown(was)}, not {shown(now)}; leave out the flag, or start "
+                f"a new run (--out)"
+            )
+    return new
+
+
+def changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
+    """List the settings that differ, each with its old and its new value."""
+    before, after = flat(old), flat(new)
+    return [(name, before[name], after[name]) for name in before if before[name] != after[name]]
+
+
+def resume_point(run: Run, old: Config, new: Config, tell: Callable[[str], None]) -> ResumePoint:
+    """Find where a run goes on, and say so: the checkpoint, its step, and every setting that changes.
+
+    Args:
+        run: whose only writer this process is.
+        old: its settings so far.
+        new: as `resumed_config` returned them.
+        tell: called with each line.
+
+    Raises:
+        UserError: there are checkpoints, but no valid one; or a changed `train.steps` has been reached already.
+    """
+    remove_replaced(run)
+    checkpoint = latest_valid(run.checkpoints, new, tell)
+    step, steps = checkpoint or 0, new.train.steps
+    if step >= steps != old.train.steps:
+        raise UserError(
+            f"train.steps {steps} has been reached: {run.path} is at step {step}/{old.train.steps}; set it higher, or "
+            f"leave it out"
+        )
+    if step >= steps and (step != steps or step in val_losses(run.checkpoints)):
+        tell(f"already at {step}/{steps}: {run.path} is finished; to train longer, set --train.steps higher")
+        return ResumePoint(checkpoint, finished=True)
+    if checkpoint is None:
+        if new.preset == "finetune" and not new.init_from:  # begun by a version that did not note it
+            raise UserError(f"{run.path} has no checkpoint yet: start it again with --init-from RUN --overwrite")
+        tell(f"{run.path} has no checkpoint yet: starting again from step 0/{steps}")
+    elif not (run.checkpoints / str(step) / "opt_state").is_dir():
+        raise UserError(
+            f"{run.path} holds a model without an optimizer state, which cannot be resumed; to train it: jaxgpt train "
+            f"finetune --init-from {run.path} --data.path PATH"
+        )
+    else:
+        tell(f"resuming from {run.checkpoints / str(step)} at step {step}/{steps}")
+    if changed := [f"{name} {shown(was)} -> {shown(now)}" for name, was, now in changes(old, new)]:
+        tell(f"changed settings: {', '.join(changed)}")
+    if old.decay_steps != new.decay_steps and not (new.optim.decay_steps or new.optim.schedule == "constant"):
+        tell(
+            f"the learning rate now reaches its minimum at step {new.decay_steps} instead of {old.decay_steps}, as "
+            f"optim.decay_steps is 0 (train.steps); to keep the old schedule: --optim.decay-steps {old.decay_steps}"
+        )
+    return ResumePoint(checkpoint, finished=False)
+
+
+def check_data(run: Run, checkpoint: int, data: Dataset) -> None:
+    """Check that the data is what a checkpoint was trained on, if the checkpoint says.
+
+    Raises:
+        UserError: it is not.
+    """
+    trained_on = noted(run.checkpoints / str(checkpoint)).get("data")
+    if trained_on and trained_on != data.fingerprint:
+        raise UserError(
+            f"the data is not what {run.path} was trained on: {data.source} has changed since step {checkpoint}; "
+            f"restore it, or train on it in a new run: jaxgpt train finetune --init-from {run.path} --data.path PATH"
+        )
+
+
+def tokens_seen(run: Run, checkpoint: int, config: Config) -> int:
+    """Count the tokens that a checkpoint was trained on: as it says, or else its steps times its tokens per step."""
+    metadata = noted(run.checkpoints / str(checkpoint))
+    if type(tokens := metadata.get("tokens")) is int:
+        return tokens
+    return checkpoint * config.train.batch_size * config.model.block_size

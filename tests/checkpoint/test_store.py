@@ -1,0 +1,350 @@
+"""What is on disk: whole or noticed, kept as the rules say, written by one process at a time."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import small, small_run
+
+from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint.index import choose, damage, latest_valid, steps, val_losses
+from jaxgpt.checkpoint.lock import NAME, sole_writer
+from jaxgpt.checkpoint.run import new_run
+from jaxgpt.checkpoint.store import Checkpoints, Keep, read_params, restore_state
+from jaxgpt.config import Config, MeshConfig, UserError
+from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.errors import TrainingFailed
+from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.program import build
+
+CONFIG = Config(model=small("gpt2"))
+
+
+def state(step: int, size: int = 8) -> TrainState:
+    values = np.random.default_rng(step).normal(size=size).astype(np.float32)
+    return TrainState(jnp.asarray(step), {"w": jnp.asarray(values)}, {"m": jnp.asarray(values**2)}, None)
+
+
+def save(
+    writer: Checkpoints, step: int, val_loss: float | None = None, *, temporary: bool = False, size: int = 8
+) -> None:
+    writer.save(state(step, size), val_loss, {"config": asdict(CONFIG)}, temporary=temporary)
+
+
+def written(folder: Path, *which: int) -> Path:
+    with Checkpoints(folder, Keep(last=9)) as writer:
+        for step in which:
+            save(writer, step)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of three steps, not to be touched."""
+    return written(tmp_path_factory.mktemp("three"), 1, 2, 3)
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.long)])
+def test_every_damage_is_noticed(three: Path, rounds: int) -> None:
+    """Every file of a checkpoint with a bit flipped, with its end missing, and gone."""
+    shutil.copytree(three / "3", "3")
+    path, dice, made, missed = Path("3"), random.Random(0), 0, []
+    assert damage(path) == ""
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        content = file.read_bytes()
+        for _ in range(rounds):
+            for kind in ("flip", "truncate", "delete"):
+                place = dice.randrange(len(content)) if content else 0
+                if kind == "delete":
+                    file.unlink()
+                elif not content:
+                    continue
+                elif kind == "flip":
+                    flip(file, place)
+                else:
+                    file.write_bytes(content[:place])
+                made += 1
+                missed += [] if damage(path) else [f"{kind} {file} at {place}"]
+                file.write_bytes(content)
+    print(f"corrupted checkpoints noticed: {made - len(missed)} of {made}")
+    assert made > 50 * rounds
+    assert not missed
+    assert damage(path) == ""
+
+
+def test_the_manifest_is_one_of_sha256sum(three: Path) -> None:
+    command = ["sha256sum", "--check", "--strict", manifest.NAME]
+    assert subprocess.run(command, cwd=three / "3", capture_output=True, check=False).returncode == 0
+    listed = set(manifest.read(three / "3"))
+    assert listed == {p.relative_to(three / "3").as_posix() for p in (three / "3").rglob("*") if p.is_file()} - {
+        manifest.NAME
+    }
+
+
+def empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def of_another_model(path: Path) -> None:
+    shutil.rmtree(path)
+    with Checkpoints(path.parent, Keep(last=9)) as writer:
+        writer.save(state(int(path.name)), None, {"config": asdict(CONFIG.with_model(n_embd=64))})
+
+
+def array_file(path: Path) -> Path:
+    return max((path / "params").rglob("d/*"), key=lambda p: p.stat().st_size)
+
+
+DAMAGES = {
+    "it is empty": empty,
+    "commit_success.txt is missing": lambda path: (path / "commit_success.txt").unlink(),
+    "MANIFEST.sha256 is missing": lambda path: (path / manifest.NAME).unlink(),
+    "has changed since it was written": lambda path: flip(array_file(path), 20),
+    "cannot be read (No such file": lambda path: array_file(path).unlink(),
+    "its model.n_embd is 64, the run's is 16": of_another_model,
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_the_last_valid_checkpoint_is_used(three: Path, words: str) -> None:
+    folder = Path("checkpoints")
+    shutil.copytree(three, folder)
+    DAMAGES[words](folder / "3")
+    told: list[str] = []
+    assert latest_valid(folder, CONFIG, told.append) == 2
+    assert len(told) == 1
+    assert words in told[0]
+    assert told[0].startswith("checkpoint 3 is not used: ")
+    assert told[0].endswith("it is kept as checkpoints/3.damaged")
+    assert (folder / "3.damaged").is_dir()
+    assert steps(folder) == [1, 2]
+    with Checkpoints(folder, Keep(last=9)) as writer:  # the step is free again
+        save(writer, 3)
+    assert latest_valid(folder, CONFIG, told.append) == 3
+
+
+def test_none_is_valid(three: Path) -> None:
+    """Then nothing is renamed: where config.json is at fault, all checkpoints are good."""
+    shutil.copytree(three, "checkpoints")
+    before = sorted(Path("checkpoints").rglob("*"))
+    with pytest.raises(UserError, match=r"no valid checkpoint in checkpoints: 3: its model.n_layer is 2.*; 2: .*; 1: "):
+        latest_valid(Path("checkpoints"), CONFIG.with_model(n_layer=3), print)
+    assert latest_valid(Path("nowhere"), CONFIG, print) is None
+    assert sorted(Path("checkpoints").rglob("*")) == before
+
+
+def test_a_checkpoint_of_an_older_version_needs_no_manifest(three: Path) -> None:
+    shutil.copytree(three / "3", "3")
+    Path("3", manifest.NAME).unlink()
+    metadata = Path("3/_CHECKPOINT_METADATA")
+    metadata.write_text(metadata.read_text().replace('"manifest": true, ', ""))
+    assert damage(Path("3")) == ""
+
+
+def test_weights_are_checked_but_not_what_is_not_read(three: Path) -> None:
+    shutil.copytree(three, "checkpoints")
+    abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
+    [file] = Path("checkpoints/3/opt_state/d").iterdir()
+    flip(file, 5)
+    np.testing.assert_array_equal(
+        read_params(Path("checkpoints"), "last", abstract, False)[0]["w"], state(3).params["w"]
+    )
+    flip(array_file(Path("checkpoints/3")), 5)
+    with pytest.raises(UserError, match=r"checkpoint checkpoints/3 is damaged: params/.*; try --checkpoint 2") as error:
+        read_params(Path("checkpoints"), "last", abstract, False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_reader_takes_the_next_where_its_checkpoint_goes_away(monkeypatch: pytest.MonkeyPatch, three: Path) -> None:
+    """Training deletes old checkpoints while others read."""
+    shutil.copytree(three, "checkpoints")
+    chosen = iter([1, 3, 3])
+    monkeypatch.setattr("jaxgpt.checkpoint.store.choose", lambda *_: next(chosen))
+    shutil.rmtree("checkpoints/1")
+    abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
+    np.testing.assert_array_equal(
+        read_params(Path("checkpoints"), "last", abstract, False)[0]["w"], state(3).params["w"]
+    )
+
+
+def test_a_state_of_another_optimizer_is_one_line(three: Path) -> None:
+    """Without warnings of coroutines that Orbax abandons."""
+    other = TrainState(jnp.asarray(3), state(3).params, [state(3).opt_state], None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(UserError, match="checkpoint of this run: opt_state does not match"):
+            restore_state(three, 3, other)
+        gc.collect()
+    assert not [w for w in caught if "never awaited" in str(w.message)]
+
+
+def test_what_is_kept() -> None:
+    folder, keep = Path("checkpoints"), Keep(last=2, best=1, every=5)
+    with Checkpoints(folder, keep) as writer:
+        for step, loss in enumerate([5.0, 1.0, 4.0, 3.0, 3.5, 2.0, 6.0], 1):
+            save(writer, step, loss)
+    assert steps(folder) == [2, 5, 6, 7]
+    with Checkpoints(folder, keep) as writer:  # after a restart the best is still known
+        for step, loss in ((8, 2.0), (9, 3.0)):
+            save(writer, step, loss)
+        assert choose(folder, "best") == 2
+        save(writer, 10, 0.5)
+        save(writer, 11)
+    assert steps(folder) == [5, 10, 11]
+    assert val_losses(folder)[10] == 0.5
+
+
+def test_a_temporary_one_stays_until_the_next() -> None:
+    folder = Path("checkpoints")
+    with Checkpoints(folder, Keep(last=1, best=1)) as writer:
+        save(writer, 1, 1.0)
+        save(writer, 2, 2.0)
+        save(writer, 3, temporary=True)
+    assert steps(folder) == [1, 2, 3]
+    with Checkpoints(folder, Keep(last=1, best=1)) as writer:
+        save(writer, 4, temporary=True)
+        writer.wait()
+        assert steps(folder) == [1, 2, 4]
+        save(writer, 5, 3.0)
+    assert steps(folder) == [1, 5]
+
+
+def test_a_loss_that_comes_later_counts_like_others() -> None:
+    folder = Path("checkpoints")
+    with Checkpoints(folder, Keep(last=1, best=1)) as writer:
+        save(writer, 1, temporary=True)
+    with Checkpoints(folder, Keep(last=1, best=1)) as writer:
+        writer.note_val_loss(1, 0.1)
+        assert damage(folder / "1") == ""
+        save(writer, 2, 0.2)
+        save(writer, 3, 0.3)
+    assert steps(folder) == [1, 3]
+    assert val_losses(folder) == {1: 0.1, 3: 0.3}
+
+
+def test_what_a_kill_left_half_deleted_is_cleared_away() -> None:
+    folder = written(Path("checkpoints"), 1, 2, 3)
+    shutil.rmtree(folder / "1" / "params")
+    (folder / "1" / "_CHECKPOINT_METADATA").unlink()
+    (folder / "4.orbax-checkpoint-tmp").mkdir()
+    with Checkpoints(folder, Keep(last=2)) as writer:
+        save(writer, 4)
+    assert {p.name for p in folder.iterdir()} == {"3", "4", "metadata"}
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more() -> None:
+    folder = Path("checkpoints")
+    with Checkpoints(folder, Keep(last=1)) as writer:
+        save(writer, 1)
+        writer.wait()
+        with largest_file(50_000):
+            save(writer, 2, size=100_000)
+            with pytest.raises(
+                TrainingFailed, match=r"a checkpoint could not be written \(.*File too large\)$"
+            ) as error:
+                writer.wait()
+            assert "\n" not in str(error.value)
+        assert latest_valid(folder, CONFIG, print) == 1
+        save(writer, 3)
+    assert latest_valid(folder, CONFIG, print) == 3
+
+
+def test_one_mesh_to_another() -> None:
+    """8 ways, 2 x 2, one device: the same numbers, placed as asked."""
+    config = small_run().with_model(vocab_size=17)
+    programs = [
+        build(replace(config, mesh=mesh))
+        for mesh in (MeshConfig(data=1, fsdp=8), MeshConfig(data=1, fsdp=2, tensor=2), MeshConfig(data=1))
+    ]
+    first = jax.device_get(programs[2].init())
+    whole = jax.device_put(first, programs[0].state_shardings)._replace(step=jnp.asarray(1))
+    for step, program in enumerate(programs[1:], 1):
+        with Checkpoints(Path("checkpoints")) as writer:
+            writer.save(whole, None, {})
+        whole = restore_state(Path("checkpoints"), step, program.abstract_state)
+        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == program.state_shardings
+        for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
+            np.testing.assert_array_equal(a, b)
+        whole = whole._replace(step=jnp.asarray(step + 1))
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own() -> None:
+    """Each appears with its settings in it, locked, and nothing else is left behind."""
+    config, tokenizer = small_run(), make_tokenizer("byte", "", 0, 0)
+    barrier = threading.Barrier(8)
+
+    def start(_: int) -> tuple[Path, set[str]]:
+        barrier.wait()
+        with new_run("", config, tokenizer) as run:
+            barrier.wait()
+            return run.path, {p.name for p in run.path.iterdir()}
+
+    with ThreadPoolExecutor(8) as pool:
+        started = list(pool.map(start, range(8)))
+    names = {"python-char", *(f"python-char-{n}" for n in range(2, 9))}
+    assert {path.name for path, _ in started} == {p.name for p in Path("runs").iterdir()} == names
+    assert all(files == {"config.json", "tokenizer.json", NAME} for _, files in started)
+    assert not (Path("runs/python-char") / NAME).exists()
+    with pytest.raises(UserError, match="already holds a run"), new_run("runs/python-char", config, tokenizer):
+        pass
+
+
+def test_one_writer() -> None:
+    here = Path()
+    with sole_writer(here):
+        words = rf"is being written by process {os.getpid()} on .* since \d{{4}}-.*: wait for it, or stop it"
+        with pytest.raises(UserError, match=words), sole_writer(here):
+            pass
+    assert not Path(NAME).exists()
+    with sole_writer(here):
+        pass
+
+
+def test_the_lock_of_a_killed_writer_is_none() -> None:
+    code = "import sys, time; from pathlib import Path; from jaxgpt.checkpoint.lock import sole_writer\n"
+    code += "with sole_writer(Path()): print('mine', flush=True); time.sleep(60)"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "mine\n"
+    with pytest.raises(UserError, match=f"process {holder.pid} on"), sole_writer(Path()):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert Path(NAME).exists()
+    with sole_writer(Path()):
+        pass

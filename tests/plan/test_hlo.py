@@ -1,0 +1,139 @@
+"""What the reader of compiled programs finds is what is in them."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxgpt.plan.hlo import Collective, array_bytes, members, read_program
+
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+@given(SIZES, st.randoms(use_true_random=False))
+def test_groups_as_a_transposed_grid(sizes: list[int], random: object) -> None:
+    order = list(range(len(sizes)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    n, group = math.prod(sizes), sizes[order[-1]]
+    expected = np.arange(n).reshape(sizes).transpose(order).reshape(-1, group)[0]
+    form = f"[{n // group},{group}]<=[{','.join(map(str, sizes))}]T({','.join(map(str, order))})"
+    assert members(f"x = f32[] all-reduce(y), replica_groups={form}, to_apply=z") == tuple(expected)
+
+
+@given(SIZES, st.data())
+def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(range(len(sizes))), min_size=1, unique=True).map(sorted))
+    n, order = math.prod(sizes), data.draw(st.permutations(range(2)))
+    first = [d for d in range(2, n) if n % d == 0][:1] or [1]
+    devices = np.arange(n).reshape(first[0], -1).transpose(order).reshape(sizes)
+    mesh = ",".join(f"'a{i}'={size}" for i, size in enumerate(sizes))
+    ids = f", device_ids=([{first[0]},{n // first[0]}]T({','.join(map(str, order))}))"
+    index = tuple(slice(None) if i in chosen else 0 for i in range(len(sizes)))
+    line = f"replica_groups=mesh[{mesh}]{ids} {{{','.join(repr(f'a{i}') for i in chosen)}}}, dimensions={{0}}"
+    assert members(line) == tuple(devices[index].ravel())
+
+
+def test_other_ways_of_writing_groups() -> None:
+    assert members("replica_groups={{0,2},{1,3}}, to_apply=x") == (0, 2)
+    assert members("source_target_pairs={{0,1},{1,0}}") == (0, 1)
+    assert members("replica_groups=mesh['a'=8] {'a':(2)2}, x=1") == (0, 2)  # 2 before it, 2 of it, 2 after it
+    assert members("replica_groups=[2,4]<=[8], x=1") == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="unknown way"):
+        members("replica_groups=somehow")
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ("f32[2,3]{1,0:T(8,128)}", [24]),
+        ("(bf16[4]{0}, u32[], pred[3])", [8, 4, 3]),
+        ("f8e4m3fn[5]", [5]),
+        ("token[]", [0]),
+    ],
+)
+def test_bytes_of_shapes(shape: str, sizes: list[float]) -> None:
+    assert array_bytes(shape) == sizes
+
+
+PROGRAM = """HloModule m
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %i = s32[] get-tuple-element(%p), index=0
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  %ar = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %t = (s32[], /*index=1*/f32[8]{0}) tuple(%next, %ar)
+}
+%piece.1 (p: f32[8]) -> f32[32] {
+  ROOT %ag.1 = f32[32]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}
+}
+%piece.2 (p: f32[8]) -> f32[32] {
+  ROOT %ag.2 = f32[32]{0} all-gather(%p), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}
+}
+%all-reduce-scatter.1 (p: f32[32]) -> f32[8] {
+  %ar.1 = f32[32]{0} all-reduce(%p), channel_id=8, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %part = f32[8]{0} dynamic-slice(%ar.1, %offset), dynamic_slice_sizes={8}
+}
+%condition (p: (s32[], f32[8])) -> pred[] {
+  %end = s32[]{:T(128)} constant(11)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %less = pred[] compare(%i, %end), direction=LT, metadata={}
+}
+%unused (p: f32[8]) -> f32[8] {
+  ROOT %all = f32[8]{0} all-to-all(%p), channel_id=9, replica_groups=[1,4]<=[4], dimensions={0}
+}
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %w = (s32[], f32[8]{0}) while(%t), condition=%condition, body=%body
+  %f1 = f32[32]{0} fusion(%a), kind=kCustom, calls=%piece.1
+  %f2 = f32[32]{0} fusion(%a), kind=kCustom, calls=%piece.2
+  %rs = f32[8]{0} fusion(%f1), kind=kCustom, calls=%all-reduce-scatter.1
+  %ps = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%a), channel_id=3, source_target_pairs={{0,1},{1,0}}
+  %pd = f32[8]{0} collective-permute-done(%ps)
+  %s = (f32[4]{0}, u32[], token[]) send(%a, %tok), channel_id=4, is_host_transfer=true, frontend_attributes={\
+_xla_megascale_target="{1:3}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}
+}
+"""
+
+
+def test_loops_count_by_their_trips_pieces_of_one_collective_once_and_fused_scatters_as_such() -> None:
+    program = read_program(PROGRAM)
+    assert program.loops == {"body": 6}
+    assert set(program.collectives) == {
+        Collective("all-reduce", 32, 4, 6),
+        Collective("all-gather", 128, 4),
+        Collective("reduce-scatter", 32, 4),
+        Collective("collective-permute", 32, 2),
+        Collective("all-reduce", 16, 3, 1, between_slices=True),
+    }
+
+
+@given(st.sampled_from(["all-gather", "all-to-all"]), st.integers(2, 64), st.floats(1, 1e9))
+def test_what_is_sent(kind: str, group: int, size: float) -> None:
+    """An all-reduce is a reduce-scatter and an all-gather, and whoever is alone sends nothing."""
+    part = Collective("reduce-scatter", size / group, group).sent
+    assert Collective("all-reduce", size, group).sent == pytest.approx(
+        part + Collective("all-gather", size, group).sent
+    )
+    assert Collective(kind, size, 1).sent == Collective("all-reduce", size, 1).sent == 0
+
+
+@pytest.mark.parametrize("trips", [1, 5])
+def test_a_real_loop_of_sums(trips: int) -> None:
+    """A program that adds 40 numbers over 8 devices `trips` times has just that many collectives of 160 bytes."""
+    mesh = Mesh(np.array(jax.devices()[:8]), ("a",))
+
+    def work(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, trips, lambda i, y: jax.lax.psum(jnp.sin(y), "a"), x)
+
+    spec = PartitionSpec("a")
+    mapped = jax.shard_map(work, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    x = jax.ShapeDtypeStruct((320,), jnp.float32, sharding=NamedSharding(mesh, spec))
+    text = jax.jit(mapped).lower(x).compile().as_text()
+    [one] = read_program(text).collectives
+    assert (one.kind, one.bytes, one.group, one.times) == ("all-reduce", 160, 8, trips)

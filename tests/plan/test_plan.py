@@ -1,0 +1,254 @@
+"""A plan's figures against what is really placed, counted and sent; and, where libtpu is installed, against its compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import jaxgpt, small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxgpt.cli import plan as command
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.parallel import batch_sharding
+from jaxgpt.plan.estimate import estimate, planned, suggestions
+from jaxgpt.plan.figures import Figures, Traffic, summed
+from jaxgpt.plan.hlo import Collective, read_program
+from jaxgpt.plan.plan import _too_big, compile_decode, compile_step
+from jaxgpt.plan.topology import CHIPS, parse_topology
+from jaxgpt.presets import preset
+from jaxgpt.trainer.metrics import flops_per_token
+from jaxgpt.trainer.program import Program, build
+
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+FLAGS = ["--topology", "v5e:2x4", "--mesh.fsdp", "4", "--model.n-layer", "2", "--model.n-embd", "32"]
+
+
+@pytest.fixture(autouse=True)
+def strict_types() -> None:
+    """Whole steps are traced here, and optax does not keep to strict types."""
+
+
+def config(mesh: MeshConfig, **changes: object) -> Config:
+    base = {"n_embd": 32, "block_size": 16, "vocab_size": 64, "tie_embeddings": False}
+    model = small("gpt2", **(base | changes))
+    return Config(model=model, train=TrainConfig(batch_size=16), mesh=mesh)
+
+
+def lowered(program: Program) -> jax.stages.Lowered:
+    rows, state = program.config.train.batch_size, program.abstract_state
+    shape = (rows, program.config.model.block_size + 1)
+    windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(program.mesh))
+    return program.lower(state, windows)
+
+
+@pytest.mark.parametrize(("mesh", "optimizer"), [((1, 8, 1), "adamw"), ((2, 2, 2), "muon")])
+def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str) -> None:
+    """Parameters, optimizer and average of the estimate are the bytes that really lie on a device."""
+    run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]))
+    run = replace(run, optim=OptimConfig(name=optimizer, ema_decay=0.9))  # type: ignore[arg-type]
+    state = build(run).init()
+    figures = estimate(planned(run, parse_topology("v5e:2x4"))[0], parse_topology("v5e:2x4"))
+    for kind, tree in {"parameters": state.params, "optimizer": state.opt_state, "average": state.ema}.items():
+        real = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+        assert figures.memory[kind] == real
+
+
+def test_gradients_are_what_a_data_parallel_step_sends() -> None:
+    """Where only the batch is split, all that is sent is one sum of the gradients, and a few single numbers."""
+    program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
+    made = read_program(lowered(program).compile().as_text())
+    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
+    traffic = summed(made.collectives)
+    assert set(traffic) == {"all-reduce"}
+    assert gradients <= traffic["all-reduce"].bytes <= gradients + 64
+    implied = estimate(program.config, parse_topology("v5e:2x4")).traffic
+    assert implied["all-reduce"].sent == pytest.approx(traffic["all-reduce"].sent, rel=1e-3)
+
+
+def test_flops_of_the_formula_are_those_of_the_program() -> None:
+    """The count of an unrolled program that has not been optimized, but for a few per cent of norms and softmax."""
+    program = build(config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64))
+    counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]
+    model = program.config.model
+    formula = flops_per_token(model, program.abstract_state.params) * 16 * model.block_size
+    assert counted == pytest.approx(formula, rel=0.06)
+
+
+@given(
+    st.sampled_from(sorted(CHIPS)),
+    st.floats(1, 1e18),
+    st.floats(0, 1e15),
+    st.floats(0, 1e15),
+    st.floats(0, 1e15),
+)
+def test_bounds(name: str, flops: float, moved: float, sent: float, network: float) -> None:
+    figures = Figures({}, 0.0, flops, moved, {"all-reduce": Traffic(1, 1.0, sent, network)})
+    bounds, seconds = figures.bounds(CHIPS[name]), figures.seconds(CHIPS[name])
+    assert max(seconds.values()) == bounds["seconds_overlapped"] <= bounds["seconds_serial"]
+    assert bounds["seconds_serial"] <= 4 * bounds["seconds_overlapped"] * (1 + 1e-9)
+    assert 0 < bounds["mfu_serial"] <= bounds["mfu_overlapped"] <= 1
+
+
+@settings(max_examples=4)
+@given(st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
+def test_more_sharding_never_needs_more(data: int, fsdp: int, tensor: int) -> None:
+    topology = parse_topology("v5e:4x8")
+    wide = estimate(planned(config(MeshConfig(data=data, fsdp=2 * fsdp, tensor=tensor)), topology)[0], topology)
+    narrow = estimate(planned(config(MeshConfig(data=data, fsdp=fsdp, tensor=tensor)), topology)[0], topology)
+    assert all(wide.memory[kind] <= narrow.memory[kind] for kind in narrow.memory)
+    assert wide.memory["activations"] == narrow.memory["activations"] / 2
+
+
+@pytest.mark.parametrize(
+    ("text", "slices"), [("v5e:2x4", 1), ("v5p:4x4x8", 1), ("v4:2x2x3", 1), ("v5e:16x16", 16), ("h100:6", 1)]
+)
+def test_gpt2_as_it_is_uses_all_of_a_machine(text: str, slices: int) -> None:
+    topology = parse_topology(text, slices)
+    for mesh in (MeshConfig(), MeshConfig(data=slices, fsdp=-1)):
+        run, _ = planned(replace(preset("gpt2"), mesh=mesh), topology)
+        used = run.mesh.data * run.mesh.fsdp * run.mesh.tensor
+        assert used == topology.n_devices or (slices == 16 and topology.n_devices % used == 0)
+
+
+def test_padding_is_no_use_but_takes_time() -> None:
+    topology = parse_topology("v5e:16x16", 16)
+    run, note = planned(config(MeshConfig()), topology)
+    assert run.mesh.data == 4096
+    assert "windows per step are padding" in note
+    figures, full = estimate(run, topology), estimate(replace(run, train=replace(run.train, batch_size=4096)), topology)
+    assert figures.seconds(topology.chip) == full.seconds(topology.chip)
+    share = run.train.batch_size / 4096
+    assert figures.bounds(topology.chip)["mfu_serial"] == pytest.approx(
+        share * full.bounds(topology.chip)["mfu_serial"]
+    )
+
+
+def test_suggestions_need_less_and_are_flags() -> None:
+    topology = parse_topology("v5e:2x4")
+    run, _ = planned(config(MeshConfig(data=8)), topology)
+    now = estimate(run, topology).total
+    offered = suggestions(run, topology)
+    assert {"--train.remat", "--train.microbatch", "--mesh.data"} <= {flags.split()[0] for flags, _ in offered}
+    assert [total for _, total in offered] == sorted(total for _, total in offered)
+    assert all(total < now for _, total in offered)
+    flags, total = next((f, t) for f, t in offered if f.startswith("--mesh"))
+    wide = MeshConfig(data=int(flags.split()[1]), fsdp=int(flags.split()[3]), tensor=1)
+    assert estimate(replace(run, mesh=wide), topology).total == total
+
+
+def test_between_slices_goes_over_the_network() -> None:
+    topology = parse_topology("v5e:2x4", 2)
+    run, _ = planned(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
+    traffic = estimate(run, topology).traffic["all-reduce"]
+    part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).abstract_state.params)) / 4
+    assert traffic.sent_between_slices == pytest.approx(Collective("all-reduce", part / 2, 2).sent)
+    with pytest.raises(UserError, match=r"not a multiple of --slices 2.* use --mesh.data 2 "):
+        planned(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)
+
+
+def test_a_refusal_for_lack_of_memory_is_read() -> None:
+    assert _too_big("Ran out of memory in memory space hbm. Used 40.5G of 15.75G hbm.") == (40.5 * 2**30, 15.75 * 2**30)
+    text = "the total memory required for HLO temporaries (512.00G) exceeds available HBM (30.75G)."
+    assert _too_big(text) == (512 * 2**30, 30.75 * 2**30)
+    with pytest.raises(UserError, match="something else"):
+        _too_big("something else")
+
+
+def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxgpt.plan import topology as room
+
+    monkeypatch.setattr(room, "compiler_missing", lambda topology: "libtpu is not installed: pip install")
+    told = jaxgpt("plan", "python-char", *FLAGS)
+    assert told.code == 0, told.err
+    assert "estimate" in told.out
+    assert "not compiled: libtpu is not installed" in told.out
+    figures = jaxgpt("plan", "python-char", *FLAGS, "--json").json
+    assert figures["fits"]
+    assert not figures["train"]["compiled"]
+    assert figures["mesh"] == {"data": 2, "fsdp": 4, "tensor": 1}
+    decode = jaxgpt("plan", "python-char", *FLAGS, "--decode")
+    assert (decode.code, decode.out) == (2, "")
+    assert "--decode needs the compiler" in decode.err
+
+
+def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxgpt.plan import topology as room
+
+    monkeypatch.setattr(room, "compiler_missing", lambda topology: "")
+    big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json"]
+    told = jaxgpt("plan", "python-char", *FLAGS, *big)
+    assert told.code == 1
+    assert "times the memory available" in told.json["not_compiled"]
+    assert told.json["suggestions"]
+    assert told.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["python-char"], "--topology is missing"),
+        ([], "missing argument: PRESET|RUN"),
+        (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
+        (["python-char", "--topology", "v9:2x4"], "unknown chip 'v9'"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "use --mesh.data 8 --mesh.fsdp 1"),
+        (
+            ["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"],
+            "4: use --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4",
+        ),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "needs 16 devices (fsdp 16), there are 8"),
+    ],
+)
+def test_bad_input_gets_one_line(args: list[str], says: str) -> None:
+    told = jaxgpt("plan", *args)
+    assert (told.code, told.out) == (2, "")
+    assert says in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_units() -> None:
+    assert [command._si(v) for v in (0.0, 999.0, 1.5e9, 2e15)] == ["0 ", "999 ", "1.5 G", "2 P"]
+
+
+@needs_libtpu
+def test_the_tpu_compiler_agrees() -> None:
+    """Compiled for eight v5e: the state's bytes, the gradients' sum, the formula's FLOPs; a sampler; what is too big."""
+    topology = parse_topology("v5e:2x4")
+    run = config(MeshConfig(data=8, fsdp=1, tensor=1), n_head=2, norm_affine=False, bias=False)
+    wide = replace(run.model, n_embd=256, vocab_size=512, block_size=128, n_layer=1, positions="none")
+    run = replace(run, model=wide, train=replace(run.train, compute_dtype="bfloat16"))
+    step = compile_step(run, topology)
+    with warnings.catch_warnings(action="error"):
+        assert compile_step(run, topology) == step, "a second plan finds nothing that it cannot read"
+    guess = estimate(run, topology)
+    assert step.compiled
+    assert step.fits
+    for kind in ("parameters", "optimizer"):
+        assert step.memory[kind] == guess.memory[kind]
+    assert step.memory["padding"] < 0.1 * (step.memory["parameters"] + step.memory["optimizer"])
+    # Matrices' gradients are products in bfloat16, the table's are added up in float32; then the loss and its count.
+    assert set(step.traffic) == {"all-reduce"}
+    matrices, table = run.model.n_embd * (12 * run.model.n_embd + 512), 512 * run.model.n_embd
+    assert step.traffic["all-reduce"].bytes == pytest.approx(2 * matrices + 4 * table, abs=64)
+    assert step.compiled_flops == pytest.approx(step.model_flops, rel=0.1)
+    split = replace(run, mesh=MeshConfig(data=1, fsdp=8, tensor=1))
+    sent, implied = compile_step(split, topology).traffic, estimate(split, topology).traffic
+    for kind in ("reduce-scatter", "all-to-all"):
+        assert sent[kind].sent == pytest.approx(implied[kind].sent, rel=1e-3)
+    # Some weights are kept from the forward pass to the backward pass, where there is room; norms are gathered, too.
+    assert implied["all-gather"].sent / 2 < sent["all-gather"].sent < implied["all-gather"].sent
+    token = compile_decode(run, topology)
+    rows_of_cache = 2 * 2 * 128  # k and v, two texts a device, 128 tokens each
+    assert token.memory["cache"] == pytest.approx(2 * 256 * rows_of_cache, abs=16)  # bfloat16, and where it begins
+    huge = replace(run, train=replace(run.train, batch_size=2**19))
+    told = compile_step(huge, topology)
+    assert not told.fits
+    assert told.available == CHIPS["v5e"].hbm
+    assert json.dumps(told.to_json(CHIPS["v5e"]))

@@ -1,0 +1,144 @@
+"""Machines by name: what is understood, what is refused and how, and where the slices of a machine lie in the mesh."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import MeshConfig, UserError
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.plan import topology as room
+from jaxgpt.plan.topology import CHIPS, CLOUD, compiler_missing, devices_of, parse_topology
+
+HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
+
+
+@given(st.sampled_from(sorted(CHIPS)), st.lists(st.integers(1, 8), min_size=2, max_size=3), st.integers(1, 4))
+def test_a_name_says_how_many_devices(name: str, halves: list[int], slices: int) -> None:
+    grid = [2 * n if i < 2 else n for i, n in enumerate(halves)]
+    topology = parse_topology(f"{name}:{'x'.join(map(str, grid))}", slices)
+    assert topology.n_devices == math.prod(grid) * slices * CHIPS[name].per_chip
+    assert f"{name}:{'x'.join(map(str, grid))}" in str(topology)
+
+
+@given(st.sampled_from(["v4", "v5e", "v5p", "v6e"]), st.integers(1, 9), st.integers(1, 9))
+def test_the_grid_that_is_proposed_is_a_grid(name: str, rows: int, columns: int) -> None:
+    try:
+        parse_topology(f"{name}:{rows}x{columns}")
+    except UserError as e:
+        near = str(e).split(": ")[1].split(" would")[0]
+        parse_topology(near)
+        assert parse_topology(near).n_devices >= rows * columns
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("v5f:2x4", "known are v4, v5e"),
+        ("", "known are v4, v5e"),
+        ("v5e", "no grid"),
+        ("v5e:", "no grid"),
+        ("v5e:0x4", "no grid"),
+        ("v5e:2x-4", "no grid"),
+        ("v5e:2x2x2x2", "no grid"),
+        ("v5e:3x3", "v5e:4x4 would be whole"),
+        ("v5e-", r"did you mean v5e\?"),
+        ("v5e-7", r"unknown slice 'v5e-7': v5e-N has N = 1, 4, 8, .*, 256 \(chips\)"),
+        ("v5litepod-512", "v5litepod-N has N = 1, 4, 8"),
+        ("v5p-4", r"N = 8, 16, 32, .* \(TensorCores, two to a chip\); another grid is written v5p:16x16x24"),
+        ("v3-8", "unknown chip 'v3-8'"),
+        ("h100-8", "unknown chip 'h100-8'"),
+        ("v5e:90000x90000", "more than 131,072 devices"),
+    ],
+)
+def test_a_bad_name_gets_one_line(text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        parse_topology(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "chips"),
+    [
+        ("v5e-8", "v5e:2x4", 8),
+        ("v5litepod-16", "v5e:4x4", 16),
+        ("v5e-1", "v5e:1x1", 1),
+        ("V6E-256", "v6e:16x16", 256),
+        ("v4-32", "v4:2x2x4", 16),
+        ("v5p-128", "v5p:4x4x4", 64),
+        ("v5p-12288", "v5p:16x16x24", 6144),
+    ],
+)
+def test_the_names_of_google_cloud(name: str, text: str, chips: int) -> None:
+    """v4 and v5p count TensorCores, v5e and v6e chips."""
+    topology = parse_topology(name)
+    assert (str(topology), topology.n_devices) == (text, chips)
+
+
+def test_every_slice_of_google_cloud_has_as_many_chips_as_its_name_says() -> None:
+    for version, (_, cores, grids) in CLOUD.items():
+        for grid in grids:
+            chips = math.prod(map(int, grid.split("x")))
+            assert parse_topology(f"{version}-{cores * chips}", 2).n_devices == 2 * chips
+
+
+def test_slices_are_counted() -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        parse_topology("v5e:2x4", 0)
+
+
+def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = parse_topology("v5e:2x4")
+    assert "no compiler" in compiler_missing(parse_topology("h100:8"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install -e '.[tpu]'" in compiler_missing(topology)
+    with pytest.raises(UserError, match="not installed"):
+        devices_of(topology)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    versions = {"libtpu": "0.0.1", "jax": importlib.metadata.version("jax")}
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    assert f"pip install 'jax[tpu]=={versions['jax']}'" in compiler_missing(topology)
+    versions["libtpu"] = room._libtpu_wanted() + "1"
+    assert not compiler_missing(topology)
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        ("ABORTED: Internal error when accessing libtpu multi-process lockfile.", "another process"),
+        ("INVALID_ARGUMENT: no such layout", "cannot lay out v5e:2x4: INVALID_ARGUMENT"),
+    ],
+)
+def test_what_libtpu_refuses_becomes_one_line(monkeypatch: pytest.MonkeyPatch, raised: str, says: str) -> None:
+    from jax.experimental import topologies
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise RuntimeError(raised)
+
+    monkeypatch.setattr(topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(room, "compiler_missing", lambda topology: "")
+    with pytest.raises(UserError, match=says):
+        devices_of(parse_topology("v5e:2x4"))
+
+
+def test_slices_lie_along_data() -> None:
+    devices = [SimpleNamespace(slice_index=i // 2, device_kind="x", platform="tpu") for i in range(8)]
+    with pytest.raises(UserError, match=r"mesh.data 2 is not a multiple of the 4 slices.* use --mesh.data 4 "):
+        make_mesh(MeshConfig(data=2, fsdp=4, tensor=1), devices)
+
+
+@pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
+@pytest.mark.parametrize(("name", "slices"), [("v4:2x2x1", 1), ("v5e:1x1", 1), ("tpu7x:2x2x1", 1), ("v6e:4x4", 2)])
+def test_libtpu_knows_the_chips(name: str, slices: int) -> None:
+    topology = parse_topology(name, slices)
+    devices = devices_of(topology)
+    assert len(devices) == topology.n_devices
+    mesh = make_mesh(MeshConfig(data=slices, fsdp=topology.n_devices // slices, tensor=1), devices)
+    if slices > 1:
+        assert [{d.slice_index for d in row.flat} for row in mesh.devices] == [{0}, {1}]

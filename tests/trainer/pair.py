@@ -1,0 +1,66 @@
+"""One of two processes that ask each other things: python pair.py PORT INDEX. Prints what it got as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from jaxgpt.config import Config, DistributedConfig, MeshConfig, ModelConfig, TrainConfig, UserError
+
+settings = DistributedConfig(coordinator=f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+
+
+def main() -> dict[str, Any]:
+    import jax
+    import numpy as np
+
+    from jaxgpt.parallel.processes import Poll, agree, collected, count, decide, leader
+    from jaxgpt.trainer.program import build
+
+    jax.config.update("jax_num_cpu_devices", 2)
+    me, got = jax.process_index(), {}  # type: ignore[var-annotated]
+
+    def refusal(ask: Any) -> str:
+        try:
+            return f"accepted: {ask()}"
+        except UserError as e:
+            return str(e)
+
+    def fail() -> None:
+        raise UserError(f"process {me} cannot")
+
+    def fail_in_one() -> int:
+        return fail() or 0 if me == 1 else 1
+
+    got["count"], got["leader"] = count(), leader()
+    got["decided"] = decide(lambda: ["by", me])
+    got["refused"] = refusal(lambda: decide(fail))
+    got["agreed"] = agree(lambda: me, lambda _: {"seed": 1})
+    got["disagreed"] = refusal(lambda: agree(lambda: me, lambda me: {"same": 0, "seed": 10 + me}))
+    got["failed in one"] = refusal(lambda: agree(fail_in_one, lambda _: {}))
+    config = Config(
+        model=ModelConfig(vocab_size=8, block_size=4, n_layer=1, n_head=2, n_embd=8),
+        train=TrainConfig(batch_size=8),
+    )
+    for name, mesh in {"data": MeshConfig(data=4), "tensor": MeshConfig(data=2, tensor=2)}.items():
+        program, asked = build(Config(model=config.model, train=config.train, mesh=mesh)), []
+
+        def rows(wanted: slice, asked: list[Any] = asked) -> np.ndarray:
+            asked.append([wanted.start, wanted.stop])
+            return np.arange(40, dtype=np.int32).reshape(8, 5)[wanted]
+
+        whole = collected(program.read((8, 5), rows))
+        got[f"rows, {name}"] = sorted(asked)
+        got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
+    poll = Poll(program.mesh, 2)
+    # At the third call process 1 wishes for 1, at the fifth process 0 for 2: each is heard of two calls later, by both.
+    got["answers"] = [poll.ask({(1, 3): 1, (0, 5): 2}.get((me, call), 0)) for call in range(1, 9)]
+    return got
+
+
+if __name__ == "__main__":
+    from jaxgpt.parallel.join import joined
+
+    with joined(settings):
+        print(json.dumps(main()))

@@ -1,0 +1,385 @@
+"""A whole run: it resumes bit for bit, stops well, and keeps what is good."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import TEXT, small_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.checkpoint.index import latest_valid
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import choose, restore_params, restore_state, steps, val_losses
+from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
+from jaxgpt.data import Dataset, load_dataset
+from jaxgpt.trainer.evaluation import evaluate, spread, summarize
+from jaxgpt.trainer.loop import Reporter, TrainingFailed, check_ids, fit
+from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics
+from jaxgpt.trainer.program import Program, build, make_loss_fn
+
+
+class Silent(Reporter):
+    def __init__(self, at: dict[int, object] | None = None) -> None:
+        self.at, self.notes = at or {}, list[str]()
+
+    def progress(self, figures: dict[str, float]) -> None:
+        if action := self.at.get(int(figures["step"])):
+            action()  # type: ignore[operator]
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def prepare(config: Config, folder: str) -> tuple[Program, Dataset, Run]:
+    Path("text.txt").write_text(TEXT)
+    data = load_dataset(config)
+    Path(folder).mkdir(exist_ok=True)
+    return build(config.with_model(vocab_size=data.tokenizer.vocab_size)), data, Run(Path(folder))
+
+
+def run(config: Config, folder: str, *, resume: bool = False, reporter: Silent | None = None):  # type: ignore[no-untyped-def]
+    program, data, directory = prepare(config, folder)
+    reporter = reporter or Silent()
+    last = latest_valid(directory.checkpoints, program.config, reporter.note) if resume else None
+    return fit(program, data, directory, reporter, last, None)
+
+
+def same_bits(a: object, b: object) -> bool:
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
+
+
+def without_times(path: Path) -> list[dict[str, float]]:
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(path)]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        pytest.param(MeshConfig(data=1), marks=pytest.mark.long, id="one"),  # the killed runs show it too
+        pytest.param(MeshConfig(data=2, fsdp=2), id="mesh"),
+    ],
+)
+def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
+    """With dropout, accumulation, Muon, an average of the weights, and a cut in the middle of an epoch."""
+    config = small_run(steps=10, eval_every=5, microbatch=4)
+    optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, not_finite="skip")
+    config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
+    straight = run(config, "straight")
+    # The cut run believes that it is as long as the other one, and is interrupted.
+    cut = run(config, "cut", reporter=Silent({6: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert cut.interrupted
+    assert 5 < int(cut.state.step) < 10
+    resumed = run(config, "cut", resume=True)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert resumed.evaluation == straight.evaluation
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["lion", "sgd", "adafactor"])
+def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
+    """On a mesh, with layers stacked and calls of two updates; the MLP's moments are factored in Adafactor."""
+    config = small_run(steps=8, eval_every=8, steps_per_call=2, scan_layers=True)
+    optim = OptimConfig(name=name, warmup_steps=2, momentum_dtype="bfloat16")
+    config = replace(config, mesh=MeshConfig(data=1, fsdp=2), optim=optim).with_model(n_embd=128, n_layer=2)
+    straight = run(config, "straight")
+    assert run(config, "cut", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)})).interrupted
+    assert same_bits(run(config, "cut", resume=True).state, straight.state)
+
+
+def test_several_updates_in_a_call_are_the_same_wherever_a_run_is_cut() -> None:
+    """Calls of one, three and fewer updates, after the cut of others: bit for bit. And the same numbers as one by one."""
+    config = small_run(steps=15, eval_every=12, steps_per_call=3)
+    config = replace(config, mesh=MeshConfig(data=2)).with_model(dropout=0.2)
+    straight = run(config, "straight")
+    cut = run(config, "cut", reporter=Silent({1: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert int(cut.state.step) == 10
+    resumed = run(config, "cut", resume=True)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    one = run(replace(config, train=replace(config.train, steps_per_call=1)), "one")
+    lines = [without_times(Path(name) / "metrics.jsonl") for name in ("one", "straight")]
+    for expected, line in zip(*lines, strict=True):
+        assert line == pytest.approx(expected, rel=1e-5)
+    for x, y in zip(jax.tree.leaves(one.state), jax.tree.leaves(straight.state), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+
+
+def test_a_stop_in_the_middle_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is saved at once, and the evaluation is made up for on resuming: the best checkpoint is the same one."""
+    config = small_run()
+    straight = run(config, "straight")
+
+    def stopped(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxgpt.trainer.loop.evaluate", stopped)
+        cut = run(config, "cut")
+    assert (int(cut.state.step), cut.interrupted, val_losses(Path("cut/checkpoints"))) == (4, True, {})
+    resumed = run(config, "cut", resume=True)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert val_losses(Path("cut/checkpoints")) == val_losses(Path("straight/checkpoints"))
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_the_same() -> None:
+    straight = run(small_run(), "out")
+    lines = without_times(Path("out/metrics.jsonl"))
+    file = max(Path("out/checkpoints/8/opt_state").rglob("d/*"), key=lambda p: p.stat().st_size)
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    reporter = Silent()
+    resumed = run(small_run(), "out", resume=True, reporter=reporter)
+    assert same_bits(resumed.state, straight.state)
+    assert without_times(Path("out/metrics.jsonl")) == lines
+    [told] = reporter.notes
+    assert told.startswith("checkpoint 8 is not used: opt_state/")
+    assert Path("out/checkpoints/8.damaged").is_dir()
+
+
+def test_temporary_checkpoints_by_time() -> None:
+    """After every step here; a later one replaces them."""
+    seen = []
+    watch = Silent({step: lambda: seen.append(steps(Path("out/checkpoints"))) for step in range(8)})
+    run(small_run(steps=7, eval_every=100, checkpoint_seconds=1e-9), "out", reporter=watch)
+    assert any(seen[1:6])
+    assert steps(Path("out/checkpoints")) == [7]
+
+
+def test_a_run_writes_its_checkpoints_and_figures() -> None:
+    run(small_run(), "out")
+    losses = val_losses(Path("out/checkpoints"))
+    assert steps(Path("out/checkpoints")) == [4, 8]
+    lines = list(read_metrics(Path("out/metrics.jsonl")))
+    assert [line["step"] for line in lines if "loss" in line] == list(range(8))
+    assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
+    assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[0])
+    assert lines[-2]["tokens"] == 8 * 8 * 16
+    assert lines[0]["loss"] > lines[-2]["loss"]
+
+
+def test_speed_counts_every_step_but_the_first_and_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step takes a second, every evaluation an hour: a token a second for each of a batch."""
+    now = [0.0]
+    monkeypatch.setattr("jaxgpt.trainer.clock.time.perf_counter", lambda: now[0])
+    step = Program.step
+
+    def slow(self: Program, state, windows):  # type: ignore[no-untyped-def]
+        now[0] += 100.0 if int(state.step) == 0 else 1.0
+        return step(self, state, windows)
+
+    def evaluate_slowly(*args, **kwargs):  # type: ignore[no-untyped-def]
+        now[0] += 3600.0
+        return evaluate(*args, **kwargs)
+
+    monkeypatch.setattr(Program, "step", slow)
+    monkeypatch.setattr("jaxgpt.trainer.loop.evaluate", evaluate_slowly)
+    run(small_run(), "out")
+    last = [line for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line][-1]
+    assert last["tokens_per_second"] == pytest.approx(8 * 16)
+
+
+def test_a_reporter_hears_of_every_step_and_of_what_takes_time_besides() -> None:
+    """Whatever is logged: with log_every 100 the bar of a slow model would stand still for hours."""
+    heard: list[object] = []
+
+    class Listener(Reporter):
+        def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+            if name and (not heard or heard[-1] != name):
+                heard.append(name)
+
+        def compiled(self, seconds: float) -> None:
+            heard.append("compiled")
+
+        def progress(self, figures: dict[str, float]) -> None:
+            heard.append(int(figures["step"]))
+            assert {"loss", "lr", "grad_norm"} <= set(figures)
+            assert ("seconds_left" in figures) == (figures["step"] > 0)
+
+    run(small_run(steps=3, log_every=100, eval_every=2), "out", reporter=Listener())
+    assert heard[:4] == ["compiling", "compiled", 0, 1]
+    assert heard[4:] == ["evaluating", "saving a checkpoint", 2, "evaluating", "saving a checkpoint"]
+
+
+def test_best_and_last_are_kept() -> None:
+    """A rate that ruins the model: the first evaluation stays the best, and its checkpoint stays."""
+    config = replace(
+        small_run(steps=12, eval_every=2), optim=OptimConfig(learning_rate=3.0, grad_clip=0.0, warmup_steps=5)
+    )
+    run(config, "out")
+    folder = Path("out/checkpoints")
+    losses = {m["step"]: m["val_loss"] for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
+    best = min(losses, key=losses.__getitem__)
+    assert best < 8, "or this test shows nothing"
+    assert steps(folder) == [best, 10, 12]
+    assert (choose(folder, "best"), choose(folder, "last"), choose(folder, "10")) == (best, 12, 10)
+    with pytest.raises(UserError, match="no checkpoint '11'"):
+        choose(folder, "11")
+
+
+def test_a_step_that_was_cut_off_is_passed_over() -> None:
+    run(small_run(), "out")
+    Path("out/checkpoints/9").mkdir()
+    Path("out/checkpoints/8/commit_success.txt").unlink()
+    assert steps(Path("out/checkpoints")) == [4]
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        choose(Path("nowhere"), "last")
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    config = small_run()
+    run(config, "out")
+    other, _, _ = prepare(config.with_model(n_embd=32), "other")
+    with pytest.raises(UserError, match="cannot be read as a checkpoint of this run") as error:
+        restore_params(Path("out/checkpoints"), 8, other.abstract_state.params, ema=False)
+    assert "\n" not in str(error.value)
+
+
+def test_saved_every_so_many_steps() -> None:
+    run(small_run(steps=7, eval_every=100, checkpoint_every=3), "out")
+    assert steps(Path("out/checkpoints")) == [6, 7]
+
+
+def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Program.step
+
+    def bad(self: Program, state, windows):  # type: ignore[no-untyped-def]
+        state, metrics = step(self, state, windows)
+        return state, metrics | ({"loss": jax.numpy.nan} if int(state.step) == 7 else {})
+
+    monkeypatch.setattr(Program, "step", bad)
+    with pytest.raises(TrainingFailed, match="loss is nan at step 6: stopped, the checkpoint of step 4 is kept"):
+        run(small_run(), "out")
+    assert steps(Path("out/checkpoints")) == [4]
+    assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
+
+
+def test_a_lack_of_device_memory_comes_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Program, state: object, windows: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
+
+    monkeypatch.setattr(Program, "step", full)
+    with pytest.raises(TrainingFailed, match=r"out of device memory .* lower train.microbatch, .* no checkpoint yet"):
+        run(small_run(), "out")
+
+
+@pytest.fixture
+def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that computes nothing finite."""
+    good = make_loss_fn
+    monkeypatch.setattr(
+        "jaxgpt.trainer.program.make_loss_fn", lambda *model: lambda *a: good(*model)(*a) * jax.numpy.nan
+    )
+
+
+def test_what_is_not_finite_is_named(overflow: None) -> None:
+    words = (
+        r"loss is nan at step 0, first in the gradient of ln_f/scale \((\d+) of \1 gradients\): stopped, there is no"
+    )
+    with pytest.raises(TrainingFailed, match=words):
+        run(small_run(), "out")
+
+
+def test_too_many_updates_left_out_in_a_row(overflow: None) -> None:
+    config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
+    reporter = Silent()
+    with pytest.raises(TrainingFailed, match="at step 2 after 3 updates left out in a row, first in the gradient of"):
+        run(config, "out", reporter=reporter)
+    assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
+    assert steps(Path("out/checkpoints")) == []
+
+
+def test_a_signal_while_the_step_is_compiled_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling is the longest part of a start; the run stops as soon as it can, and can go on."""
+    lower = Program.lower
+
+    def asked(self: Program, *args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return lower(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "lower", asked)
+        for resume in (False, True, True):  # and again, still at step 0
+            assert run(small_run(), "out", resume=resume).interrupted
+    assert steps(Path("out/checkpoints")) == [0]
+    assert not run(small_run(), "out", resume=True).interrupted
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_run(), "out", reporter=Silent({1: twice}))
+
+
+def test_ids_beyond_the_vocabulary() -> None:
+    with pytest.raises(TrainingFailed, match="id 17 in the batch of step 3 is beyond the vocabulary of 17"):
+        check_ids(np.array([[1, 17]]), 17, 3)
+
+
+def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        {"step": 3, "loss": 1.0},
+        {"step": 4, "val_loss": 2.0},
+        {"step": 4, "loss": 3.0},
+        {"step": 5, "val_loss": 1.0},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
+    file = MetricsFile(path, resume_step=4)
+    file.write(step=4, loss=0.5, grad_norm=float("nan"))
+    file.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [*lines[:2], {"step": 4, "loss": 0.5}]
+
+
+def test_standard_error_is_of_the_windows_means() -> None:
+    result = summarize(np.array([2.0, 4.0, 6.0]), np.array([2, 2, 2]))
+    assert (result.loss, result.windows, result.tokens) == (2.0, 3, 6)
+    np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
+
+
+@given(n=st.integers(1, 10_000), wanted=st.integers(0, 20_000))
+def test_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
+    windows = spread(n, wanted)
+    assert len(windows) == min(wanted or n, n)
+    gaps = np.diff(np.append(windows, n))
+    assert windows[0] == 0
+    assert gaps.min() >= 1
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_evaluations_of_some_windows_are_compared_with_the_last_on_the_same() -> None:
+    """The last is of the whole split, and its checkpoint's loss that of the windows which the others had."""
+    run(small_run(eval_windows=3), "out")
+    lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
+    program, data, _ = prepare(small_run(eval_windows=3), "out")
+    state = restore_state(Path("out/checkpoints"), 8, program.abstract_checkpoint)
+    some = evaluate(program, state.params, data.val, whole=False)
+    every = evaluate(program, state.params, data.val)
+    assert some.windows == lines[4]["val_windows"] == 3
+    assert every.windows == lines[8]["val_windows"] > 3
+    assert lines[8]["val_loss"] == every.loss != some.loss
+    assert val_losses(Path("out/checkpoints")) == {4: lines[4]["val_loss"], 8: every.ranking}
+    np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
+
+
+def test_evaluation_does_not_depend_on_the_batch() -> None:
+    losses = []
+    for size, mesh in ((1, 1), (3, 1), (8, 4)):
+        config = replace(small_run(eval_batch_size=size), mesh=MeshConfig(data=mesh))
+        program, data, _ = prepare(config, "out")
+        losses.append(evaluate(program, program.init().params, data.val))
+    np.testing.assert_allclose([r.loss for r in losses], losses[0].loss, rtol=1e-6)
+    assert {r.windows for r in losses} == {losses[0].windows}

@@ -1,0 +1,428 @@
+"""Several processes on this machine: they train as one does, agree, and notice when one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import TEXT, flags, jaxgpt, small_run
+from jax.errors import JaxRuntimeError
+
+from jaxgpt.checkpoint import store as checkpoint
+from jaxgpt.checkpoint.checksums import NAME, read
+from jaxgpt.checkpoint.index import damage, steps
+from jaxgpt.config import DistributedConfig, MeshConfig, UserError
+from jaxgpt.errors import TrainingFailed
+from jaxgpt.parallel import processes as room
+from jaxgpt.parallel.join import _scheduled
+from jaxgpt.parallel.mesh import resolve
+from jaxgpt.trainer.metrics import read_metrics
+
+TINY = flags(
+    data__path="text.txt",
+    model__n_layer=1,
+    model__n_embd=16,
+    model__n_head=4,
+    model__block_size=16,
+    optim__warmup_steps=2,
+    # Gentle steps: sums are in another order in another number of processes, and large steps let that grow beyond 1e-5.
+    optim__learning_rate=4e-4,
+    optim__muon_learning_rate=2e-3,
+    train__batch_size=8,
+    train__eval_every=4,
+    train__log_every=1,
+    train__sample_tokens=5,
+)
+FIGURES = ("loss", "val_loss", "grad_norm", "val_stderr", "lr")
+STOPPING = {
+    signal.SIGINT: "jaxgpt: stopping after this step, then saving; press again to stop now\n",
+    signal.SIGTERM: "jaxgpt: SIGTERM: stopping after this step, then saving; SIGTERM again to stop now\n",
+}
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a text, and one cache of compiled programs for all."""
+    Path("text.txt").write_text(TEXT)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
+
+@contextmanager
+def started(*args: str) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own, which is gone afterwards."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, *args], stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def launched(processes: int, *args: str, heartbeat: int = 30) -> Any:
+    own = flags(processes=processes, devices_per_process=1, heartbeat_seconds=heartbeat)
+    return started("-m", "jaxgpt", "launch", *own, "train", *args)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def pair(*commands: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of commands that run at the same time."""
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen([sys.executable, *c], stdout=pipe, stderr=pipe, text=True) for c in commands]
+    results = [process.communicate(timeout=120) for process in processes]
+    return [(p.returncode, out, err) for p, (out, err) in zip(processes, results, strict=True)]
+
+
+def ranks(args: Callable[[int], Sequence[str]], processes: int = 2) -> list[Sequence[str]]:
+    """`jaxgpt train` with its place among others on the command line."""
+    port = free_port()
+    settings = ["--distributed.coordinator", f"127.0.0.1:{port}", "--distributed.num-processes", str(processes)]
+    return [
+        ["-m", "jaxgpt", "train", *args(n), *settings, "--distributed.process-id", str(n)] for n in range(processes)
+    ]
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def lines_of(run: str) -> list[dict[str, Any]]:
+    path = Path(run, "metrics.jsonl")
+    return list(read_metrics(path)) if path.exists() else []
+
+
+def reached(run: str, step: int) -> bool:
+    return any(line["step"] >= step for line in lines_of(run)) and len(steps(Path(run, "checkpoints"))) > 0
+
+
+def assert_same_figures(run: str, other: str, rtol: float = 1e-5) -> None:
+    a, b = lines_of(run), lines_of(other)
+    assert [line["step"] for line in a] == [line["step"] for line in b]
+    for name in FIGURES:
+        here, there = ([line[name] for line in lines if name in line] for lines in (a, b))
+        assert len(here) == len(there)
+        np.testing.assert_allclose(here, there, rtol=rtol, err_msg=name)
+
+
+def test_two_processes_ask_each_other() -> None:
+    port = str(free_port())
+    script = str(Path(__file__).with_name("pair.py"))
+    results = pair([script, port, "0"], [script, port, "1"])
+    assert [code for code, _, _ in results] == [0, 0], results
+    a, b = (json.loads(out) for _, out, _ in results)
+    assert (a.pop("leader"), b.pop("leader")) == (True, False)
+    assert (a.pop("agreed"), b.pop("agreed")) == (0, 1)
+    # Each reads the rows of its own devices and no others, each once; a mesh that splits none of the rows repeats them.
+    assert (a.pop("rows, data"), b.pop("rows, data")) == ([[0, 2], [2, 4]], [[4, 6], [6, 8]])
+    assert (a.pop("rows, tensor"), b.pop("rows, tensor")) == ([[0, 4]], [[4, 8]])
+    assert a == b
+    assert a["decided"] == ["by", 0]
+    assert a["refused"] == "process 0 cannot"
+    assert a["disagreed"].startswith("the processes disagree: seed is 10 in process 0, 11 in process 1;")
+    assert a["failed in one"] == "process 1: process 1 cannot"
+    assert a["whole, data"]
+    assert a["whole, tensor"]
+    assert a["answers"] == [0, 0, 0, 0, 1, 0, 2, 0]
+
+
+def test_killed_resumed_by_one_process_and_the_figures_of_a_run_that_nothing_happened_to(place: None) -> None:
+    """Of two processes one is killed; the other says so and goes; one alone goes on, and all is as if it had always been."""
+    length = flags(train__steps=60)
+    with launched(2, "shakespeare", *TINY, *length, "--out", "killed") as launcher:
+        wait_until(lambda: reached("killed", 8), launcher)
+        os.kill(children(launcher)[1], signal.SIGKILL)
+        at = time.monotonic()
+        out, err = launcher.communicate(timeout=120)
+        print(f"noticed after {time.monotonic() - at:.1f} s at most")
+    assert launcher.returncode == 1
+    assert "devices  2 x cpu (cpu): data 2, in 2 processes" in out
+    told = [line for line in err.splitlines() if "another process of this run is gone" in line]
+    assert len(told) == 1, err
+    assert "resume with: jaxgpt train --resume --out killed" in told[0]
+    assert "process 1 was ended by signal 9 (SIGKILL)" in err
+    assert "Traceback" not in err
+    for step in steps(Path("killed/checkpoints")):
+        folder = Path("killed/checkpoints", str(step))
+        assert damage(folder) == ""
+        files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {NAME}
+        assert set(read(folder)) == files, "every process's files are in the manifest"
+    assert any("process_1" in name for name in files), "the second process has written its part"
+    assert jaxgpt("train", "--resume", "--out", "killed", "--mesh.data", "1").code == 0
+    assert jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1").code == 0
+    assert_same_figures("killed", "straight")
+
+
+# The command line in a process that dawdles between its goodbye and its exit: process 0 is gone before it.
+DAWDLE = """
+import time
+from jaxgpt.cli import entry
+from jaxgpt.parallel import join
+goodbye = join.say_goodbye
+join.say_goodbye = lambda seconds: (goodbye(seconds), time.sleep(1.5))
+entry()
+"""
+
+
+def test_processes_that_disagree_are_refused_by_all(place: None) -> None:
+    prompt, late = ranks(lambda n: ["shakespeare", *TINY, "--train.seed", str(n), "--out", "run"])
+    for code, out, err in pair(prompt, ["-c", DAWDLE, *late[2:]]):
+        assert (code, out) == (2, "")
+        assert err.startswith("jaxgpt: the processes disagree: train.seed is 0 in process 0, 1 in process 1;")
+        assert err.count("\n") == 1
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--processes", "0", "train"], "--processes must be at least 1 and at most 4096, not 0"),
+        (["--processes", "2"], "missing argument: train (usage: jaxgpt launch [OPTIONS] train ...)"),
+        (["--processes=2", "sample", "run"], "unexpected argument 'sample' (usage: jaxgpt launch [OPTIONS] train ...)"),
+        (["trian"], "unexpected argument 'trian' (usage: jaxgpt launch [OPTIONS] train ...)"),
+        (["--proceses", "2", "train"], "unknown option --proceses (did you mean --processes?)"),
+        (["--address", "192.0.2.1", "train"], "cannot listen on --address 192.0.2.1"),
+        (["--devices-per-process", "-1", "train"], "--devices-per-process must be at least 0"),
+    ],
+)
+def test_bad_launches(args: list[str], message: str) -> None:
+    result = jaxgpt("launch", *args)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_processes": 2}, "need a distributed.coordinator"),
+        (
+            {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": 2},
+            "process_id must be at least 0 and at most 1",
+        ),
+        ({"coordinator": "127.0.0.1:1", "process_id": 0}, "num_processes must be at least 1"),
+        ({"coordinator": "127.0.0.1", "num_processes": 2, "process_id": 0}, "coordinator must be HOST:PORT"),
+        ({"coordinator": "auto", "process_id": 1}, "need a distributed.coordinator"),
+        ({"heartbeat_seconds": 0}, "heartbeat_seconds must be at least 2"),
+    ],
+)
+def test_bad_places(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DistributedConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("variables", "several"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, False),  # sbatch without srun: one process
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "1"}, False),
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "4"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
+        ({"MEGASCALE_NUM_SLICES": "2"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, False),  # asked for with auto
+    ],
+)
+def test_schedulers_that_start_several_processes(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], several: bool
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "TPU_", "MEGASCALE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _scheduled() is several
+
+
+@pytest.mark.parametrize(
+    ("error", "loss"),
+    [
+        (JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Read error: Connection reset by peer"), True),
+        (TimeoutError("ChainedFuture completed 3/5 futures but timed out after 5.69 seconds."), True),
+        (TrainingFailed("a checkpoint could not be written (INTERNAL: Barrier failed because: ...)"), True),
+        (UserError("cannot download X (Connection refused)"), False),
+        (OSError(28, "No space left on device"), False),
+        (TrainingFailed("loss is nan at step 3"), False),
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_loss_looks_like(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not room.tells_of_loss(error), "there is nobody to lose"
+    monkeypatch.setattr(room, "count", lambda: 2)
+    assert room.tells_of_loss(error) is loss
+
+
+def test_a_loss_while_a_checkpoint_is_read_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: restore")
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint.ocp, "load_checkpointables", fail)
+    with pytest.raises(UserError, match="cannot be read as a checkpoint of this run"):
+        checkpoint._load(Path("1"), {"params": None})
+    monkeypatch.setattr(room, "count", lambda: 2)
+    with pytest.raises(JaxRuntimeError):
+        checkpoint._load(Path("1"), {"params": None})
+    error = JaxRuntimeError("NOT_FOUND: no such array")
+    with pytest.raises(UserError, match="no such array"):
+        checkpoint._load(Path("1"), {"params": None})
+
+
+def test_every_process_has_to_take_part() -> None:
+    config = small_run(batch_size=6)
+    with pytest.raises(UserError, match=r"1 of 4 devices in use \(data 1\), but 2 processes .* use --mesh.data 4 "):
+        resolve(config, 4, processes=2)
+    assert resolve(config, 4)[0] == MeshConfig(data=1)
+    assert resolve(replace(config, mesh=MeshConfig()), 4, processes=2)[0] == MeshConfig(data=4)
+
+
+def test_a_process_without_work_is_refused(place: None) -> None:
+    """One line from all of them together, through the launcher."""
+    with launched(2, "shakespeare", *TINY, "--mesh.data", "1", "--out", "run") as launcher:
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 2
+    assert err.count("\n") == 1
+    assert "1 of 2 devices in use (data 1), but 2 processes need to use all of theirs: use --mesh.data 2" in err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("processes", "mesh"),
+    [(n, axis) for n in (2, 4) for axis in ("data", "fsdp", "tensor")]
+    + [(4, "data and tensor"), (4, "fsdp and tensor"), (4, "data, padded")],
+)
+def test_as_one_process(place: None, processes: int, mesh: str) -> None:
+    length = flags(train__steps=8, **({"train__batch_size": 5} if "padded" in mesh else {}))
+    mesh = mesh.removesuffix(", padded")
+    sizes = {"mesh__data": 1} | {f"mesh__{axis}": 2 if "and" in mesh else processes for axis in mesh.split(" and ")}
+    with launched(processes, "shakespeare", *TINY, *length, *flags(**sizes), "--out", "several") as launcher:
+        out, err = launcher.communicate(timeout=300)
+    assert (launcher.returncode, err) == (0, "")
+    assert out.count("a sample, after") == 1
+    one = jaxgpt("train", "shakespeare", *TINY, *length, "--out", "one", "--mesh.data", "1")
+    assert_same_figures("several", "one")
+    assert out.split("--- a sample")[1].split("run ")[0] == one.out.split("--- a sample")[1].split("run ")[0]
+
+
+@pytest.mark.long
+def test_process_zero_is_killed(place: None) -> None:
+    with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
+        wait_until(lambda: reached("run", 6), launcher)
+        os.kill(children(launcher)[0], signal.SIGKILL)
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert "resume with: jaxgpt train --resume --out run" in err
+    assert "process 0 was ended by signal 9" in err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "to", "before", "after"),
+    [(signal.SIGTERM, "one", 2, 4), (signal.SIGINT, "all", 2, 1), (signal.SIGTERM, "launcher", 1, 2)],
+)
+def test_asked_to_stop_and_resumed_by_another_number_of_processes(
+    place: None, number: int, to: str, before: int, after: int
+) -> None:
+    length = flags(train__steps=60)
+    with launched(before, "shakespeare", *TINY, *length, "--out", "run") as launcher:
+        wait_until(lambda: reached("run", 6), launcher)
+        for pid in {"one": children(launcher)[1:], "all": children(launcher), "launcher": [launcher.pid]}[to]:
+            os.kill(pid, number)
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    step = steps(Path("run/checkpoints"))[-1]
+    asked = "" if to == "one" else STOPPING[number]  # process 0 speaks, of the signals that it gets itself
+    assert err == f"{asked}jaxgpt: stopped and saved at step {step}; resume with: jaxgpt train --resume --out run\n"
+    with launched(after, "--resume", "--out", "run") as launcher:
+        _, err = launcher.communicate(timeout=300)
+    assert (launcher.returncode, err) == (0, "")
+    jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1")
+    assert_same_figures("run", "straight")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_a_launcher_that_is_asked_to_stop_passes_it_on(place: None, number: int) -> None:
+    """All save at one step, one of them says how to go on, and nobody is left."""
+    with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
+        wait_until(lambda: reached("run", 6), launcher)
+        pids = children(launcher)
+        launcher.send_signal(number)
+        _, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    [*_, last] = steps(Path("run/checkpoints"))
+    saved = f"jaxgpt: stopped and saved at step {last}; resume with: jaxgpt train --resume --out run\n"
+    assert err == STOPPING[number] + saved
+    assert damage(Path("run/checkpoints", str(last))) == ""
+    assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.long
+def test_no_orphans(place: None) -> None:
+    """A launcher that is killed: its processes save and go."""
+    with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
+        wait_until(lambda: reached("run", 6), launcher)
+        pids = children(launcher)
+        launcher.kill()
+        end = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    done = max(line["step"] for line in lines_of("run") if "loss" in line) + 1
+    assert steps(Path("run/checkpoints"))[-1] == done
+
+
+@pytest.mark.long
+def test_slurm(place: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX's own detection, from the variables that srun sets."""
+    monkeypatch.setenv("SLURM_JOB_ID", str(free_port()))
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    pipe, processes = subprocess.PIPE, []
+    for n in range(2):
+        command = [
+            sys.executable,
+            "-m",
+            "jaxgpt",
+            "train",
+            "shakespeare",
+            *TINY,
+            *flags(train__steps=4),
+            "--out",
+            "run",
+        ]
+        variables = os.environ | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)}
+        processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=variables))
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "in 2 processes" in outputs[0][0]
+    assert outputs[1][0] == ""

@@ -1,0 +1,69 @@
+"""The train step compiled for TPUs that are not there: the kernel of attention fits its tiles, and holds no scores.
+
+Needs libtpu (`pip install 'jax[tpu]'`, or TPU_LIBRARY_PATH). It serves one process at a time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
+from jaxgpt.parallel import batch_sharding, on_mesh
+from jaxgpt.parallel.mesh import AXES
+from jaxgpt.trainer.program import Program
+
+LAYERS, HEADS = 2, 4
+B, T = 64, 1024  # a device's scores are more than fits beside its processor, where nobody counts them
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (importlib.util.find_spec("libtpu") or "TPU_LIBRARY_PATH" in os.environ), reason="libtpu is not installed"
+    ),
+]
+
+
+def compiled(window: int = 0, **train: Any) -> Any:
+    from jax.experimental import topologies
+
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
+    config = Config(
+        model=ModelConfig(
+            vocab_size=512,
+            block_size=T,
+            n_layer=LAYERS,
+            n_head=HEADS,
+            n_kv_head=2,
+            n_embd=256,
+            positions="rope",
+            sliding_window=window,
+        ),
+        train=TrainConfig(**({"batch_size": B, "compute_dtype": "bfloat16"} | train)),
+        mesh=MeshConfig(data=2, fsdp=1, tensor=2),
+    )
+    p = Program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
+    state = p.abstract_state
+    with on_mesh(p.mesh, config.model):
+        batch = jax.ShapeDtypeStruct((B, T + 1), jnp.int32, sharding=batch_sharding(p.mesh))
+        return p.lower(state, batch).compile()
+
+
+@pytest.mark.parametrize(("scan_layers", "window"), [(False, 0), (True, 0), (False, 256)])
+def test_splash_holds_no_scores(scan_layers: bool, window: int) -> None:
+    scores = re.compile(rf"\[(\d+,)*{T},{T}\]")
+    flash, plain = (compiled(window, attention=kernel, scan_layers=scan_layers) for kernel in ("auto", "xla"))
+    assert "tpu_custom_call" in flash.as_text()
+    assert not scores.search(flash.as_text())
+    assert scores.search(plain.as_text())
+    # The weights of every layer are what the plain way keeps for the backward pass, in bfloat16 at least.
+    kept = LAYERS * (B // 2) * (HEADS // 2) * T * T * 2
+    assert plain.memory_analysis().temp_size_in_bytes - flash.memory_analysis().temp_size_in_bytes > kept
