@@ -148,6 +148,16 @@ def test_an_end_token_ends_a_row_and_only_that_row() -> None:
         assert len(out.ids) == 20 or out.finish_reason == "stop"
 
 
+def test_a_long_text_is_made_in_blocks_and_stays_the_same(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the blocks progress is shown, and Ctrl-C has its chance."""
+    settings = {"max_new_tokens": 40, "temperature": 0.9}
+    at_once = jaxgpt.generate(lm, ["ab", "c"], **settings)
+    monkeypatch.setattr("jaxgpt.lm.generation.LONG_BLOCK", 16)
+    seen: list[tuple[int, int]] = []
+    assert jaxgpt.generate(lm, ["ab", "c"], **settings, progress=lambda *done: seen.append(done)) == at_once
+    assert seen == [(1, 40), (17, 40), (33, 40), (40, 40)]
+
+
 def test_stop_ids(lm: LM) -> None:
     [free] = jaxgpt.generate(lm, ["a"], max_new_tokens=60)
     stop = free.ids[20]

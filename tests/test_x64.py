@@ -7,22 +7,27 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from helpers import small_run
 
 from jaxgpt.config import OptimConfig
 from jaxgpt.trainer.program import build
 
 
+def types_of(state: Any) -> set[str]:
+    return {str(leaf.dtype) for leaf in jax.tree.leaves(state)}
+
+
 def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
     """The state after two steps, their metrics, and the losses of windows, with all that has a type of its own."""
-    optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, spike_factor=3.0)
+    optim = OptimConfig(warmup_steps=2, ema_decay=0.9, spike_factor=3.0)
     config = replace(small_run(microbatch=4, steps_per_call=2), optim=optim).with_model(
         vocab_size=17, dropout=0.2, n_layer=1
     )
     program = build(config)
     state = program.init()
     types = jax.tree.map(lambda leaf: leaf.dtype, state)
-    assert {str(dtype) for dtype in jax.tree.leaves(types)} == {"float32", "int32"}
+    assert types_of(state) == {"float32", "int32"}
     ids = np.random.default_rng(0).integers(0, 17, (3, 8, 17), np.int32)
     state, metrics = program.advance(state, program.batches(2, lambda step, rows: ids[step, rows]), 2)
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == types
@@ -40,3 +45,10 @@ def test_training() -> None:
     for name in ("loss", "grad_norm", "lr"):
         np.testing.assert_allclose([m[name] for m in found[1]], [m[name] for m in expected[1]], rtol=1e-5)
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["muon", "lion", "sgd", "adafactor"])
+def test_states_of_other_optimizers(name: Any) -> None:
+    config = replace(small_run(), optim=OptimConfig(name=name)).with_model(vocab_size=17, n_layer=1)
+    with jax.enable_x64(True):
+        assert types_of(build(config).abstract_state) <= {"float32", "int32"}
