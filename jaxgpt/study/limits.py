@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
     """FLOP/s of all devices together in products: the best of a few sizes."""
     best = 0.0
     for width in WIDTHS.get(_platform(mesh), (4096, 8192)):
-        rows = width if _platform(mesh) == "cpu" else width * mesh.size
+        rows = math.ceil(width / mesh.size) * mesh.size if _platform(mesh) == "cpu" else width * mesh.size
         a, b = _ones(mesh, (rows, width), dtype), jax.device_put(jnp.ones((width, width), dtype), everywhere(mesh))
         product = jax.jit(lambda a, b: a @ b, out_shardings=a.sharding)
         best = max(best, 2 * rows * width**2 / _fastest(product, a, b))

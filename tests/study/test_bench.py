@@ -14,8 +14,10 @@ from helpers import flags, jaxgpt, small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import Config, OptimConfig, TrainConfig
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.parallel import make_mesh
 from jaxgpt.plan.hlo import split_computations
+from jaxgpt.study import limits
 from jaxgpt.study.trace import KINDS, kinds, own_times, spent
 from jaxgpt.trainer.program import build
 
@@ -175,7 +177,7 @@ def test_the_command_tells_a_person_the_same(capsys: pytest.CaptureFixture[str])
         (["python-chr"], "did you mean python-char?"),
         (["python-char", "--seconds", "0"], "--seconds must be above 0 and at most 3600, not 0"),
         (["python-char", "--seconds", "nan"], "--seconds must be above 0"),
-        (["python-char", "--mesh.data", "3"], "does not divide the 32 windows"),
+        (["python-char", "--mesh.tensor", "3"], "mesh.tensor 3 does not divide model.n_head 4"),
         (["python-char", "--model.block-size", "2"], "model.block_size of at least 3, not 2: --no-decode"),
     ],
 )
@@ -184,3 +186,9 @@ def test_bad_input(args: list[str], message: str) -> None:
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.splitlines()[-1].startswith("jaxgpt: ")
+
+
+def test_any_number_of_devices_has_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
+    monkeypatch.setattr(limits, "PATIENCE", 0.01)
+    assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
