@@ -118,7 +118,7 @@ def table(figures: Figures, topology: Topology) -> str:
     rows = [f"  {kind:<18}{_gib(size)}" for kind, size in figures.memory.items()]
     verdict = "fits" if figures.fits else "DOES NOT FIT"
     if not figures.compiled and CLOSE * figures.available < figures.total <= figures.available:
-        verdict = "close: compile to be sure"
+        verdict = "close: compile to be sure" if chip.host else "close, by this estimate"
     rows.append(f"  {'total':<18}{_gib(figures.total)} of {figures.available / 2**30:.2f} GiB: {verdict}")
     if not figures.hbm_bytes:
         return "\n".join(rows)

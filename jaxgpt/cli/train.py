@@ -41,6 +41,8 @@ class Args(Settings):
 
 def run(args: Sequence[str]) -> int:
     [target], given = COMMAND.read(Args, args)
+    if given.get("data.path") == "":
+        raise UserError("--data.path is empty: name a file or folder, or leave it out for the preset's own text")
     file, repeats = given.get("config", ""), target not in ("", *PRESETS)
     if target and file:
         raise UserError(f"{target} and --config {file} both name settings: leave out one of them")

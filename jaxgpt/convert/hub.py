@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -39,9 +40,10 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
         (errors.RevisionNotFoundError, "there is no such revision"),
         (errors.RepositoryNotFoundError, "there is no such repository, or it needs a login (hf auth login)"),
         (errors.OfflineModeIsEnabled, f"the hub is in offline mode and it is not in the cache: {offline}"),
-        (errors.LocalEntryNotFoundError, f"it is not in the cache and the hub cannot be reached: {offline}"),
+        (errors.LocalEntryNotFoundError, "it is not in the cache and the hub cannot be reached: give a folder instead"),
         (errors.HFValidationError, "not a valid name on the hub"),
     )
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # not a line for each time it tries again
     try:
         folder = Path(snapshot_download(repo, revision=wanted, allow_patterns=list(PATTERNS)))
     except Exception as e:  # the hub's client raises its own errors and those of the network

@@ -161,10 +161,10 @@ def _gpt2_from_hub() -> SubwordTokenizer:
 
     try:
         path = hf_hub_download(GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION)
-    except Exception as e:
+    except Exception:
         raise UserError(
-            f"GPT-2's tokenizer is not in the hub's cache and cannot be downloaded ({type(e).__name__}): "
-            f"give a folder with its files, --data.tokenizer PATH"
+            "GPT-2's tokenizer is not in the hub's cache and the hub cannot be reached: name a folder with its files, "
+            "--data.tokenizer PATH, or for token files --data.tokenizer ids"
         ) from None
     return SubwordTokenizer(HFTokenizer.from_file(path))
 

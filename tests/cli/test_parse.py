@@ -240,6 +240,7 @@ def test_main_help_and_version() -> None:
         (["train", "--model", "gpt2"], "--model: the preset or run is the first argument"),
         (["train", "--temperature", "1"], "--temperature is an option of jaxgpt sample or jaxgpt explain;"),
         (["train", "--stpes", "1"], "(did you mean --train.steps?)"),
+        (["train", "--data.path", ""], "--data.path is empty: name a file or folder, or leave it out"),
         (["train", "--train.stepz", "1"], "(did you mean --train.steps?)"),
         (["train", "--frobnicate"], "unknown option --frobnicate; see jaxgpt train --help"),
         (["train", "-o", "x"], "unknown option -o "),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import jax
 import pytest
+from helpers import jaxgpt_process
 
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.parallel import host
@@ -92,3 +94,11 @@ def test_libtpu_is_quiet_where_there_is_no_tpu(
     monkeypatch.setattr(host, "quiet_libtpu", lambda: called.append(True))
     host.use_cores(MeshConfig())
     assert called == [True] * quiet
+
+
+@pytest.mark.parametrize("platform", ["cuda", "nosuch"])
+def test_a_platform_that_is_not_here_is_one_line(platform: str) -> None:
+    result = jaxgpt_process("verify", "statquest", env=os.environ | {"JAX_PLATFORMS": platform})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].startswith(f"jaxgpt: JAX_PLATFORMS={platform} cannot be used here")
+    assert "Traceback" not in result.stderr
