@@ -64,7 +64,7 @@ def data_dir() -> Path:
 @pytest.fixture(autouse=True)
 def strict_types(request: pytest.FixtureRequest) -> Iterator[None]:
     """No silent promotion of types in the mathematics. optax, which updates weights, does not keep to that."""
-    strict = request.path.parent.name in ("model", "decoding", "parallel", "study")
+    strict = request.path.parent.name in ("ops", "model", "decoding", "parallel", "study")
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
 

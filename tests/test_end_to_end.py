@@ -220,7 +220,7 @@ def test_interrupted_and_resumed() -> None:
         (["train", "shakspeare"], "no preset or run 'shakspeare' (did you mean shakespeare?)"),
         (["train", "--model.n-layers", "3"], "unknown option --model.n-layers (did you mean --model.n-layer?)"),
         (["train", "--model.n-layer", "three"], "--model.n-layer must be an integer, not 'three'"),
-        (["train", "--model.n-layer"], "--model.n-layer needs a value: --model.n-layer INT"),
+        (["train", "--model.n-layer"], "--model.n-layer needs a value"),
         (["train", "--model.norm", "batch"], "batch"),
         (["train", "--model.n-head", "3"], "jaxgpt: model.n_head 3 does not divide model.n_embd 128"),
         (["train", "--train.batch-size", "0"], "train.batch_size must be at least 1"),
@@ -347,7 +347,7 @@ def test_training_survives_the_reader_of_its_output(both: bool) -> None:
     assert Path("run/loss.png").is_file()
     if not both:
         assert "standard output was closed: training continues" in err.getvalue()
-        assert err.getvalue().count("\n") == 1
+        assert err.getvalue().count("standard output") == 1
 
 
 def test_no_command_is_help() -> None:

@@ -121,7 +121,7 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 def describe_source(source: Path) -> tuple[str, ModelConfig, Format, Weights]:
     """Which family a folder holds, its config in our words, and its tensors, not read yet."""
     if not source.is_dir():
-        raise UserError(f"{source} is not a folder: one with config.json and safetensors is expected")
+        raise UserError(f"{source} is not a folder with config.json and safetensors")
     where = source / "config.json"
     if not where.is_file() and (source / "recipe.json").is_file():
         where = source / "recipe.json"

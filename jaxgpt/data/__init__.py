@@ -94,7 +94,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
     characters = 0
     if data.path and is_token_path(path):
         train, val, source = open_splits(path, data.train_fraction)
-        fingerprint = Tokens([*train.parts, *val.parts]).fingerprint()
+        fingerprint = ""
         if tokenizer is None:
             if data.tokenizer in ("char", "word", "bpe"):
                 raise UserError(
@@ -111,6 +111,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         fingerprint = text.sha256
     vocab_size = _vocab_size(config, tokenizer)
     train, val = train.below(vocab_size), val.below(vocab_size)
+    fingerprint = fingerprint or Tokens([*train.parts, *val.parts], vocab_size).fingerprint()
     held_out = len(val) > 0
     val = val if held_out else train
     if len(val) <= config.model.block_size:

@@ -195,7 +195,7 @@ def test_bad_files(tmp_path):
         (folder / name).unlink()
     (folder / "config.json").write_text("{")
     refused(folder, tmp_path, "not valid JSON")
-    refused(tmp_path / "nowhere", tmp_path, "no folder")
+    refused(tmp_path / "nowhere", tmp_path, "is not a folder")
 
 
 @pytest.mark.parametrize("place", ["../secret.safetensors", "/etc/x.safetensors", "a\\b.safetensors", "x.bin", ".."])

@@ -32,6 +32,7 @@ from jaxgpt.trainer.metrics import read_metrics
 
 TINY = flags(
     data__path="text.txt",
+    train__prompt="1",
     model__n_layer=1,
     model__n_embd=16,
     model__n_head=4,
