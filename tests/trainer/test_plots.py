@@ -33,8 +33,12 @@ def test_updates_never_wait_and_the_last_state_is_drawn(monkeypatch: pytest.Monk
         plot.update()
     go_on.set()
     plot.close()
+    # A line that comes between looking at the file and reading it is drawn twice.
+    assert lines[-1] == 5
+    assert len(lines) <= 2
+    drawn = len(lines)
     plot.close()
-    assert lines in ([1, 5], [2, 5], [3, 5], [4, 5], [5])
+    assert len(lines) == drawn
 
 
 def test_the_plot_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
