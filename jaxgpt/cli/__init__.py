@@ -91,6 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainingFailed as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1
+    except RuntimeError as e:
+        if type(e).__name__ != "JaxRuntimeError":  # XLA's compiler or a device; JAX is imported by now
+            raise
+        fix = "; the device lacks memory: lower train.microbatch, or use a smaller model" * (
+            "RESOURCE_EXHAUSTED" in str(e)
+        )
+        print(f"jaxgpt: XLA failed: {' '.join(str(e).split())[:300]}{fix}", file=sys.stderr)
+        return 1
     except OSError as e:
         if e.errno not in FULL:
             raise

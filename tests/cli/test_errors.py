@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 from folders import SMALL, run_folder
+from helpers import jaxgpt
 
 from jaxgpt.checkpoint import checksums as manifest
 from jaxgpt.cli import main
@@ -66,3 +68,17 @@ def test_what_is_said_where_nothing_fails_is_not_lost(capfd: pytest.CaptureFixtu
         os.write(2, b"a trace\n") / 0
     os.write(2, b"after\n")
     assert capfd.readouterr().err == "after\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("RESOURCE_EXHAUSTED: no room", "lower train.microbatch"), ("INTERNAL: x", "")]
+)
+def test_what_xla_says_anywhere_is_one_line(said: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError(f"{said}\nand much more")
+
+    monkeypatch.setattr("jaxgpt.cli.info.run", fail)
+    result = jaxgpt("info", "gpt2")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert result.err.startswith(f"jaxgpt: XLA failed: {said} and much more")
+    assert expected in result.err
