@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(unknown_command(name, COMMANDS, PRESETS))
         code: int = module_of(name).run(rest)
         if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is said here, not when Python ends
+            sys.stdout.flush()  # report a failed write here rather than when Python exits
         return code
     except UserError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
@@ -91,8 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainingFailed as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1
-    except RuntimeError as e:
-        if type(e).__name__ != "JaxRuntimeError":  # XLA's compiler or a device; JAX is imported by now
+    except (RuntimeError, AssertionError) as e:
+        if "jax" not in sys.modules:
+            raise
+        from jaxgpt.parallel.host import missing_platform
+
+        if missing := missing_platform():
+            print(f"jaxgpt: {missing}", file=sys.stderr)
+            return 2
+        if type(e).__name__ != "JaxRuntimeError":  # of XLA's compiler or a device
             raise
         fix = "; the device lacks memory: lower train.microbatch, or use a smaller model" * (
             "RESOURCE_EXHAUSTED" in str(e)

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from jaxgpt.config import Config, MeshConfig, ModelConfig, UserError
+from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are given back when they are freed, whatever its thresholds
@@ -34,18 +34,11 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
         processes: number of processes that share it.
         model: the model to train, if any. Where only the batch is split, each device holds and updates all weights: many
             take more memory, and more time than is won by products that need not share their threads (on two cores).
-
-    Raises:
-        UserError: JAX_PLATFORMS names a backend that is not here.
     """
     if _libtpu_without_tpu():
         quiet_libtpu()
-    if "JAX_NUM_CPU_DEVICES" not in os.environ and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        _set_cpu_devices(mesh, processes, model)
-    _check_platform()
-
-
-def _set_cpu_devices(mesh: MeshConfig, processes: int, model: ModelConfig | None) -> None:
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
     sizes = sizes_of(mesh).values()
     devices = math.ceil(math.prod(size for size in sizes if size > 0) / processes)
     if -1 in sizes:
@@ -55,21 +48,19 @@ def _set_cpu_devices(mesh: MeshConfig, processes: int, model: ModelConfig | None
         jax.config.update("jax_num_cpu_devices", devices)
 
 
-def _check_platform() -> None:
-    """Start the backend that JAX_PLATFORMS names, if it names one.
+def missing_platform() -> str:
+    """Say why the backend that JAX_PLATFORMS names cannot start; "" if it can, or none is named.
 
-    Raises:
-        UserError: this machine or this jaxlib does not have it.
+    For after a failure: starting the backend before `keep_memory` would undo what that does.
     """
     if not (asked := os.environ.get("JAX_PLATFORMS")):
-        return
+        return ""
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as e:  # JAX asserts where a plugin is not installed
         why = " ".join(str(e).split()) or "jaxlib was installed without it"
-        raise UserError(
-            f"JAX_PLATFORMS={asked} cannot be used here ({why[:200]}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
-        ) from None
+        return f"JAX_PLATFORMS={asked} cannot be used ({why[:200]}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
+    return ""
 
 
 def keep_memory(config: Config) -> None:
@@ -85,7 +76,8 @@ def keep_memory(config: Config) -> None:
     if not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
-        # No blocks outside the heap, none given back, and one heap: those of threads are limited to 64 MB.
+        # No blocks outside the heap, none given back, and one heap: those of threads are limited to 64 MB. (The command
+        # line has asked for one heap before its first thread; here it is for other callers.)
         for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1)):
             libc.mallopt(parameter, value)
 
