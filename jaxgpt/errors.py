@@ -1,4 +1,4 @@
-"""Reading what a stranger may have written: JSON without its traps, files of a bounded size, the error a user sees.
+"""The failures that a command reports in one line, and strict parsing of untrusted input: numbers, JSON, files.
 
 Imports: the standard library.
 """

@@ -24,7 +24,7 @@ class _Loop(uvloop.Loop):
 
 
 async def _others() -> None:
-    """Wait for all other tasks; and for those who wait for them, who are told of an error one turn of the loop later."""
+    """Wait for all other tasks, and for the tasks awaiting them, which receive an error one iteration of the loop later."""
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -23,7 +23,7 @@ def sole_writer(folder: Path) -> Iterator[None]:
     """Within this, no other process writes the run in a folder.
 
     The kernel holds the lock (flock), the file only says whose it is. It is removed at the end, also where the folder has
-    been renamed meanwhile; one that a killed process left is no lock.
+    been renamed. A file left behind by a killed process is not locked.
 
     Raises:
         UserError: another process holds it; its number, its machine and since when.

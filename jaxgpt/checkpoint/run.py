@@ -43,7 +43,7 @@ class Run:
         return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
 
     def exists(self) -> bool:
-        """Whether a run has been started here: config.json is the last thing that its start writes."""
+        """Return whether a run has been started here. Starting a run writes config.json last."""
         return (self.path / "config.json").exists()
 
     def tokenizer(self) -> Tokenizer:
@@ -72,7 +72,7 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
     """Start a run in `out`, or without one in `runs/PRESET`, `runs/PRESET-2`, ..., the first that is free.
 
     Within the context this process is the run's only writer. A new folder appears with its settings in it, so that a
-    process killed at any moment leaves either no folder or a run that `--resume` goes on with.
+    process killed at any moment leaves either no folder or a run that `--resume` can continue.
 
     Raises:
         UserError: `out` holds a run and `overwrite` is not given, or the reverse; or it cannot be written.
@@ -83,7 +83,7 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
             check_free(path, overwrite)
             _make(path, path)
             stack.enter_context(sole_writer(path))
-            check_free(path, overwrite)  # nobody has started one meanwhile
+            check_free(path, overwrite)  # another process may have started one
             _replace(Run(path), config, tokenizer)
         elif out:
             if not _appear(path, config, tokenizer, stack):

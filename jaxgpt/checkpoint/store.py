@@ -1,7 +1,7 @@
 """States on disk, through Orbax: the only file that knows it.
 
 `checkpoints/<step>/` appears whole or not at all, and with it the checksums of its files. Weights, average and optimizer
-lie side by side, so that sampling reads only what it needs. What lies there already is the catalog's business.
+lie side by side, so that sampling reads only what it needs. index.py lists and checks the checkpoints of a run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every command shares: usage, arguments, options, help, and how results are printed."""
+"""Shared by all commands: usage, arguments, options, help, and printing of results."""
 
 from __future__ import annotations
 
@@ -152,12 +152,12 @@ def named_config(target: str) -> Config:
 
 
 def command_line(*words: str) -> str:
-    """A command of ours as one types it in a shell."""
+    """Quote a jaxgpt command for a shell."""
     return shlex.join(["jaxgpt", *words])
 
 
 def path_word(path: Path) -> str:
-    """A path that no command takes for an option."""
+    """Return a path in a form that is not parsed as an option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 

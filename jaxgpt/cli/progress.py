@@ -20,7 +20,7 @@ EVERY = 30.0  # seconds between lines where standard error is not a terminal
 
 
 class Activity:
-    """What a command is doing right now. Call it with (done, total), in any unit, as the work advances.
+    """The current activity of a command. Call it with (done, total), in any unit, to report progress.
 
     Attributes:
         name: a verb, as in "evaluating".

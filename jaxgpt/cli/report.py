@@ -170,7 +170,7 @@ class Report(Reporter):
         return grid
 
     def _tell_stages(self) -> None:
-        """A line now and then, where there is no terminal, about what takes long."""
+        """Print a line every `EVERY` seconds about an activity that takes long, where there is no terminal."""
         with suppress(OSError):
             while not self._ended.wait(EVERY):
                 if (stage := self._stage) and time.monotonic() - stage.started > EVERY / 2:

@@ -1,4 +1,4 @@
-"""What to write instead of an unknown option or command: other programs' names for ours, then similar spellings."""
+"""Suggestions for unknown options and commands: by the names that other programs use, then by spelling."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ COMMANDS = {
     "save": "jaxgpt export RUN DIR",
     "tokenize prepare preprocess": "jaxgpt train --data.path FILE",
     "distributed torchrun multi": "jaxgpt launch --processes N train",
-    "serve server api": "there is no server; jaxgpt.load and jaxgpt.generate serve Python programs",
+    "serve server api": "there is no server; in Python, use jaxgpt.load and jaxgpt.generate",
     "version": "jaxgpt --version",
 }
 _COMMANDS = {name: ours for names, ours in COMMANDS.items() for name in names.split()}

@@ -97,7 +97,7 @@ def fit(
         data: what to run it on.
         run: where it is kept; config.json and tokenizer.json are there already.
         reporter: who is told.
-        resume_step: the checkpoint to go on from (`catalog.latest_valid` finds it); None: start at step 0.
+        resume_step: the checkpoint to go on from (`checkpoint.index.latest_valid` finds it); None: start at step 0.
         start: the state to start with at step 0, instead of fresh weights.
         until: stop and save at this step, as if somebody had asked for it; None: go to the end.
 

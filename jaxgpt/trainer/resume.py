@@ -1,4 +1,4 @@
-"""Resuming a run: which settings may change, which checkpoint it goes on from, and whether its data is still the same."""
+"""Resuming a run: the settings that may change, the checkpoint to continue from, and a check that the data is the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxgpt.errors import shown
 
 
 class ResumePoint(NamedTuple):
-    """Where a run goes on.
+    """The point from which a run continues.
 
     Attributes:
         checkpoint: step of the last valid checkpoint; None: there is none yet, so it starts again from step 0.
@@ -29,7 +29,7 @@ def resumed_config(old: Config, new: Config) -> Config:
 
     Args:
         old: the run's settings, as in its config.json.
-        new: those it is to go on with.
+        new: the settings to continue with.
 
     Raises:
         UserError: one that decides what the checkpoint holds, or what the run is trained on, differs.
@@ -53,7 +53,7 @@ def changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 
 def resume_point(run: Run, old: Config, new: Config, tell: Callable[[str], None]) -> ResumePoint:
-    """Find where a run goes on, and say so: the checkpoint, its step, and every setting that changes.
+    """Find the checkpoint to continue from, and report it with its step and every setting that changes.
 
     Args:
         run: whose only writer this process is.
