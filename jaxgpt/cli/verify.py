@@ -99,8 +99,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    figure = row.figure if row.figure is not None and math.isfinite(row.figure) else None
-    return row._asdict() | {"figure": figure, "seconds": round(row.seconds, 3)}
+    fields = row._asdict()
+    difference = fields.pop("difference")
+    finite = difference is not None and math.isfinite(difference)
+    return fields | {"figure": difference if finite else None, "seconds": round(row.seconds, 3)}
 
 
 def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: str) -> None:
@@ -119,12 +121,14 @@ def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: s
     console.write("\n".join(lines))
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("law")
-    for name in ("figure", "tolerance", "seconds", ""):
+    for name in ("difference", "tolerance", "seconds", ""):
         table.add_column(name, justify="right")
     for row in rows:
-        figure = "" if row.figure is None else f"{row.figure:.1e}" if row.figure else "0"
+        difference = "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0"
         word = {True: Text("ok", "green"), False: Text("FAILED", "red"), None: Text("skipped")}[row.ok]
-        table.add_row(row.name, figure, f"{row.tolerance:.0e}" if row.tolerance else "0", f"{row.seconds:.1f}", word)
+        table.add_row(
+            row.name, difference, f"{row.tolerance:.0e}" if row.tolerance else "0", f"{row.seconds:.1f}", word
+        )
     console.print(table)
     for row in rows:
         if row.note:

@@ -1,4 +1,4 @@
-"""Look inside a model, and let the program prove itself."""
+"""Inspect a model: capture activations, verify invariants, benchmark."""
 
 from jaxgpt.study.capture import Captured, Watched, capture, capture_generation
 from jaxgpt.study.verify import Row, fresh, verify

@@ -49,7 +49,7 @@ def rows(lm: LM, laws: tuple[Law, ...] = OURS) -> dict[str, object]:
 
 
 def test_every_law_holds() -> None:
-    found = rows(tiny(), tuple(law for law in OURS if law.name != "compiled = op by op"))  # compiles every operation
+    found = rows(tiny(), tuple(law for law in OURS if law.name != "jit = op by op"))  # compiles every operation
     assert all(row.ok is True for row in found.values()), found
 
 
@@ -192,22 +192,22 @@ def named(*names: str) -> tuple[Law, ...]:
 
 
 FORWARD = LAWS[:5]
-PIECES = named("4 micro-batches = one batch", "8 devices = 1")
+PIECES = named("4 microbatches = 1 batch", "8 devices = 1 device")
 FILES = named("checkpoint read = written", "export read = written")
 
 # A broken build, the rows that must fail, and those computed without --long (none: only with it).
 BROKEN = [
-    (mask_sees_the_next_token, {"no token sees a later one", "cached = uncached"}, FORWARD),
+    (mask_sees_the_next_token, {"logits ignore later tokens", "cached = uncached"}, FORWARD),
     (cache_written_one_slot_late, {"cached = uncached"}, FORWARD),
     (head_apart_from_the_table, {"tied head = token table"}, FORWARD),
-    (rows_begin_one_slot_early, {"ragged batch = each alone"}, FORWARD),
-    (pieces_not_divided, {"4 micro-batches = one batch"}, PIECES),
-    (mean_of_the_pieces_means, {"4 micro-batches = one batch"}, ()),
-    (gradient_summed_over_devices, {"8 devices = 1"}, PIECES),
-    (recomputed_with_another_epsilon, {"remat dots = none", "remat full = none"}, ()),
-    (layers_stacked_wrongly, {"layers scanned = unrolled"}, named("layers scanned = unrolled")),
-    (compiled_to_something_else, {"compiled = op by op"}, ()),
-    (loop_draws_with_another_number, {"sampler's loop = unrolled"}, ()),
+    (rows_begin_one_slot_early, {"padded batch = single prompts"}, FORWARD),
+    (pieces_not_divided, {"4 microbatches = 1 batch"}, PIECES),
+    (mean_of_the_pieces_means, {"4 microbatches = 1 batch"}, ()),
+    (gradient_summed_over_devices, {"8 devices = 1 device"}, PIECES),
+    (recomputed_with_another_epsilon, {"remat dots = no remat", "remat full = no remat"}, ()),
+    (layers_stacked_wrongly, {"scanned layers = unrolled"}, named("scanned layers = unrolled")),
+    (compiled_to_something_else, {"jit = op by op"}, ()),
+    (loop_draws_with_another_number, {"sampler loop = unrolled"}, ()),
     (checkpoint_rounds, {"checkpoint read = written", "export read = written"}, FILES),
     (export_rounds, {"export read = written"}, FILES),
     (export_swaps_queries_and_values, {"export read = written"}, FILES),
@@ -233,7 +233,7 @@ def test_a_broken_build_fails_the_right_rows_and_no_others(
 def test_every_row_but_those_of_others_has_a_broken_build() -> None:
     """XLA's row has its own test, in a process without the flag; transformers' has its parity tests."""
     covered = set().union(*(failing for _, failing, _ in BROKEN))
-    assert {law.name for law in OURS} - covered == {"XLA's fused reductions = NumPy"}
+    assert {law.name for law in OURS} - covered == {"XLA reductions = NumPy"}
 
 
 def test_distance_is_relative_and_never_hides_a_number_that_is_none() -> None:
@@ -280,13 +280,13 @@ def test_command(tmp_path: Path, few_laws: None) -> None:
     run = run_folder(tmp_path / "run", small("gpt2"))
     text = jaxgpt("verify", str(run))
     assert text.code == 0, text.err
-    assert "no token sees a later one" in text.out
+    assert "logits ignore later tokens" in text.out
     assert "skipped: never: nothing to see" in text.out
     assert "1 of 1 laws hold, 1 skipped" in text.out
     found = jaxgpt("verify", str(run), "--json").json
     assert found["ok"] is True
     assert [(row["name"], row["figure"], row["ok"]) for row in found["rows"]] == [
-        ("no token sees a later one", 0.0, True),
+        ("logits ignore later tokens", 0.0, True),
         ("never", None, None),
     ]
     assert {"model", "compute_dtype", "versions", "device", "flags"} < set(found)

@@ -1,4 +1,4 @@
-"""The equivalence certificate: laws that must hold of a model, computed on the machine and with the weights at hand."""
+"""Check on this machine that computations which must agree do, with the weights of a given model."""
 
 from jaxgpt.study.verify.rows import LAWS, Law, Row, fresh, verify
 

@@ -1,4 +1,4 @@
-"""Laws of files: what is written is what is read, by us and by transformers."""
+"""Laws of files: weights read back, here or by transformers, equal the weights written."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from jaxgpt.study.verify.subject import Skipped, Subject, distance, same_bits
 
 
 def saved(s: Subject) -> float:
-    """A checkpoint, read again, has the weights' very bits."""
+    """Save a checkpoint, read it back and compare the bits of the weights."""
     return same_bits(s.read_back(), s.params)
 
 
 def exported(s: Subject) -> float:
-    """A folder for transformers, read again, has the weights' very bits (and, for what ours lacks, ones and zeros)."""
+    """Export for transformers, import again and compare the bits of the weights.
+
+    The export may hold more: ones and zeros for gains and biases that this model lacks.
+    """
     back = flatten(read_model(s.exported)[1])
     ours = flatten(s.params)
     return same_bits({path: back[path] for path in ours}, ours)
 
 
 def transformers(s: Subject) -> float:
-    """transformers, given the exported folder, has the same logits."""
+    """Compare the logits with those that transformers computes from the exported folder."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        raise Skipped(f"{' and '.join(missing)}: not installed")
+        raise Skipped(f"{' and '.join(missing)} not installed")
     folder = s.exported
     import torch
     import transformers as theirs

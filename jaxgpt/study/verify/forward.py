@@ -1,4 +1,4 @@
-"""Laws of the forward pass: cache, batches, loops, causality, the tied head."""
+"""Laws of the forward pass: cache, padding, the sampler's loop, causality, the tied head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgpt.study.verify.subject import Skipped, Subject, distance
 
 
 def _decoder(s: Subject) -> Model:
-    """The model as decoding knows it, under names of its own: nothing that was compiled before is found again."""
+    """Return the model's decoding functions as new closures, so that jit reuses no earlier compilation."""
     model = s.model
 
     def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
@@ -26,23 +26,25 @@ def _decoder(s: Subject) -> Model:
 
 
 def cached(s: Subject) -> float:
-    """Logits with a cache are those of one pass over everything: a third of the tokens at once, a third one by one, the
-    rest at once."""
+    """Compare logits computed with the cache to those of one full pass.
+
+    The first third of the tokens is one call, the second third one call per token, the rest one call.
+    """
     T, model = s.length, _decoder(s)
     extend = jax.jit(model.extend, static_argnums=3)
     cache, parts = model.cache(jnp.zeros(2, jnp.int32), T + 3), []
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    for begin_, end in [(0, first), *((t, t + 1) for t in range(first, second)), (second, T)]:
-        if begin_ < end:
-            logits, cache = extend(s.params, s.tokens[:, begin_:end], cache, False)
+    for begin, end in [(0, first), *((t, t + 1) for t in range(first, second)), (second, T)]:
+        if begin < end:
+            logits, cache = extend(s.params, s.tokens[:, begin:end], cache, False)
             parts.append(np.asarray(logits))
     return distance(np.concatenate(parts, 1), s.forward(s.params, s.tokens))
 
 
 def ragged(s: Subject) -> float:
-    """Prompts of different length in one batch have the logits that each has alone, without cache or company."""
+    """Compare the logits of prompts of different lengths, left-padded into one batch, to those of each prompt alone."""
     if s.length < 2:
-        raise Skipped("the context holds one token")
+        raise Skipped("needs a context length of at least 2, not 1")
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     ids_BP, start_B = engine.left_pad(prompts, s.model_config.block_size)
     model = _decoder(s)
@@ -54,9 +56,9 @@ def ragged(s: Subject) -> float:
 
 
 def loop(s: Subject) -> float:
-    """The sampler's loop on the device draws the tokens, and fills the cache, as the same steps written out one by one."""
+    """Compare the tokens and the cache of the sampler's on-device loop to those of the same steps unrolled in Python."""
     if s.length < 3:
-        raise Skipped("the context holds no prompt and two new tokens")
+        raise Skipped(f"needs a context length of at least 3, not {s.length}")
     P = s.length // 2
     new = s.length - P
     model, sampling = _decoder(s), SamplingParams(temperature=0.8, top_k=min(8, s.model_config.vocab_size))
@@ -70,10 +72,10 @@ def loop(s: Subject) -> float:
     looped = jax.jit(run)(s.params)
     extend = jax.jit(model.extend, static_argnums=3)
     ids, cache, tokens = text.ids_BS, model.cache(text.start_B, P + new), text.ids_BS
-    for made in range(new):
+    for count in range(new):
         logits, cache = extend(s.params, tokens, cache, True)
-        past = TokenBuffer(ids, text.start_B, jnp.int32(P + made))
-        tokens = sample_token(logits[:, -1], past, rows.key_B, jnp.int32(made), sampling)[:, None]
+        past = TokenBuffer(ids, text.start_B, jnp.int32(P + count))
+        tokens = sample_token(logits[:, -1], past, rows.key_B, jnp.int32(count), sampling)[:, None]
         ids = jnp.concatenate([ids, tokens], 1)
     if (looped.text.ids_BS != ids).any():
         return float("inf")
@@ -81,25 +83,31 @@ def loop(s: Subject) -> float:
 
 
 def leak(s: Subject) -> float:
-    """Another token at t changes no logit before t, not by one bit: one program, two inputs. It does change those at t."""
+    """Change the token at t and compare the bits of the logits before t: the same compiled program, two inputs.
+
+    Raises:
+        RuntimeError: the logits at t do not change either.
+    """
     if s.length < 2:
-        raise Skipped("the context holds one token")
-    places = (s.length // 2, s.length - 1)
+        raise Skipped("needs a context length of at least 2, not 1")
+    positions = (s.length // 2, s.length - 1)
     tokens = np.array(s.tokens)
-    for row, t in enumerate(places):
+    for row, t in enumerate(positions):
         tokens[row, t] = (tokens[row, t] + 1) % s.model_config.vocab_size
     before, after = (np.asarray(s.forward(s.params, jnp.asarray(ids))) for ids in (s.tokens, tokens))
-    if any((before[row, t] == after[row, t]).all() for row, t in enumerate(places)):
-        raise RuntimeError("another token changes nothing at all: these weights do not read their input")
-    return max(distance(after[row, :t], before[row, :t]) for row, t in enumerate(places))
+    if any((before[row, t] == after[row, t]).all() for row, t in enumerate(positions)):
+        raise RuntimeError("changing a token does not change its own logits: the model ignores its input")
+    return max(distance(after[row, :t], before[row, :t]) for row, t in enumerate(positions))
 
 
 def tied(s: Subject) -> float:
-    """The head is the token table: logits are the last hidden states times it, and the rows of tokens that do not occur in
-    the text have the gradient that this product gives them, and no other."""
+    """Compare the logits, and the gradient of the token table, to those of `hidden E^T`.
+
+    Only rows of tokens that are not in the input are compared: the others have a gradient from the lookup as well.
+    """
     c = s.model_config
     if not c.tie_embeddings:
-        raise Skipped("model.tie_embeddings is off: the head has weights of its own")
+        raise Skipped("model.tie_embeddings is false: the head has its own weights")
     model, ids = s.model, s.random_ids((2, s.length), below=max(c.vocab_size // 2, 1))
     weigh = jax.random.normal(jax.random.key(0), (*ids.shape, c.vocab_size))
     hidden_BTD = model.apply({"params": s.params}, ids, method=lambda m, ids: m.stack(m.embed(ids))[0])
@@ -115,6 +123,6 @@ def tied(s: Subject) -> float:
         return (logits * weigh).sum(), logits
 
     table = s.params["wte"]["embedding"]
-    slopes, logits = zip(*(jax.jit(jax.grad(f, has_aux=True))(table) for f in (whole, product)), strict=True)
+    gradients, logits = zip(*(jax.jit(jax.grad(f, has_aux=True))(table) for f in (whole, product)), strict=True)
     unused = slice(max(c.vocab_size // 2, 1), None)
-    return max(distance(*logits), distance(*(slope[unused] for slope in slopes)))
+    return max(distance(*logits), distance(*(g[unused] for g in gradients)))

@@ -1,7 +1,7 @@
-"""The table: each law once, with its tolerance; and the rows that come of computing them.
+"""The laws with their tolerances, and the rows of `jaxgpt verify`.
 
-Tolerances are relative to the largest number compared (`distance`), in units of what float32 gives: it rounds by
-6e-8, and sums of a few hundred terms, taken in another order, differ by 1e-7 to 1e-6 of their size.
+Tolerances are relative to the largest number compared (`distance`). float32 rounds by 6e-8; sums of a few hundred terms,
+added in another order, differ by 1e-7 to 1e-6 of their size.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from jaxgpt.model.params import init_params
 from jaxgpt.study.verify import files, forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
 
-BITS = 0.0  # the same program or the same bytes: nothing may differ
-SUMS = 1e-5  # the same sums in another order, once through the model
-SLOPES = 1e-4  # the same, forward and back, and leaves whose terms cancel (see FLOOR)
+BITS = 0.0  # the same program or the same bytes: the bits must be equal
+SUMS = 1e-5  # the same sums in another order, in a forward pass
+GRADIENTS = 1e-4  # the same, forward and backward, including leaves whose terms cancel (see FLOOR)
 
 
 class Law(NamedTuple):
-    """An equivalence.
+    """An equivalence of two computations.
 
     Attributes:
         name: left side = right side.
-        figure: how far apart they are; raises `Skipped` where it does not apply.
-        tolerance: the largest figure that passes.
-        fix: what to do where it fails, if that is known.
+        measure: computes the difference of the two sides; raises `Skipped` if the law does not apply.
+        tolerance: the largest difference that passes.
+        fix: advice for the user if the law fails.
     """
 
     name: str
-    figure: Callable[[Subject], float]
+    measure: Callable[[Subject], float]
     tolerance: float
     fix: str = ""
 
 
 class Row(NamedTuple):
-    """What came of a law.
+    """The result of a law.
 
     Attributes:
         name: of the law.
-        figure: measured; None where nothing finite was.
-        tolerance: the largest figure that passes.
-        ok: None where the law does not apply.
-        seconds: it took.
+        difference: of the two sides; None if it is not finite or was not measured.
+        tolerance: the largest difference that passes.
+        ok: whether the law holds; None if it does not apply.
+        seconds: wall-clock time.
         note: why it was skipped or failed.
     """
 
     name: str
-    figure: float | None
+    difference: float | None
     tolerance: float
     ok: bool | None
     seconds: float
@@ -68,72 +68,74 @@ class Row(NamedTuple):
 
 LAWS = (
     Law("cached = uncached", forward.cached, SUMS),
-    Law("ragged batch = each alone", forward.ragged, SUMS),
-    Law("sampler's loop = unrolled", forward.loop, SUMS),
-    Law("no token sees a later one", forward.leak, BITS),
+    Law("padded batch = single prompts", forward.ragged, SUMS),
+    Law("sampler loop = unrolled", forward.loop, SUMS),
+    Law("logits ignore later tokens", forward.leak, BITS),
     Law("tied head = token table", forward.tied, SUMS),
-    Law("remat dots = none", partial(training.remat, policy="dots"), SLOPES),
-    Law("remat full = none", partial(training.remat, policy="full"), SLOPES),
-    Law("layers scanned = unrolled", training.scanned, SLOPES),
-    Law("4 micro-batches = one batch", training.accumulation, SLOPES),
-    Law("compiled = op by op", training.compiled, SLOPES),
-    Law("8 devices = 1", training.devices, SLOPES),
+    Law("remat dots = no remat", partial(training.remat, policy="dots"), GRADIENTS),
+    Law("remat full = no remat", partial(training.remat, policy="full"), GRADIENTS),
+    Law("scanned layers = unrolled", training.scanned, GRADIENTS),
+    Law("4 microbatches = 1 batch", training.accumulation, GRADIENTS),
+    Law("jit = op by op", training.compiled, GRADIENTS),
+    Law("8 devices = 1 device", training.devices, GRADIENTS),
     Law(
-        "XLA's fused reductions = NumPy",
+        "XLA reductions = NumPy",
         training.hazard,
         SUMS,
         f"start Python with {SAFE_FLAG} in XLA_FLAGS, or import jaxgpt before JAX is used",
     ),
     Law("checkpoint read = written", files.saved, BITS),
     Law("export read = written", files.exported, BITS),
-    Law("logits = transformers'", files.transformers, SUMS),
+    Law("logits = transformers", files.transformers, SUMS),
 )
 
 
 def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[Row]:
-    """A row for each law, as soon as it is known. Everything is computed in float32, whatever the run computes in.
+    """Yield the row of each law as soon as it is computed, in float32 whatever the run's compute dtype.
 
     Args:
-        lm: the model; its weights in float32.
-        laws: which.
+        lm: the model, with float32 weights.
+        laws: the laws to check.
 
     Raises:
-        UserError: weights in a lower precision.
+        UserError: the weights are not float32.
     """
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
-        raise UserError("the laws are those of float32 weights: load the model with weights='float32'")
+        raise UserError("verify needs float32 weights: load the model with weights='float32'")
     return _rows(lm, laws)
 
 
 def _rows(lm: LM, laws: Sequence[Law]) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as room, jax.default_matmul_precision("highest"):
-        subject = Subject(lm, Path(room))
+    with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("highest"):
+        subject = Subject(lm, Path(folder))
         for law in laws:
             yield _row(law, subject)
 
 
 def _row(law: Law, subject: Subject) -> Row:
-    began = time.perf_counter()
-    figure: float | None = None
+    start = time.perf_counter()
+    difference: float | None = None
     ok, note = None, ""
     try:
-        figure = law.figure(subject)
-        ok = figure <= law.tolerance
+        difference = law.measure(subject)
+        ok = difference <= law.tolerance
         note = "" if ok else law.fix
     except Skipped as e:
         note = str(e)
     except Exception as e:
         ok, note = False, f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
-    if figure is not None and figure == float("inf"):
-        figure, note = None, note or "not finite, or not the same tokens"
-    return Row(law.name, figure, law.tolerance, ok, time.perf_counter() - began, note)
+    if difference == float("inf"):
+        difference, note = None, note or "non-finite values or different tokens"
+    return Row(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
 
 
 def fresh(config: Config, seed: int = 0) -> LM:
-    """A model with random weights, those that begin at zero or one moved away from it: where they stand they hide much.
+    """Make a model with random weights, including those that are usually initialized to zero or one.
+
+    Zeros and ones would mask errors: a bias of zero can be applied anywhere.
 
     Args:
-        config: of a run; its vocabulary is known.
+        config: of a run, with `model.vocab_size` set.
         seed: of the weights.
     """
     leaves, tree = jax.tree.flatten(init_params(GPT(replace(config.model, init="gpt2")), seed))

@@ -1,4 +1,4 @@
-"""What is verified, and how far apart two results are."""
+"""The model under test, with results that laws share, and the distance between two results."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from jaxgpt.model import GPT
 from jaxgpt.train import step
 from jaxgpt.trainer.program import make_loss_fn
 
-LENGTH = 48  # tokens of a row, where the context holds them
-ROWS = 8  # of a batch for gradients: what eight devices can share
-STEPS = 24  # its tokens
-FLOOR = 1e-3  # of the largest number of all: what a leaf's differences are measured against at least
+LENGTH = 48  # tokens per row of a forward pass, if the context length allows
+ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
+STEPS = 24  # tokens per row of that batch
+FLOOR = 1e-3  # smallest scale of a leaf, relative to the largest number of its tree
 
 
 class Skipped(Exception):
-    """A law that does not apply here, and why."""
+    """Raised by a law that does not apply, with the reason."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and the tokens and results that several laws share.
+    """The model under test, and the tokens and results that several laws share.
 
     Attributes:
-        lm: the model; its weights are float32, on one device.
-        room: an empty folder.
+        lm: the model, with float32 weights on one device.
+        folder: an empty folder for exports and checkpoints.
     """
 
     lm: LM
-    room: Path
+    folder: Path
 
     @cached_property
     def config(self) -> Config:
-        """The run as it is verified: in float32, without dropout, nothing recomputed."""
+        """The run's config with float32, without dropout, remat, microbatches, layer scan and loss chunks."""
         config = self.lm.config.with_model(dropout=0.0)
         return replace(
             config,
@@ -65,33 +65,33 @@ class Subject:
 
     @cached_property
     def forward(self) -> Callable[[Any, jax.Array], jax.Array]:
-        """Logits, compiled."""
+        """The compiled forward pass: params and ids to logits."""
         model = self.model
         return jax.jit(lambda params, tokens_BT: model.apply({"params": params}, tokens_BT))
 
     @property
     def length(self) -> int:
-        """T, tokens of a row."""
+        """T, tokens per row."""
         return min(LENGTH, self.model_config.block_size)
 
     @cached_property
     def tokens(self) -> jax.Array:
-        """Ids `[2, T]`, always the same."""
+        """Fixed ids `[2, T]`."""
         return self.random_ids((2, self.length))
 
     @cached_property
     def windows(self) -> jax.Array:
-        """Windows `[8, T + 1]` for gradients. Two rows end early, so that pieces of the batch differ in their tokens."""
+        """Windows `[8, T + 1]` for gradients. Two rows are shorter, so that microbatches differ in their number of tokens."""
         T = min(STEPS, self.model_config.block_size)
         return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
 
     def random_ids(self, shape: tuple[int, ...], below: int = 0) -> jax.Array:
-        """Ids of the vocabulary's first `below` (0: all), by a generator that is not JAX's own."""
+        """Draw ids below `below` (0: the vocabulary size) with NumPy, so that they do not depend on JAX."""
         top = below or self.model_config.vocab_size
         return jnp.asarray(np.random.Generator(np.random.Philox(0)).integers(0, top, shape, np.int32))
 
     def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
-        """Mean loss and its gradient, as the train step has them."""
+        """Compute the mean loss and its gradient as the train step does."""
         loss_fn = make_loss_fn(model)
 
         def within(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
@@ -101,42 +101,45 @@ class Subject:
 
     @cached_property
     def plain_gradient(self) -> Any:
-        """Mean loss and gradient, compiled, of the whole batch at once, nothing recomputed."""
+        """Mean loss and gradient of the whole batch, compiled, without remat."""
         return jax.device_get(jax.jit(lambda p, w: self.gradient(p, w, self.model))(self.params, self.windows))
 
     @cached_property
     def saved(self) -> Path:
-        """The model as a run directory."""
-        save(self.lm._replace(config=self.config), self.room / "run")
-        return self.room / "run"
+        """The model saved as a run directory."""
+        save(self.lm._replace(config=self.config), self.folder / "run")
+        return self.folder / "run"
 
     @cached_property
     def exported(self) -> Path:
-        """The model as a folder of transformers.
+        """The model exported as a folder for transformers.
 
         Raises:
-            Skipped: transformers has no such model.
+            Skipped: transformers has no equivalent architecture.
         """
         from jaxgpt.config import UserError
         from jaxgpt.convert.models import export_model
 
         try:
-            export_model(self.saved, self.room / "exported")
+            export_model(self.saved, self.folder / "exported")
         except UserError as e:
             raise Skipped(str(e)) from None
-        return self.room / "exported"
+        return self.folder / "exported"
 
     def read_back(self) -> Any:
-        """The weights of the run directory."""
+        """Read the weights of the saved run directory."""
         return load(self.saved).params
 
 
 def distance(found: Any, expected: Any) -> float:
-    """The largest difference of two trees of arrays, relative to the size of the numbers.
+    """Compute the largest difference of two trees of arrays, relative to the size of the numbers.
 
-    `max_leaf ( max |a - b| / max(max_leaf |b|, FLOOR max_tree |b|) )`: every leaf has a scale of its own, but rounding in one
-    whose numbers cancel to nothing (the gradient of a bias of keys) is measured against the others. 0: all bits are equal.
-    Infinite where a number is not finite.
+    `max_leaf ( max |a - b| / max(max_leaf |b|, FLOOR max_tree |b|) )`
+
+    The floor is for leaves whose exact value is zero, such as the gradient of the keys' bias: all they hold is rounding.
+
+    Returns:
+        0 if the trees are equal; infinity if a number is not finite or shapes differ.
     """
     pairs = [
         (np.asarray(a), np.asarray(b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
@@ -153,7 +156,7 @@ def distance(found: Any, expected: Any) -> float:
 
 
 def same_bits(found: Any, expected: Any) -> float:
-    """The share of numbers whose bits differ; 0: the trees are equal."""
+    """Compute the share of numbers whose bits differ: 0 if the trees are equal."""
     pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
     arrays = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
     if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in arrays):

@@ -1,4 +1,4 @@
-"""Laws of gradients: recomputed, in pieces, over devices, compiled; and XLA's own hazard."""
+"""Laws of gradients: remat, microbatches, devices, compilation; and a check for XLA's miscompiled reductions."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from jaxgpt.trainer.program import Program
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
-    """What the backward pass computes again is what the forward pass computed."""
+    """Compare the gradient with rematerialization to that without."""
     model = GPT(s.model_config, remat=policy)
     return distance(jax.jit(lambda p, w: s.gradient(p, w, model))(s.params, s.windows), s.plain_gradient)
 
 
 def scanned(s: Subject) -> float:
-    """One block that is run over stacked layers has the loss and the gradient of the layers one by one."""
+    """Compare the loss and gradient of a scan over stacked layers to those of unrolled layers."""
     stacked = jax.jit(lambda p, w: s.gradient(p, w, s.model))
     loss, gradient = stacked(stack_layers(s.params), s.windows)
     return distance((loss, unstack_layers(gradient, s.model_config.n_layer)), s.plain_gradient)
 
 
 def accumulation(s: Subject) -> float:
-    """Four pieces of a batch, which differ in their numbers of tokens, have the loss and the gradient of the whole."""
-    in_pieces = jax.jit(lambda p, w: s.gradient(p, w, s.model, 4))
-    return distance(in_pieces(s.params, s.windows), s.plain_gradient)
+    """Compare the loss and gradient of four microbatches with different numbers of tokens to those of the whole batch."""
+    accumulated = jax.jit(lambda p, w: s.gradient(p, w, s.model, 4))
+    return distance(accumulated(s.params, s.windows), s.plain_gradient)
 
 
 def compiled(s: Subject) -> float:
-    """The gradient as one compiled program is that of the same operations, one by one."""
+    """Compare the compiled loss and gradient to the same operations executed one by one."""
     with jax.disable_jit():
         return distance(s.plain_gradient, s.gradient(s.params, s.windows, s.model))
 
 
 def devices(s: Subject) -> float:
-    """An update of the train step over several devices is that of one.
+    """Compare a train step on several devices to the same step on one.
 
-    The optimizer is Adam without memory and with an epsilon of 1: its update `lr g / (|g| + 1)` is as large as the gradient,
-    while Adam's own, `g / |g|`, would make rounding in a vanishing gradient as large as everything.
+    Uses Adam with betas of 0 and an epsilon of 1. Its update `lr g / (|g| + 1)` is proportional to small gradients; the usual
+    `g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
     found = jax.devices() if jax.device_count() > 1 else jax.devices("cpu")
     if len(found) < 2:
-        raise Skipped("one device: JAX_NUM_CPU_DEVICES=8 makes eight of a CPU")
+        raise Skipped("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
     smooth = OptimConfig(
         learning_rate=1000.0,
         schedule="constant",
@@ -83,7 +83,7 @@ def devices(s: Subject) -> float:
 
 
 def split(config: Config, n_devices: int) -> MeshConfig:
-    """The mesh of up to eight devices that splits in the most ways what this model lets split."""
+    """Return a mesh of up to 8 devices that uses as many mesh axes as the model's shapes allow."""
     n = max(n for n in (2, 4, 8) if n <= n_devices)
     shapes = [(d, f, n // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if n % (d * f) == 0]
     for data, fsdp, tensor in sorted(shapes, key=lambda shape: (max(shape), shape)):
@@ -92,20 +92,22 @@ def split(config: Config, n_devices: int) -> MeshConfig:
             return resolve(replace(config, mesh=mesh), n_devices)[0]
         except UserError:
             continue
-    raise Skipped(f"this model cannot be split over {n} devices")
+    raise Skipped(f"the model's shapes cannot be divided among {n} devices")
 
 
 def hazard(s: Subject) -> float:
-    """Reductions over a product with a constant matrix, `sum_j (E c)_ij E_ij` and `sum_i`, which XLA's CPU backend can
-    compile into wrong numbers, against NumPy in float64."""
+    """Compare `sum_j (E C)_ij E_ij`, and the same over i, with a constant matrix C to NumPy in float64.
+
+    XLA's CPU backend can miscompile these fused reductions.
+    """
     E = np.random.Generator(np.random.Philox(0)).standard_normal((128, 128), np.float32)
     worst = 0.0
     for axis in (0, 1):
-        bites: Callable[[jax.Array], jax.Array] = jax.jit(partial(_product, axis=axis))
+        reduction: Callable[[jax.Array], jax.Array] = jax.jit(partial(_reduce_product, axis=axis))
         wide = E.astype(np.float64)
-        worst = max(worst, distance(bites(jnp.asarray(E)), ((wide @ np.full_like(wide, 0.5)) * wide).sum(axis)))
+        worst = max(worst, distance(reduction(jnp.asarray(E)), ((wide @ np.full_like(wide, 0.5)) * wide).sum(axis)))
     return worst
 
 
-def _product(E: jax.Array, axis: int) -> jax.Array:
+def _reduce_product(E: jax.Array, axis: int) -> jax.Array:
     return jnp.sum((E @ jnp.full_like(E, 0.5)) * E, axis)
