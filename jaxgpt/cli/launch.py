@@ -24,7 +24,7 @@ COMMAND = Command(
     "Train in several processes on this machine. Everything after `train` is passed to jaxgpt train.",
     [
         "jaxgpt launch --processes 2 train shakespeare",
-        "jaxgpt launch --processes 4 --devices-per-process 2 train gpt2-style --mesh.fsdp 8 --mesh.data 1",
+        "jaxgpt launch --processes 4 --devices-per-process 2 train llama-tiny --mesh.fsdp 8 --mesh.data 1",
         "jaxgpt launch --processes 2 train --resume --out runs/shakespeare",
     ],
 )

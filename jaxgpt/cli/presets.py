@@ -33,5 +33,6 @@ def run(args: Sequence[str]) -> int:
         return 0
     for row in rows:
         print(f"{row['name']}  ({row['parameters']:,} parameters)")
-        print(f"    {row['what']}\n    {row['command']}\n    expect {row['expect']}\n")
+        expect = f"    expect {row['expect']}\n" if row["expect"] else ""
+        print(f"    {row['what']}\n    {row['command']}\n{expect}")
     return 0

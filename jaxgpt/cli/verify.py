@@ -26,7 +26,7 @@ COMMAND = Command(
     "[RUN|PRESET]",
     "Check on this machine that computations which must agree do: with and without the cache, on 8 devices and on 1, and\n"
     "others. Uses the weights of a run, or random ones. Exit code 1 if a check fails.",
-    ["jaxgpt verify", "jaxgpt verify gpt2-style", "jaxgpt verify runs/shakespeare --json"],
+    ["jaxgpt verify", "jaxgpt verify llama-tiny", "jaxgpt verify runs/shakespeare --json"],
 )
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 

@@ -26,7 +26,7 @@ TEXT = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig)
 SETTINGS = [f.name for section in (Config, *SECTIONS) for f in fields(section)]
 
-CONFIGS = [asdict(preset(name)) for name in ("python-char", "gpt2", "modern", "statquest")]
+CONFIGS = [asdict(preset(name)) for name in ("python-char", "gpt2", "llama-tiny", "statquest")]
 TOKENIZERS: list[Any] = [
     json.loads(make_tokenizer(kind, TEXT, 270, 5).to_json()) for kind in ("char", "word", "ids", "bpe")
 ]

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.config import ModelConfig
 from jaxgpt.convert import notes
 from jaxgpt.convert.tensors import expand, from_arrays, leaf_shapes, tensor_shape
 from jaxgpt.model import GPT
@@ -84,7 +83,7 @@ def numpy_minimal(x, weights, n_layer):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("length", [1, 16])
 def test_numpy_minimal(seed, length):
-    config = small("numpy-minimal", vocab_size=7, n_embd=16, n_layer=3, block_size=16)
+    config = small("numpy-minimal", vocab_size=7, n_embd=16, n_inner=32, n_layer=3, block_size=16)
     rng = np.random.default_rng(seed)
     rows = expand(notes.NUMPY_MINIMAL, config)
     weights = {row.name: rng.normal(0, 0.3, tensor_shape(row, leaf_shapes(config))) for row in rows}
@@ -203,10 +202,3 @@ def test_statquest_forward_and_one_step(seed):
         assert abs(float(figures["loss"]) - loss.item()) < 1e-5
     after = params_of(notes.STATQUEST, original, config.model)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), jax.device_get(state.params), after)
-
-
-def test_every_row_has_a_preset():
-    for name in ("numpy-minimal", "torch-decoder", "gpt2-style", "statquest", "gpt2", "llama-tiny", "modern"):
-        assert isinstance(preset(name).model, ModelConfig)
-    wide = preset("torch-decoder").model
-    assert (wide.n_embd, wide.n_head, wide.n_layer) == (512, 8, 6)
