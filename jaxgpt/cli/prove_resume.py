@@ -32,7 +32,7 @@ class Args(Settings):
 
 
 def run(args: Sequence[str]) -> int:
-    if args[:1] == ["--leg"]:  # one of the processes of a proof
+    if args[:1] == ["--leg"]:  # a process started by check_resume
         return _leg(Path(args[1]))
     [target], parsed, config = COMMAND.parse_settings(Args, args)
     name = target or DEFAULT
@@ -40,9 +40,9 @@ def run(args: Sequence[str]) -> int:
         raise UserError(f"--cut must be between 1 and --steps - 1 = {parsed.steps - 1}, not {parsed.cut}")
     config = replace(config, train=replace(config.train, steps=parsed.steps))
 
-    from jaxgpt.study.check_resume import prove
+    from jaxgpt.study.check_resume import check_resume
 
-    hashes = prove(config, parsed.cut)
+    hashes = check_resume(config, parsed.cut)
     equal = all(straight == resumed for straight, resumed in hashes.values())
     if parsed.json:
         rows = {name: {"straight": a, "resumed": b, "equal": a == b} for name, (a, b) in hashes.items()}

@@ -1,4 +1,4 @@
-"""How fast a config trains and generates on the devices at hand, what they could do at most, and where the time goes."""
+"""Benchmark training and generation on this machine against its measured limits."""
 
 from __future__ import annotations
 
@@ -21,59 +21,64 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.quantize import quantize
 from jaxgpt.study.limits import product_peak, read_bandwidth
-from jaxgpt.study.trace import kinds, spent, traced
+from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.loop import LAG
 from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.trainer.program import Program, build
 
-PROMPT, NEW = 16, 128  # tokens of the sample, where the context has room for them
-TRACED = 1.0  # seconds of steps in a trace: two to ten steps
+PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
+TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
 HIT = "/jax/compilation_cache/cache_hits"
 
 
 def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[str], Any] = str) -> dict[str, Any]:
-    """Measure start, step, host, limits and decoding of a config whose vocabulary is known, on windows of random ids.
+    """Measure startup, training steps, input, decoding and the machine's limits, on random ids.
 
-    `MFU = tokens/s (6 P + 12 L N H T) / peak` (`flops_per_token`), the peak being that of products in the run's type.
+    `MFU = tokens/s (6 P + 12 L N H T) / peak` (`flops_per_token`), with the measured peak of products in the compute dtype.
 
     Args:
-        config: the run.
-        seconds: of steps.
-        decode: whether to generate, too.
-        say: told what is done next.
+        config: the run, with `model.vocab_size` set.
+        seconds: time to run training steps for.
+        decode: whether to measure generation as well.
+        say: called with the name of each stage as it starts.
+
+    Returns:
+        The fields of `jaxgpt bench --json`; times are medians in seconds.
 
     Raises:
-        UserError: the config does not fit the devices, or the context has no room for a sample.
+        UserError: the mesh does not match the devices, or the context length is too short to generate.
     """
     if decode and config.model.block_size < 3:
-        raise UserError(f"a sample needs a model.block_size of at least 3, not {config.model.block_size}: --no-decode")
+        raise UserError(
+            f"generation needs a model.block_size of at least 3, not {config.model.block_size}: use --no-decode"
+        )
     stages: dict[str, float] = {}
     say("compiling")
     with _timed(stages, "weights"):
         program = build(config)
         state = jax.block_until_ready(program.init())
-    worker = _Steps(program, state)
-    kept = _cache_hits()
+    steps = _Steps(program, state)
     with _timed(stages, "traced"):
-        lowered = program.lower(state, worker.batch())
-    with _timed(stages, "compiled"), kept as hits:
+        lowered = program.lower(state, steps.batch())
+    with _timed(stages, "compiled"), _cache_hits() as hits:
         compiled = program.compile(lowered)
     with _timed(stages, "first_step"):
-        worker.run(1, each=1)
+        steps.run(1, each=1)
     say(f"training for {seconds:g} s")
-    worker.run(2)
-    times = worker.run(seconds=seconds)
+    steps.run(2)
+    times = steps.run(seconds=seconds)
     step = statistics.median(times)
-    count = min(max(round(TRACED / (step * worker.each)), 2), 10)
-    where = spent(traced(lambda: worker.run(count)), kinds(compiled.as_text() or ""), jax.local_device_count())
+    count = min(max(round(TRACED / (step * steps.each)), 2), 10)
+    trace = record_trace(lambda: steps.run(count))
+    where = device_time(trace, instruction_kinds(compiled.as_text() or ""), jax.local_device_count())
     tokens = config.train.batch_size * config.model.block_size
-    say("measuring what the devices can do")
+    say("measuring peak FLOP/s and bandwidth")
     peak = product_peak(program.mesh, config.train.compute_dtype)
     bandwidth = read_bandwidth(program.mesh)
-    params, memory = worker.state.params, compiled.memory_analysis()
+    params, memory = steps.state.params, compiled.memory_analysis()
     flops = flops_per_token(config.model, params)
     device = program.mesh.devices.flat[0]
-    figures: dict[str, Any] = {
+    results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
         "devices": program.mesh.size,
         "jax": jax.__version__,
@@ -83,25 +88,25 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
         "step": {
             "seconds": step,
             "range": [min(times), max(times)],
-            "steps": len(times) * worker.each,
+            "steps": len(times) * steps.each,
             "tokens": tokens,
             "tokens_per_second": tokens / step,
             "mfu": tokens / step * flops / peak,
             "temporary_bytes": memory.temp_size_in_bytes if memory else 0,
         },
         "where": where.shares,
-        "input_seconds": statistics.median(worker.fed),
+        "input_seconds": statistics.median(steps.input_seconds),
         "limits": {"flops_per_second": peak, "bytes_per_second": bandwidth},
         "flops_per_token": flops,
     }
     if decode:
         say("generating")
-        figures["decode"] = _decode(program, bandwidth)
-    return figures
+        results["decode"] = _decode(program, bandwidth)
+    return results
 
 
 class _Steps:
-    """Training as the loop does it, on random ids: the host is some steps ahead of the devices."""
+    """Training steps on random ids, dispatched ahead of the devices as in the training loop."""
 
     def __init__(self, program: Program, state: Any) -> None:
         config = program.config
@@ -111,20 +116,23 @@ class _Steps:
         self.windows = Windows(Tokens([ids]), T, config.train.seed, config.data.sampling, config.data.stride)
         self.step = 0
         self.each = config.train.steps_per_call
-        self.fed: list[float] = []  # seconds in which the host made each batch
+        self.input_seconds: list[float] = []  # per step, to prepare its batch on the host
 
     def batch(self, each: int = 1) -> jax.Array:
-        """What the next call takes for so many steps."""
+        """Return the input of the next call, for `each` steps."""
         size = self.program.config.train.batch_size
         return self.program.batches(each, lambda ahead, rows: self.windows.batch_at(self.step + ahead, size, rows))
 
     def run(self, calls: int = 0, seconds: float = 0.0, each: int = 0) -> list[float]:
-        """So many calls, or as many as there are in so many seconds, five at least; the seconds of a step in each.
+        """Run training steps and time them.
 
         Args:
-            calls: 0: by time.
-            seconds: of them.
-            each: steps of a call; 0: as many as training makes.
+            calls: number of calls; 0: at least 5, and as many as start within `seconds`.
+            seconds: duration, if `calls` is 0.
+            each: steps per call; 0: `train.steps_per_call`.
+
+        Returns:
+            The seconds per step of each call.
         """
         each = each or self.each
         pending: deque[Any] = deque()
@@ -144,20 +152,20 @@ class _Steps:
                 break
             start = time.perf_counter()
             batch = self.batch(each)
-            self.fed.append((time.perf_counter() - start) / each)
-            self.state, figures = self.program.advance(self.state, batch, each)
+            self.input_seconds.append((time.perf_counter() - start) / each)
+            self.state, metrics = self.program.advance(self.state, batch, each)
             self.step += each
-            pending.append(figures)
+            pending.append(metrics)
             read(LAG)
         read(0)
-        # The first was begun with nothing under way; of the last ones, some had ended before they were asked for.
+        # The first call started on idle devices, and the last ones may have ended before they were read.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
 
 def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
-    """One sequence, greedily, with weights as `jaxgpt sample` lays them out, on one device.
+    """Measure greedy decoding of one sequence on one device, with weights stored as in `jaxgpt sample`.
 
-    The limit is what memory allows: every token reads all weights that are multiplied with.
+    The limit is memory bandwidth: each token reads every weight matrix once.
     """
     config = program.config.model
     one = jax.sharding.SingleDeviceSharding(program.mesh.devices.flat[0])
@@ -182,7 +190,7 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     generate()
     compiled = time.perf_counter() - start
     firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
-    read = 4 * multiplied_parameters(config, abstract_params(config))
+    weight_bytes = 4 * multiplied_parameters(config, abstract_params(config))
     token = statistics.median(tokens)
     return {
         "prompt": prompt,
@@ -191,8 +199,8 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
         "first_token_seconds": statistics.median(firsts),
         "token_seconds": token,
         "tokens_per_second": 1 / token,
-        "weight_bytes": read,
-        "of_limit": read / bandwidth / token,
+        "weight_bytes": weight_bytes,
+        "of_limit": weight_bytes / bandwidth / token,
     }
 
 
@@ -205,7 +213,7 @@ def _timed(stages: dict[str, float], name: str) -> Iterator[None]:
 
 @contextmanager
 def _cache_hits() -> Iterator[list[str]]:
-    """Programs that came from the cache of compiled programs meanwhile."""
+    """Collect one event for each program that is loaded from the compilation cache."""
     hits: list[str] = []
 
     def listen(event: str, **_: Any) -> None:

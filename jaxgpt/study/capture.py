@@ -1,4 +1,4 @@
-"""What goes on inside: the hidden states and attention maps that the model sows, collected under jit."""
+"""Capture hidden states and attention maps of forward passes and of generation, under jit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxgpt.prompts import encode_prompt
 
 
 class Captured(NamedTuple):
-    """One forward pass, seen from inside.
+    """Logits and activations of one forward pass.
 
     Attributes:
         logits: `[B, T, V]`.
-        hidden: L + 1 of `[B, T, D]`: what enters the first block, then what leaves each block, the last one after the
-            final norm (as `output_hidden_states` of transformers has it: 13 for GPT-2).
-        attentions: L of `[B, N, T, T]`, float32: rows sum to 1, and are 0 above the diagonal.
+        hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last one after the
+            final norm. The same as `output_hidden_states` of transformers.
+        attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
     """
 
     logits: jax.Array
@@ -32,66 +32,67 @@ class Captured(NamedTuple):
 
 
 def capture(lm: LM, tokens_BT: Any) -> Captured:
-    """Hidden states and attention maps of a forward pass.
+    """Compute logits, hidden states and attention maps in one forward pass.
 
     Args:
         lm: the model.
-        tokens_BT: ids.
+        tokens_BT: ids, an integer array or nested lists.
 
     Raises:
-        UserError: not a batch of ids, ids beyond the vocabulary, or more tokens than the context holds.
+        UserError: not an integer array `[B, T]`, an id outside the vocabulary, or more tokens than the context length.
     """
     ids_BT = np.asarray(tokens_BT)
     config = lm.config.model
     _check(config, ids_BT)
-    return _compiled(config, lm.config.train.compute_dtype)(lm.params, jnp.asarray(ids_BT, jnp.int32))
+    return _full_pass(config, lm.config.train.compute_dtype)(lm.params, jnp.asarray(ids_BT, jnp.int32))
 
 
 def _check(config: ModelConfig, ids_BT: np.ndarray) -> None:
     if ids_BT.ndim != 2 or not ids_BT.size or not np.issubdtype(ids_BT.dtype, np.integer):
-        raise UserError(f"ids of shape [B, T] are expected, not {ids_BT.dtype} of shape {ids_BT.shape}")
+        raise UserError(f"expected integer ids of shape [B, T], not {ids_BT.dtype} of shape {ids_BT.shape}")
     if ids_BT.shape[1] > config.block_size:
         raise UserError(f"{ids_BT.shape[1]} tokens do not fit the context of {config.block_size} (model.block_size)")
-    for worst in (int(ids_BT.min()), int(ids_BT.max())):
-        if not 0 <= worst < config.vocab_size:
-            raise UserError(f"id {worst}: the vocabulary has {config.vocab_size}")
+    for extreme in (int(ids_BT.min()), int(ids_BT.max())):
+        if not 0 <= extreme < config.vocab_size:
+            raise UserError(f"id {extreme} is outside the vocabulary of {config.vocab_size}")
 
 
-class Watched(NamedTuple):
-    """A text that was generated, and what went on inside meanwhile.
+class CapturedGeneration(NamedTuple):
+    """A generated text with its activations.
 
     Attributes:
-        ids: the prompt's and those that were made.
+        ids: the ids of the prompt and of the generated text.
         generation: as `generate` returns it.
-        seen: of all ids, what `capture(lm, [ids])` would show, but as the cache made it.
+        captured: as `capture(lm, [ids])` returns it, computed with the cache.
     """
 
     ids: list[int]
     generation: Generation
-    seen: Captured
+    captured: Captured
 
 
-def capture_generation(lm: LM, prompt: str | Sequence[int], **settings: Any) -> Watched:
-    """Continue a prompt and look inside: the prompt in one pass, then one token after the other through the cache.
+def capture_generation(lm: LM, prompt: str | Sequence[int], **settings: Any) -> CapturedGeneration:
+    """Generate as `jaxgpt.generate` does, and capture the activations: of the prompt in one pass, then token by token.
 
     Args:
         lm: the model.
-        prompt: string, or ids.
-        settings: as `jaxgpt.generate` takes them; what is made is what it makes. The first text of several.
+        prompt: text or ids.
+        settings: those of `jaxgpt.generate`. Of several texts for the prompt, the first is captured.
 
     Raises:
-        UserError: as `jaxgpt.generate`; a text that grew beyond the context (`overflow`).
+        UserError: as `jaxgpt.generate`, or the text is longer than the context (`overflow="slide"`).
     """
     generation = generate(lm, [prompt], **settings)[0]
-    read = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt).ids
-    ids = read + generation.ids
+    prompt_ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt).ids
+    ids = prompt_ids + generation.ids
     _check(lm.config.model, np.asarray([ids]))
-    program = _cached(lm.config.model, lm.config.train.compute_dtype)
-    return Watched(ids, generation, program(lm.params, jnp.asarray([ids], jnp.int32), len(read)))
+    program = _cached_passes(lm.config.model, lm.config.train.compute_dtype)
+    captured = program(lm.params, jnp.asarray([ids], jnp.int32), len(prompt_ids))
+    return CapturedGeneration(ids, generation, captured)
 
 
 @lru_cache(maxsize=8)
-def _compiled(config: ModelConfig, dtype: str) -> Any:
+def _full_pass(config: ModelConfig, dtype: str) -> Any:
     model = GPT(config, dtype=jnp.dtype(dtype))
 
     def forward(params: Any, tokens_BT: jax.Array) -> Captured:
@@ -102,10 +103,10 @@ def _compiled(config: ModelConfig, dtype: str) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _cached(config: ModelConfig, dtype: str) -> Any:
+def _cached_passes(config: ModelConfig, dtype: str) -> Any:
     model = GPT(config, dtype=jnp.dtype(dtype))
 
-    def forward(params: Any, tokens_1T: jax.Array, read: int) -> Captured:
+    def forward(params: Any, tokens_1T: jax.Array, prompt_length: int) -> Captured:
         def extend(cache: Any, tokens_1t: jax.Array) -> tuple[Any, Captured]:
             (logits_1tV, cache), sown = model.apply(
                 {"params": params}, tokens_1t, cache, method="extend", mutable="intermediates"
@@ -113,10 +114,10 @@ def _cached(config: ModelConfig, dtype: str) -> Any:
             return cache, _captured(config, logits_1tV, sown)
 
         empty = init_cache(config, jnp.zeros((1,), jnp.int32), tokens_1T.shape[1], model.dtype)
-        cache, prompt = extend(empty, tokens_1T[:, :read])
-        _, made = jax.lax.scan(extend, cache, tokens_1T[:, read:].T[:, :, None])
-        # The query axis is the last but one of all of them; the scan has stacked queries in front.
-        return jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.moveaxis(b[..., 0, :], 0, -2)], -2), prompt, made)
+        cache, prompt = extend(empty, tokens_1T[:, :prompt_length])
+        _, steps = jax.lax.scan(extend, cache, tokens_1T[:, prompt_length:].T[:, :, None])
+        # Queries are the last axis but one of every array; the scan stacked its steps along a new first axis.
+        return jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.moveaxis(b[..., 0, :], 0, -2)], -2), prompt, steps)
 
     return jax.jit(forward, static_argnums=2)
 

@@ -1,4 +1,4 @@
-"""Whether going on with a run loses nothing: straight, and cut in two, each leg in a process of its own."""
+"""Check that a resumed run equals an uninterrupted one, bit for bit, with a new process for each leg."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from jaxgpt.trainer.metrics import TIMES, read_metrics
 from jaxgpt.trainer.program import build
 
 
-def prove(config: Config, cut: int) -> dict[str, tuple[str, str]]:
-    """What is at the end of a run that went straight, and of one that was cut at a step and resumed.
+def check_resume(config: Config, cut: int) -> dict[str, tuple[str, str]]:
+    """Train twice, without interruption and with one after `cut` steps, and hash the final states.
 
     Returns:
-        For every part of the state, and for what the next step would use, two hashes.
+        Two SHA-256 hashes, uninterrupted and resumed, for each part of the state and for the inputs of the next step.
 
     Raises:
-        UserError, TrainingFailed: a leg could not be run.
+        UserError, TrainingFailed: a leg failed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
         straight = run_leg(place, {"config": asdict(config), "out": "straight", "resume": False, "until": None})
         run_leg(place, {"config": asdict(config), "out": "cut", "resume": False, "until": cut})
         resumed = run_leg(place, {"config": asdict(config), "out": "cut", "resume": True, "until": None})
@@ -43,7 +43,7 @@ def prove(config: Config, cut: int) -> dict[str, tuple[str, str]]:
 
 
 def run_leg(place: Path, order: dict[str, Any]) -> dict[str, str]:
-    """One leg in a process of its own, which gets its order as a file and answers with hashes."""
+    """Run one leg in a new process, which reads its order from a file and prints hashes as JSON."""
     file = place / "order.json"
     file.write_text(json.dumps(order | {"out": str(place / order["out"])}))
     command = [sys.executable, "-m", "jaxgpt", "prove-resume", "--leg", str(file)]
@@ -57,7 +57,7 @@ def run_leg(place: Path, order: dict[str, Any]) -> dict[str, str]:
 
 
 def leg(file: Path) -> dict[str, str]:
-    """Do what an order says, as `jaxgpt train` would."""
+    """Train as an order says, in the same way as `jaxgpt train`, and hash the final state."""
     order = json.loads(file.read_text())
     config, run = from_json(json.dumps(order["config"])), Run(Path(order["out"]))
     data = load_dataset(config, run.tokenizer() if order["resume"] else None)
@@ -84,7 +84,7 @@ def leg(file: Path) -> dict[str, str]:
 
 
 def _hash(tree: Any) -> str:
-    """Over the paths, types, shapes and bytes of all leaves."""
+    """Hash the paths, dtypes, shapes and bytes of all leaves."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)

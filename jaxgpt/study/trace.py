@@ -1,4 +1,4 @@
-"""Where the time of a program goes: the profiler's events, each put down to what its instruction is for."""
+"""Attribute the device time of a training step to kinds of work, from a profiler trace and the compiled program."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 
 
-class Spent(NamedTuple):
+class DeviceTime(NamedTuple):
     """Device time between the first and the last instruction of a trace.
 
     Attributes:
-        seconds: of all devices together, for each of `KINDS` and `idle`.
+        seconds: by kind (`KINDS` and `idle`), summed over devices.
         span: wall-clock seconds.
     """
 
@@ -42,30 +42,33 @@ class Spent(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of the devices' time; together 1."""
+        """Share of each kind in the total device time."""
         whole = sum(self.seconds.values())
         return {kind: seconds / whole for kind, seconds in self.seconds.items()}
 
 
-def kinds(program: str) -> dict[str, str]:
-    """For every instruction of a compiled training step (`compiled.as_text()`), which of `KINDS` it is.
+def instruction_kinds(program: str) -> dict[str, str]:
+    """Classify every instruction of a compiled training step (`compiled.as_text()`) as one of `KINDS`.
 
-    A fusion is what its product is for, if it has one, else what its first named part is for. What is differentiated
-    carries `jvp` in its path; what is not comes after the gradient.
+    A fusion has the kind of its matrix product if it contains one, else of its first instruction with a source path. Paths of
+    the differentiated part contain `jvp`; everything else is the optimizer.
+
+    Returns:
+        Instruction name to kind.
     """
     bodies, _ = split_computations(program)
     found = {}
     for body in bodies.values():
         parts = {part.name: part for line in body if (part := _read(line, bodies)) and not _is_loop_of_steps(part)}
         for part in parts.values():
-            # The compiler for CPUs takes the products of attention apart, and forgets where they came from.
+            # The CPU compiler splits the products of attention and drops their source paths.
             near = [part.path] if part.path or not part.product else _paths_around(part, parts)
             found[part.name] = _kind(part, near)
     return found
 
 
-def traced(work: Callable[[], Any]) -> jax.profiler.ProfileData:
-    """What the profiler saw while `work` was done, which has to wait for its devices."""
+def record_trace(work: Callable[[], Any]) -> jax.profiler.ProfileData:
+    """Profile `work`, which must block until its devices are done."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -74,21 +77,21 @@ def traced(work: Callable[[], Any]) -> jax.profiler.ProfileData:
         return jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
 
 
-def spent(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> Spent:
-    """The time of a trace by kind.
+def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> DeviceTime:
+    """Sum the time of a trace by kind.
 
     Args:
-        profile: of nothing but the program.
-        kind_of: for every instruction of the program its kind.
-        devices: how many there are in this process. On a CPU they share the threads, so what is not work is idle.
+        profile: a trace of the program alone.
+        kind_of: instruction name to kind.
+        devices: number of devices of this process. Device time that no instruction accounts for is idle.
 
     Raises:
-        ValueError: no instruction of the program is in the trace.
+        ValueError: the trace contains no instruction of the program.
     """
     times: dict[str, float] = defaultdict(float, dict.fromkeys(KINDS, 0.0))
     first, last = float("inf"), 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of jaxlib 0.12's own type of what events know
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised inside jaxlib 0.12 on reading `event.stats`
         for line in _lines(profile):
             events = [(e.start_ns, e.end_ns, name) for e in line.events if (name := _instruction(e, kind_of))]
             for start, end, _ in events:
@@ -96,14 +99,14 @@ def spent(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices
             for name, own in own_times(events):
                 times[kind_of[name]] += own * 1e-9
     if not last:
-        raise ValueError("the profiler saw no instruction of the program")
+        raise ValueError("the trace contains no instruction of the program")
     span = (last - first) * 1e-9
-    return Spent(dict(times) | {"idle": max(devices * span - sum(times.values()), 0.0)}, span)
+    return DeviceTime(dict(times) | {"idle": max(devices * span - sum(times.values()), 0.0)}, span)
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
-    """How long each event of one thread, (start, end, name), took without those within it."""
-    open_events: list[list[Any]] = []  # end, name, own time; each within the one before
+    """Yield (name, time) for each event of one thread, (start, end, name), without the time of events nested in it."""
+    open_events: list[list[Any]] = []  # stack of [end, name, own time]
     for start, end, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while open_events and open_events[-1][0] <= start:
             yield (done := open_events.pop())[1], done[2]
@@ -114,17 +117,17 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 
 
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
-    """The threads or streams on which instructions run; on a CPU they are the host's own."""
+    """Yield the threads or streams that run instructions: of the devices, or on a CPU of the host."""
     planes = list(profile.planes)
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
     for plane in devices or [plane for plane in planes if plane.name == "/host:CPU"]:
         lines = list(plane.lines)
-        # Where the profiler has put the streams together by instruction, each would count twice.
+        # "XLA Ops" holds the events of all streams by instruction: reading both would count them twice.
         yield from [line for line in lines if line.name == "XLA Ops"] or lines
 
 
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
-    """The name of an event's instruction, "" if it has none. A kernel of a GPU knows it, too."""
+    """Return the name of an event's instruction; "" for other events. GPU kernels carry it in a statistic."""
     name = event.name.split(" = ")[0].lstrip("%")
     if name in kind_of or "::" in name:
         return name if name in kind_of else ""
@@ -135,12 +138,12 @@ class _Part(NamedTuple):
     name: str
     op: str
     operands: list[str]
-    path: str  # `jit(train_step)/jvp(GPT)/.../h_0/attn/q_proj/dot_general`: where in the source it comes from
+    path: str  # source path, such as `jit(train_step)/jvp(GPT)/.../h_0/attn/q_proj/dot_general`
     product: bool
 
 
 def _read(line: str, bodies: Mapping[str, list[str]]) -> _Part | None:
-    """An instruction; a fusion or call with the path of its product, or of the first of its parts that has one."""
+    """Parse an instruction. A fusion or call takes the path of its product, or of its first instruction that has one."""
     instruction = _INSTRUCTION.match(line)
     if not instruction:
         return None
@@ -153,17 +156,17 @@ def _read(line: str, bodies: Mapping[str, list[str]]) -> _Part | None:
 
 
 def _paths_around(part: _Part, parts: Mapping[str, _Part]) -> list[str]:
-    """The paths of what an instruction uses and what uses it, and of what lies behind those that have none."""
-    paths, seen, waiting = [], {part.name}, [(part, 0)]
-    while waiting:
-        here, steps = waiting.pop(0)
-        around = [parts[name] for name in here.operands if name in parts]
-        around += [other for other in parts.values() if here.name in other.operands]
-        for other in around:
+    """Return the paths of an instruction's operands and users, looking up to two steps past those without a path."""
+    paths, seen, pending = [], {part.name}, [(part, 0)]
+    while pending:
+        here, steps = pending.pop(0)
+        neighbors = [parts[name] for name in here.operands if name in parts]
+        neighbors += [other for other in parts.values() if here.name in other.operands]
+        for other in neighbors:
             if other.name not in seen:
                 seen.add(other.name)
                 paths.append(other.path)
-                waiting += [(other, steps + 1)] if not other.path and steps < 2 else []
+                pending += [(other, steps + 1)] if not other.path and steps < 2 else []
     return paths
 
 
@@ -178,7 +181,7 @@ def _kind(part: _Part, paths: Sequence[str]) -> str:
 
 
 def _is_loop_of_steps(part: _Part) -> bool:
-    """What it takes beside its instructions is nobody's work."""
+    """Return whether this is the loop of several steps per call, whose own time is overhead."""
     return part.op == "while" and "jvp(" not in part.path
 
 

@@ -18,7 +18,7 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.parallel import make_mesh
 from jaxgpt.plan.hlo import split_computations
 from jaxgpt.study import limits
-from jaxgpt.study.trace import KINDS, kinds, own_times, spent
+from jaxgpt.study.trace import KINDS, device_time, instruction_kinds, own_times
 from jaxgpt.trainer.program import build
 
 
@@ -64,7 +64,7 @@ def dots(optimizer: str) -> Counter[str]:
     program = build(config)
     batch = program.put(np.zeros((8, config.model.block_size + 1), np.int32))
     text = program.lower(program.abstract_state, batch).compile().as_text()
-    kind_of = kinds(text)
+    kind_of = instruction_kinds(text)
     assert set(kind_of.values()) == set(KINDS)
     fused = {called: name for name, called in re.findall(r"%([\w.-]+) = .* fusion\(.*calls=%([\w.-]+)", text)}
     found: Counter[str] = Counter()
@@ -120,7 +120,7 @@ def test_traces_of_every_kind_of_device(text: str) -> None:
     """Eight microseconds of products and two of updates on two devices in ten: half of their time is idle."""
     data = jax.profiler.ProfileData
     profile = data.from_serialized_xspace(data.text_proto_to_serialized_xspace(text))
-    result = spent(profile, {"dot.1": "products", "fusion.2": "optimizer"}, devices=2)
+    result = device_time(profile, {"dot.1": "products", "fusion.2": "optimizer"}, devices=2)
     assert result.span == pytest.approx(10e-6)
     assert {k: round(s, 9) for k, s in result.seconds.items() if s} == {
         "products": 8e-6,
@@ -136,7 +136,7 @@ def test_a_trace_without_the_program_is_told() -> None:
         data.text_proto_to_serialized_xspace(plane("/host:CPU", {"a": [(4, 0, 1, "")]}))
     )
     with pytest.raises(ValueError, match="no instruction"):
-        spent(profile, {"dot.1": "products"}, devices=2)
+        device_time(profile, {"dot.1": "products"}, devices=2)
 
 
 TINY = flags(model__n_layer=1, model__n_embd=32, model__n_head=2, model__block_size=16, train__batch_size=8)
@@ -178,7 +178,7 @@ def test_the_command_tells_a_person_the_same(capsys: pytest.CaptureFixture[str])
         (["python-char", "--seconds", "0"], "--seconds must be above 0 and at most 3600, not 0"),
         (["python-char", "--seconds", "nan"], "--seconds must be above 0"),
         (["python-char", "--mesh.tensor", "3"], "mesh.tensor 3 does not divide model.n_head 4"),
-        (["python-char", "--model.block-size", "2"], "model.block_size of at least 3, not 2: --no-decode"),
+        (["python-char", "--model.block-size", "2"], "model.block_size of at least 3, not 2: use --no-decode"),
     ],
 )
 def test_bad_input(args: list[str], message: str) -> None:
@@ -190,5 +190,5 @@ def test_bad_input(args: list[str], message: str) -> None:
 
 def test_any_number_of_devices_has_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
-    monkeypatch.setattr(limits, "PATIENCE", 0.01)
+    monkeypatch.setattr(limits, "SECONDS", 0.01)
     assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0

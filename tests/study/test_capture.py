@@ -55,14 +55,14 @@ def test_inside_cached_generation_is_what_the_full_forward_shows(lm, positions, 
     config = dataclasses.replace(lm.config.model, positions=positions, n_kv_head=1)
     lm = lm._replace(config=Config(model=config), params=make(config)[1])
     settings = {"max_new_tokens": 7} | settings
-    watched = jaxgpt.study.capture_generation(lm, [1, 2, 3, 4], **settings)
+    generated = jaxgpt.study.capture_generation(lm, [1, 2, 3, 4], **settings)
     [generation] = jaxgpt.generate(lm, [[1, 2, 3, 4]], **settings)
-    assert watched.generation == generation
-    assert watched.ids == [1, 2, 3, 4, *generation.ids]
-    full = jaxgpt.study.capture(lm, [watched.ids])
-    assert jax.tree.structure(watched.seen) == jax.tree.structure(full)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), watched.seen, full)
-    for weights in watched.seen.attentions:
+    assert generated.generation == generation
+    assert generated.ids == [1, 2, 3, 4, *generation.ids]
+    full = jaxgpt.study.capture(lm, [generated.ids])
+    assert jax.tree.structure(generated.captured) == jax.tree.structure(full)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), generated.captured, full)
+    for weights in generated.captured.attentions:
         assert (np.triu(np.asarray(weights), 1) == 0).all()
 
 

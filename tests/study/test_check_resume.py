@@ -12,7 +12,7 @@ import pytest
 from helpers import TEXT, flags, jaxgpt
 
 from jaxgpt.checkpoint import store as checkpoint
-from jaxgpt.study import check_resume as prove
+from jaxgpt.study import check_resume
 from jaxgpt.train.step import TrainState
 
 TINY = flags(
@@ -37,7 +37,7 @@ def strict_types() -> None:
 
 def in_this_process(place: Path, order: dict) -> dict[str, str]:  # type: ignore[type-arg]
     (place / "order.json").write_text(json.dumps(order | {"out": str(place / order["out"])}))
-    return prove.leg(place / "order.json")
+    return check_resume.leg(place / "order.json")
 
 
 def test_equal_in_processes_of_their_own(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_equal_in_processes_of_their_own(tmp_path: Path) -> None:
 
 def without_moments(*args: object) -> TrainState:
     state = RESTORE(*args)
-    return state._replace(opt_state=prove.jax.tree.map(prove.jax.numpy.zeros_like, state.opt_state))
+    return state._replace(opt_state=check_resume.jax.tree.map(check_resume.jax.numpy.zeros_like, state.opt_state))
 
 
 RESTORE = checkpoint.restore_state
@@ -68,7 +68,7 @@ RESTORE = checkpoint.restore_state
 
 def test_a_resume_that_loses_something_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(TEXT)
-    monkeypatch.setattr(prove, "run_leg", in_this_process)
+    monkeypatch.setattr(check_resume, "run_leg", in_this_process)
     sound = jaxgpt("prove-resume", "shakespeare", *TINY)
     assert sound.code == 0, sound.err
     assert "DIFFERENT" not in sound.out
@@ -91,7 +91,7 @@ def test_a_resume_that_loses_something_is_told(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_bad_usage(monkeypatch: pytest.MonkeyPatch, args: list[str], message: str) -> None:
-    monkeypatch.setattr(prove, "run_leg", in_this_process)
+    monkeypatch.setattr(check_resume, "run_leg", in_this_process)
     result = jaxgpt("prove-resume", "shakespeare", *args)
     assert (result.code, result.out) == (2, "")
     assert message in result.err
