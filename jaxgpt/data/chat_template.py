@@ -1,0 +1,151 @@
+"""Chat templates: a conversation as the text that a model was trained on, and which of it the assistant wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxgpt.errors import UserError, shown
+
+SECONDS = 10.0  # for one conversation
+LONGEST = 1 << 26  # bytes of a rendered conversation, as JSON
+ROLES = ("system", "user", "assistant", "tool")
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+
+class Rendered(NamedTuple):
+    """A rendered conversation.
+
+    Attributes:
+        text: for the tokenizer, special tokens as they are spelled.
+        spans: characters `[begin, end)` of the text that the assistant wrote, where the template marks them.
+    """
+
+    text: str
+    spans: list[Span]
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Check a conversation: messages with a role and a content, the way chat APIs write them.
+
+    Raises:
+        UserError: it is empty or not a list, or a message has an unknown role or no text.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise UserError(f'messages must be a list such as [{{"role": "user", "content": "Hi"}}]: {shown(messages)}')
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping):
+            raise UserError(f"message {number} must have a role and a content: {shown(message)}")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise UserError(f"message {number} has the role {shown(role)}: use one of {', '.join(ROLES)}")
+        if not isinstance(content, str):
+            raise UserError(f"message {number} ({role}) needs a content that is a string: {shown(content)}")
+    return [dict(message) for message in messages]
+
+
+class ChatTemplate:
+    """A chat template, rendered as transformers' `apply_chat_template` renders it.
+
+    A template is a program. It runs in a process of its own, in Jinja2's immutable sandbox, without files, with little
+    memory, and `SECONDS` for each conversation. The process starts with the first conversation and serves all others.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
+        """Keep the template; it is compiled when it is first used.
+
+        Args:
+            source: in Jinja2's language.
+            variables: names that it can read besides the messages: `bos_token`, `eos_token`, ...
+        """
+        self.source, self.variables = source, dict(variables or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
+        """Render a conversation.
+
+        Args:
+            messages: `[{"role": "user", "content": "Hi"}, ...]`.
+            add_generation_prompt: end with the words after which the assistant answers.
+
+        Raises:
+            UserError: the messages are malformed, the template refuses them or has an error, or it takes too long.
+        """
+        given = self.variables | {"messages": check_messages(messages), "add_generation_prompt": add_generation_prompt}
+        answer = self._ask({"source": self.source, "variables": given | {"tools": None, "documents": None}})
+        if "error" in answer:
+            what = "has an error" if answer.get("broken") else "cannot render these messages"
+            raise UserError(f"the chat template {what}: {answer['error']}")
+        return Rendered(answer["text"], [(begin, end) for begin, end in answer["spans"]])
+
+    def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
+        """Render a whole conversation, with the spans of the assistant's words: those that a model is trained to write.
+
+        Where the template does not mark them, they are found by rendering each beginning of the conversation: an
+        assistant's message is what its beginning has beyond the one before it, generation prompt included. White space after
+        a final token such as `<|im_end|>` does not count.
+
+        Raises:
+            UserError: as `render`; or the assistant's words cannot be told apart, because the template rewrites earlier
+                messages when later ones follow.
+        """
+        whole = self.render(messages, add_generation_prompt=False)
+        if whole.spans:
+            return whole
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.render(messages[:number], add_generation_prompt=True).text if number else ""
+            after = self.render(messages[: number + 1], add_generation_prompt=False).text
+            if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
+                raise UserError(
+                    f"the chat template rewrites message {number + 1} when others precede or follow it, so that the "
+                    f"assistant's words cannot be found: use a template with {{% generation %}}"
+                )
+            spans.append((len(before), len(after.rstrip())))
+        return Rendered(whole.text, spans)
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            program = Path(__file__).with_name("template_process.py")
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the answer, not for this
+            )
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(SECONDS, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            answer: dict[str, Any] = json.loads(process.stdout.readline(LONGEST))
+        except (OSError, ValueError):
+            why = "ended its process" if timer.is_alive() else f"takes more than {SECONDS:g} s"
+            self.close()
+            raise UserError(f"the chat template {why}: use another one") from None
+        finally:
+            timer.cancel()
+        return answer

@@ -1,0 +1,103 @@
+"""The process that renders chat templates. `chat_template.py` starts it as a file of its own: it imports Jinja2 and no jaxgpt.
+
+A template is a program that came with a model. It runs in Jinja2's immutable sandbox, in a process that can open no file and
+has little memory; its parent ends it when it takes too long. One JSON object per line in, one out.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.debug  # imported by Jinja2 at the first error, when no file can be opened
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MEMORY = 1 << 30  # bytes of address space
+
+
+class _Generation(Extension):
+    """`{% generation %} ... {% endgeneration %}` around the text that the assistant writes: marks where it begins and ends."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    def _mark(self, caller: Any) -> str:
+        return f"{MARK}{caller()}{MARK}"
+
+
+MARK = secrets.token_hex(16)  # no message can hold it
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **_: Any) -> str:
+    # Jinja2's own filter escapes <, > and &.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
+
+
+@lru_cache(maxsize=8)
+def _compile(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(source)
+
+
+def render(source: str, variables: dict[str, Any]) -> dict[str, Any]:
+    """Render a template: its text, and the spans `[begin, end)` of the characters inside `{% generation %}`."""
+    parts = _compile(source).render(variables).split(MARK)
+    text, spans = "", []
+    for number, part in enumerate(parts):
+        if number % 2:
+            spans.append([len(text), len(text) + len(part)])
+        text += part
+    return {"text": text, "spans": spans}
+
+
+def _confine() -> None:
+    # What Python and Jinja2 load when it is first needed, they must load now: the time zone, a codec, error handling.
+    datetime.now().strftime("%Z")
+    for first_use in ("{{ '\\n' | tojson }}", "{{ undefined.attribute }}", "{% broken %}"):
+        with suppress(jinja2.TemplateError):
+            render(first_use, {})
+    try:
+        import resource
+    except ImportError:  # Windows: the sandbox and the time limit remain
+        return
+    for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_FSIZE, 0)):
+        resource.setrlimit(limit, (value, value))
+
+
+def main() -> None:
+    """Answer the requests on standard input until it ends."""
+    _confine()
+    for line in sys.stdin:
+        try:
+            answer = render(**json.loads(line))
+        except MemoryError:
+            answer = {"error": f"it needs more than {MEMORY >> 20} MiB"}
+        except jinja2.TemplateSyntaxError as e:
+            answer = {"error": f"line {e.lineno}: {e.message}", "broken": True}
+        except Exception as e:  # a template can raise anything
+            answer = {"error": f"{e}" or type(e).__name__}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
