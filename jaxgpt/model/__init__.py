@@ -1,4 +1,4 @@
-"""The decoder: linen modules that own the parameters and call `ops`, and the key/value cache."""
+"""The model: linen modules that own the parameters and call `ops`, and the key/value cache."""
 
 from jaxgpt.model.cache import KVCache, init_cache
 from jaxgpt.model.gpt import GPT

@@ -21,14 +21,14 @@ from jaxgpt.ops.sharding import constrain
 
 
 class BlockInputs(NamedTuple):
-    """What a block reads besides the residual stream.
+    """Inputs of a block besides the residual stream.
 
     Attributes:
-        mask_BNTS: True where attention is allowed; None where the attention kernel masks by itself.
+        mask_BNTS: true where attention is allowed; None if the attention kernel computes its own mask.
         rotation: cosine and sine of each position's angles; None without RoPE.
-        cache: keys and values of the layer `[B, S, K, H]`, and the slot to write to; None without a cache.
-        layer: its index, from 0.
-        key: of the layer's dropout masks; None for no dropout.
+        cache: keys and values of the layer, `[B, S, K, H]`, and the slot to write to; None without a cache.
+        layer: index of the layer, from 0.
+        key: key of the layer's dropout masks; None disables dropout.
     """
 
     mask_BNTS: jax.Array | None
@@ -42,7 +42,7 @@ class Attention(nn.Module):
     """Multi-head causal self-attention with grouped keys and values, and an explicit cache.
 
     Attributes:
-        kernel: computes attention where there is no cache; None: `attend`, whose weights are sown as "attention".
+        kernel: computes attention without a cache; None: `attend`, which also sows the weights as "attention".
     """
 
     config: ModelConfig
@@ -53,7 +53,7 @@ class Attention(nn.Module):
     def __call__(
         self, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Return what is added to the residual stream, and with a cache its updated keys and values."""
+        """Return the output `[B, T, D]`, and with a cache the layer's updated keys and values."""
         c = self.config
         q_BTNH = self._project(x_BTD, "q_proj", "heads", c.n_head)
         k_BTKH = self._project(x_BTD, "k_proj", "kv_heads", c.kv_heads)
@@ -67,10 +67,11 @@ class Attention(nn.Module):
             q_BTNH = q_BTNH / jnp.asarray(inputs.layer + 1, self.dtype)
         scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0
 
-        k_BSKH, v_BSKH, written = k_BTKH, v_BTKH, None
+        k_BSKH, v_BSKH, updated = k_BTKH, v_BTKH, None
         if inputs.cache is not None:
             cached_k, cached_v, slot = inputs.cache
-            written = k_BSKH, v_BSKH = write(cached_k, k_BTKH, slot), write(cached_v, v_BTKH, slot)
+            k_BSKH, v_BSKH = write(cached_k, k_BTKH, slot), write(cached_v, v_BTKH, slot)
+            updated = k_BSKH, v_BSKH
         if self.kernel and inputs.cache is None:
             out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, c.sliding_window)
         else:
@@ -81,9 +82,9 @@ class Attention(nn.Module):
             self.sow("intermediates", "attention", weights_BNTS)
 
         if not c.attn_proj:
-            return out_BTNH.reshape(x_BTD.shape), written
+            return out_BTNH.reshape(x_BTD.shape), updated
         out: Any = functools.partial(Linear, c, (c.n_head, c.head_width, c.n_embd), ("heads", "head_dim", "embed"))
-        return out(c.bias, self.dtype, residual=True, n_in=2, name="o_proj")(out_BTNH), written
+        return out(c.bias, self.dtype, residual=True, n_in=2, name="o_proj")(out_BTNH), updated
 
     def _project(self, x_BTD: jax.Array, name: str, axis: str, heads: int) -> jax.Array:
         shape = (self.config.n_embd, heads, self.config.head_width)

@@ -1,7 +1,7 @@
-"""The key/value cache: a plain pytree that goes into the model and comes out of it.
+"""The key/value cache: a pytree that the model takes and returns.
 
-Rows of a batch may differ in length: they are left-padded, and row b begins at slot `start_B[b]`. A token's position is its
-slot minus its row's start, so the padding is neither attended to nor counted.
+Rows of different lengths are left-padded: row b starts at slot `start_B[b]`. A token's position is its slot minus the start of
+its row, so padding is neither attended to nor counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class KVCache(NamedTuple):
     Attributes:
         k: keys of each layer, `[B, S, K, H]`.
         v: values of each layer, `[B, S, K, H]`.
-        start_B: int32, the first slot of each row.
-        length: int32 scalar, slots filled; the next token is written there.
+        start_B: first slot of each row, int32.
+        length: number of filled slots, int32 scalar; the next token is written to this slot.
     """
 
     k: tuple[jax.Array, ...]
@@ -32,7 +32,7 @@ class KVCache(NamedTuple):
 
 def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dtype = jnp.float32) -> KVCache:
     """Make an empty cache of `size` slots for `len(start_B)` rows."""
-    # Zeros, not empty: weight 0 times an uninitialised NaN would be NaN.
+    # Zeros, because an attention weight of 0 times an uninitialized NaN is NaN.
     shape = (start_B.shape[0], size, config.kv_heads, config.head_width)
     layers = range(config.n_layer)
     return KVCache(
@@ -44,7 +44,9 @@ def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dt
 
 
 def write(cache_BSKH: jax.Array, new_BTKH: jax.Array, slot: jax.Array) -> jax.Array:
-    """Write T new entries into the cache from `slot` on. The caller checks that they fit: XLA silently moves an update that
-    would pass the end back onto the last slots."""
+    """Write T new entries into the cache, starting at `slot`.
+
+    Callers check that they fit: XLA silently shifts an update that would pass the end.
+    """
     zero = jnp.zeros((), slot.dtype)
     return jax.lax.dynamic_update_slice(cache_BSKH, new_BTKH.astype(cache_BSKH.dtype), (zero, slot, zero, zero))

@@ -1,4 +1,4 @@
-"""Lookup tables: tokens and learned positions."""
+"""Embedding tables, for tokens and for learned positions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Embedding(nn.Module):
         self.embedding = weight(self, "embedding", init, (self.rows, self.config.n_embd))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Look up the vectors of ids, `[..., D]`."""
+        """Look up the vectors of ids: `[...]` to `[..., D]`."""
         return take_rows(self.embedding, ids, self.dtype)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
-        """Compute `x E^T`, `[B, T, rows]`: the tied head."""
+        """Compute the logits of the tied head, `x E^T`: `[B, T, rows]`."""
         return matmul_rows(x_BTD, self.embedding, self.dtype)

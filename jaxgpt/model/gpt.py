@@ -1,4 +1,4 @@
-"""The decoder, top to bottom: ids -> vectors -> blocks -> logits.
+"""The decoder: ids -> embeddings -> blocks -> logits.
 
 Letters in names: B batch, T query positions, S key/value positions, D model width, N heads, K key/value heads, H head
 width, F MLP width, V vocabulary, L layers.
@@ -30,7 +30,7 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 
 
 class Block(nn.Module):
-    """`x + attn(norm(x))`, then `x + mlp(norm(x))`; post-norm: `norm(x + attn(x))`, then `norm(x + mlp(x))`."""
+    """Compute `x + attn(norm(x))`, then `x + mlp(norm(x))`; post-norm: `norm(x + attn(x))`, then `norm(x + mlp(x))`."""
 
     config: ModelConfig
     dtype: jnp.dtype
@@ -38,13 +38,13 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
-        """Return the residual stream after the block, and with a cache the layer's updated keys and values."""
+        """Return the residual stream `[B, T, D]`, and with a cache the layer's updated keys and values."""
         c, key = self.config, inputs.key
         pre = c.norm_position == "pre"
 
         norm = Norm(c, self.dtype, name="ln_1")
         attention = Attention(c, self.dtype, self.kernel, name="attn")
-        y_BTD, written = attention(norm(x_BTD) if pre else x_BTD, inputs, subkey(key, 0))
+        y_BTD, updated = attention(norm(x_BTD) if pre else x_BTD, inputs, subkey(key, 0))
         x_BTD = x_BTD + dropout(y_BTD, c.dropout, subkey(key, 1))
         x_BTD = x_BTD if pre else norm(x_BTD)
 
@@ -53,22 +53,22 @@ class Block(nn.Module):
             y_BTD = MLP(c, self.dtype, name="mlp")(norm(x_BTD) if pre else x_BTD)
             x_BTD = x_BTD + dropout(y_BTD, c.dropout, subkey(key, 2))
             x_BTD = x_BTD if pre else norm(x_BTD)
-        return constrain(x_BTD, ("batch", "length", "width")), written
+        return constrain(x_BTD, ("batch", "length", "width")), updated
 
 
 class GPT(nn.Module):
     """A decoder-only transformer.
 
-    `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`; `method="extend"` does the same for the next
-    tokens after a cache. With `mutable="intermediates"`, hidden states and attention weights are returned as well. Weights
-    stacked by `stack_layers` are run by a scan over one block: the same function, without a cache and intermediates.
+    `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`; `method="extend"` continues from a cache. With
+    `mutable="intermediates"`, hidden states and attention weights are returned as well. Parameters from `stack_layers` run as a
+    scan over one block, which supports neither a cache nor intermediates.
 
     Attributes:
-        config: the architecture. `vocab_size` must be set.
+        config: the architecture, with `vocab_size` set.
         dtype: of the matrix products; parameters, norms, softmax and logits are float32.
-        remat: what the backward pass recomputes: nothing, everything but products with weights (`dots`; `offload` keeps
-            those in host memory), or everything (`full`).
-        kernel: the attention kernel where there is no cache; None: `attend`.
+        remat: what the backward pass recomputes: nothing (`none`), all but the products with weights (`dots`; `offload` keeps
+            these in host memory), or everything (`full`).
+        kernel: computes attention without a cache; None: `attend`.
     """
 
     config: ModelConfig
@@ -89,39 +89,42 @@ class GPT(nn.Module):
             self.lm_head = Linear(c, (c.n_embd, c.vocab_size), ("embed", "vocab"), c.head_bias, self.dtype)
 
     def __call__(self, tokens_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Compute the logits of the token after each one, float32 `[B, T, V]`.
+        """Compute the logits of the next token at each position, float32 `[B, T, V]`.
 
         Args:
-            tokens_BT: ids.
-            key: of the dropout masks; None: no dropout.
+            tokens_BT: ids below `vocab_size`.
+            key: key of the dropout masks; None disables dropout.
 
         Raises:
-            ValueError: more tokens than the context length.
+            ValueError: more tokens than the table of learned positions has.
         """
         return self.head(self.hidden(tokens_BT, key))
 
     def hidden(self, tokens_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Compute the final hidden states, `[B, T, D]`, which `head` turns into logits. Arguments as of a call."""
+        """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
         return self.stack(self.embed(tokens_BT), key=key)[0]
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
-        """Compute the logits of T more tokens after those in the cache, and the cache with them added.
+        """Compute the logits of T tokens that follow those in the cache.
 
         Args:
-            tokens_BT: ids; tokens before a row's start (`cache.start_B`) are ignored.
-            cache: with room for T more tokens.
-            last: return the last token's logits only, `[B, 1, V]`.
+            tokens_BT: ids; those before a row's start (`cache.start_B`) are padding.
+            cache: a cache with T free slots.
+            last: return the logits of the last position only, `[B, 1, V]`.
+
+        Returns:
+            The logits and the extended cache.
         """
         x_BTD, extended = self.stack(self.embed(tokens_BT), cache)
         assert extended is not None
         return self.head(x_BTD[:, -1:] if last else x_BTD), extended
 
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
-        """Look up the tokens' vectors, `[B, T, D]`.
+        """Look up the embeddings of tokens, `[B, T, D]`.
 
-        Each device looks up its own columns of the table, for the rows of all devices that hold the other columns: ids and
-        vectors are exchanged, which are small beside the table and its gradient.
+        If the table's columns are sharded, each device looks up its columns for the tokens of all of them: exchanging ids and
+        vectors is cheaper than gathering the table and its gradient.
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
         return constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
@@ -129,7 +132,7 @@ class GPT(nn.Module):
     def stack(
         self, x_BTD: jax.Array, cache: KVCache | None = None, key: jax.Array | None = None
     ) -> tuple[jax.Array, KVCache | None]:
-        """Apply positions, blocks and final norm: `[B, T, D]` to `[B, T, D]`, without embedding and head."""
+        """Apply position encoding, blocks and final norm: `[B, T, D]` to `[B, T, D]`."""
         c = self.config
         T = x_BTD.shape[1]
         if cache is None:
@@ -152,44 +155,43 @@ class GPT(nn.Module):
 
         stacked: Any = self.get_variable("params", STACKED)
         if stacked is None:
-            x_BTD, written = self._unrolled(x_BTD, inputs, cache, key)
+            x_BTD, updated = self._unrolled(x_BTD, inputs, cache, key)
         else:
-            assert cache is None, "decoding takes weights per layer"
+            assert cache is None, "a cache needs unstacked parameters"
             x_BTD = self._scanned(stacked, x_BTD, inputs, key)
         if c.final_norm:
             x_BTD = self.ln_f(x_BTD)
         self.sow("intermediates", "hidden", x_BTD)
         if cache is None:
             return x_BTD, None
-        k, v = zip(*written, strict=True)
+        k, v = zip(*updated, strict=True)
         return x_BTD, KVCache(k, v, cache.start_B, cache.length + T)
 
     def _unrolled(
         self, x_BTD: jax.Array, inputs: BlockInputs, cache: KVCache | None, key: jax.Array | None
     ) -> tuple[jax.Array, list[Any]]:
-        written = []
+        updated = []
         for layer, block in enumerate(self.h):
             self.sow("intermediates", "hidden", x_BTD)
             layer_cache = None if cache is None else (cache.k[layer], cache.v[layer], cache.length)
-            of_layer = inputs._replace(cache=layer_cache, layer=layer, key=subkey(key, layer + 1))
-            x_BTD, kv = block(x_BTD, of_layer)
-            written.append(kv)
-        return x_BTD, written
+            x_BTD, kv = block(x_BTD, inputs._replace(cache=layer_cache, layer=layer, key=subkey(key, layer + 1)))
+            updated.append(kv)
+        return x_BTD, updated
 
     def _scanned(self, stacked: Any, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None) -> jax.Array:
         block = Block(self.config, self.dtype, self.kernel, parent=None)
 
         def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             layer, params = layer_and_params
-            of_layer = inputs._replace(layer=layer, key=subkey(key, layer + 1))
-            return block.apply({"params": params}, x_BTD, of_layer)[0], None
+            layer_inputs = inputs._replace(layer=layer, key=subkey(key, layer + 1))
+            return block.apply({"params": params}, x_BTD, layer_inputs)[0], None
 
         if self.remat != "none":
             run = jax.checkpoint(run, policy=REMAT[self.remat], prevent_cse=False)
         return jax.lax.scan(run, x_BTD, (jnp.arange(self.config.n_layer), stacked))[0]
 
     def head(self, x_BTD: jax.Array) -> jax.Array:
-        """Compute float32 logits from hidden states; with tied embeddings the head is the token table."""
+        """Compute logits from hidden states, float32 `[B, T, V]`; a tied head multiplies by the token table."""
         logits_BTV = self.wte.attend(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
         logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab")).astype(jnp.float32)
         cap = self.config.logit_softcap
@@ -209,6 +211,6 @@ def _rotation(config: ModelConfig, positions_BT: jax.Array) -> Rotation | None:
 
 
 def _check_context(config: ModelConfig, T: int) -> None:
-    """Raise for tokens past the table of learned positions, where a lookup would return NaN instead of failing."""
+    """Raise if a position has no learned embedding; the lookup would silently return NaN."""
     if config.positions == "learned" and config.block_size < T:
         raise ValueError(f"{T} tokens do not fit the context of {config.block_size} (model.block_size)")

@@ -1,4 +1,4 @@
-"""Initial parameters, and how modules declare and fetch them."""
+"""Initializers, and the declaration of parameters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from jaxgpt.config import ModelConfig
 
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Wrap an initializer so that its array carries the logical names of its axes, in a box removed after init."""
+    """Attach the logical names of its axes to what an initializer returns, in a box that is removed after init."""
     return nn.with_logical_partitioning(init, axes)
 
 
 def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[int, ...]) -> Any:
-    """Declare a weight, or fetch it in the form in which it is stored: an array, or a `QuantizedMatrix`.
-
-    `Module.param` alone would compare the stored matrix of a quantized weight with `shape`.
+    """Declare a weight, or return the stored one: an array or a `QuantizedMatrix`, whose values `Module.param` would reject.
 
     Raises:
-        ValueError: the stored weight has another shape.
+        ValueError: the stored weight has a different shape.
     """
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)
@@ -39,9 +37,9 @@ def initializers(
 ) -> tuple[nn.initializers.Initializer, nn.initializers.Initializer]:
     """Return the initializers of a kernel and its bias.
 
-    `gpt2`: N(0, std), residual projections N(0, std / sqrt(2 L)), biases zero (Radford et al. 2019, section 2.3).
-    `zero-proj`: the same with residual projections zero, so that every block starts as the identity.
-    `torch`: both uniform in +-1 / sqrt(fan_in), the default of `torch.nn.Linear`.
+    `gpt2`: N(0, std^2), for residual projections N(0, std^2 / (2 L)); biases zero (Radford et al. 2019, section 2.3).
+    `zero-proj`: the same with zero residual projections, so that every block starts as the identity.
+    `torch`: both uniform in +-1 / sqrt(fan_in), as in `torch.nn.Linear`.
     """
     if config.init == "torch":
         bound = 1 / math.sqrt(fan_in)

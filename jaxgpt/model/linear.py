@@ -1,4 +1,4 @@
-"""Affine maps."""
+"""Linear layers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from jaxgpt.ops.matmul import matmul
 
 
 class Linear(nn.Module):
-    """`y = x W + b`, contracting the last `n_in` axes of x.
+    """Compute `y = x W + b`, contracting the last `n_in` axes of x.
 
     Attributes:
-        shape: of W, input axes first.
-        axes: the logical name of each axis of W, for the sharding table.
-        bias: whether there is a b, of the output's shape.
-        residual: whether y is added to the residual stream (such weights start smaller).
+        shape: shape of W, input axes first.
+        axes: logical name of each axis of W, for the sharding table.
+        bias: whether to add b, of the output's shape.
+        dtype: compute dtype.
+        residual: whether y is added to the residual stream; its initial weights are then smaller.
         n_in: number of input axes of W.
     """
 

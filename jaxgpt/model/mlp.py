@@ -1,4 +1,4 @@
-"""The block's second half: each token on its own, through a wider hidden layer."""
+"""The MLP of a block, applied to each token separately."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgpt.ops.sharding import constrain
 
 
 class MLP(nn.Module):
-    """`act(x W_up) W_down`, or gated `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
+    """Compute `act(x W_up) W_down`, or gated: `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
 
     config: ModelConfig
     dtype: jnp.dtype

@@ -1,4 +1,4 @@
-"""Normalization with a learned gain and offset."""
+"""Normalization with a learned scale and bias."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxgpt.ops.norms import NORMS
 
 
 class Norm(nn.Module):
-    """The config's norm, in float32, with a learned gain if it is affine, and for LayerNorm with biases a learned offset.
+    """Normalize in float32, then multiply by a learned scale and add a learned bias (no bias for RMSNorm).
 
     Attributes:
         kind: overrides `config.norm`.

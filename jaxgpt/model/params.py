@@ -1,4 +1,4 @@
-"""Parameter trees: fresh weights, and their shapes."""
+"""Initial parameters and their shapes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxgpt.ops.random import named_key
 
 
 def init_params(model: GPT, seed: jax.typing.ArrayLike = 0) -> Any:
-    """Draw a model's initial weights, as `model.init` of its config says.
+    """Initialize the parameters of a model.
 
     Args:
-        model: the architecture; `model.config.vocab_size` is set.
-        seed: an integer, or a traced one; the weights are a function of it.
+        model: the model, with `config.vocab_size` set.
+        seed: an integer, which may be traced.
 
     Returns:
         Nested dicts of float32 arrays: `{"wte": {"embedding": [V, D]}, "h_0": {"attn": {...}, "mlp": {...}, ...}, ...}`.
@@ -27,10 +27,10 @@ def init_params(model: GPT, seed: jax.typing.ArrayLike = 0) -> Any:
 
 
 def boxed_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
-    """Draw initial weights in linen's boxes, which carry the logical axes of each array for the sharding table."""
+    """Initialize parameters in linen's boxes, which carry the logical axes of each array for the sharding table."""
     return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def abstract_params(config: ModelConfig) -> Any:
-    """Return the shapes and dtypes of a model's weights, without computing any."""
+    """Return the shapes and dtypes of a model's parameters, without computing them."""
     return jax.eval_shape(lambda: init_params(GPT(config)))

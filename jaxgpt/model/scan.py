@@ -1,7 +1,7 @@
-"""Two layouts of the blocks' weights, the functions between them, and rematerialization.
+"""Conversion between the two layouts of the blocks' weights, and rematerialization policies.
 
-Unstacked, `h_0`, `h_1`, ...: the layout of checkpoints, exports and decoding. Stacked, one `h` whose leaves have a leading axis
-of layers: `GPT` runs such weights as a `lax.scan` over one block, whose compile time does not depend on the depth.
+Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` whose leaves have a leading
+layer axis: `GPT` runs it as a `lax.scan` over one block, so that compile time does not depend on the number of layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STACKED = "h"
 Remat = Literal["none", "dots", "offload", "full"]
 
 _policies = jax.checkpoint_policies
-_kernels = _policies.save_only_these_names("attention")  # a fused kernel is not a dot; it is saved by name
+_kernels = _policies.save_only_these_names("attention")  # kernels are not dots, so their results are saved by name
 _offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 
 
@@ -25,7 +25,7 @@ def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
     return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
 
 
-# What of a block the forward pass saves for the backward pass, which recomputes the rest.
+# What the forward pass of a block saves; the backward pass recomputes the rest.
 REMAT = {
     "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),
     "offload": _offload,  # as dots, with the products in host memory
@@ -34,14 +34,14 @@ REMAT = {
 
 
 def layer_name(layer: int) -> str:
-    """Return the name of a block's weights."""
+    """Return the name of a block's parameters."""
     return f"{STACKED}_{layer}"
 
 
 def stack_layers(tree: Any) -> Any:
-    """Stack the layers of every parameter tree within `tree` (weights, or an optimizer's moments of them).
+    """Stack the layers of every parameter tree within `tree`, which may be an optimizer state.
 
-    `out["h"]["mlp"]... [L, ...] = stack(tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...)`; everything else is unchanged.
+    `out["h"]["mlp"]... = stack([tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...])`, `[L, ...]`; the rest is unchanged.
     """
 
     def stack(node: Any) -> Any:
@@ -75,7 +75,7 @@ def _is_layer(name: str) -> bool:
 
 
 def _name_axis(tree: Any) -> Any:
-    """Name the new axis in the boxes that carry the leaves' logical axes."""
+    """Add the layer axis to the logical axes of boxed leaves."""
 
     def is_box(leaf: Any) -> bool:
         return isinstance(leaf, nn.Partitioned)

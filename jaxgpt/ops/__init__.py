@@ -1,1 +1,1 @@
-"""Functions of arrays: no parameters, no config, no files. Each fast version stands beside the plain one it equals."""
+"""Pure functions of arrays, without parameters or config. Tests hold each optimized version to the plain one it equals."""

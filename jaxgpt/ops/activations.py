@@ -13,7 +13,7 @@ import jax.numpy as jnp
 def gelu(x: jax.Array) -> jax.Array:
     """Compute `x Phi(x)`, with Phi the normal distribution function. Source: Hendrycks & Gimpel 2016.
 
-    Written with `erf`: `jax.nn.gelu(approximate=False)` uses `erfc`, which costs more on every backend.
+    `jax.nn.gelu(approximate=False)` uses `erfc`, which is slower on every backend.
     """
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 

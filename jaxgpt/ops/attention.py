@@ -1,4 +1,4 @@
-"""Causal attention: the plain definition that every kernel is tested against.
+"""Causal attention: the reference implementation that every kernel is tested against.
 
 Letters in names: B batch, T query positions, S key/value positions, N heads, K key/value heads, H head width.
 """
@@ -11,17 +11,16 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# Causal self-attention of whole sequences: (q_BTNH, k_BTKH, v_BTKH, scale, window) -> out_BTNH. K divides N; window 0 means
-# no limit.
+# Causal self-attention of whole sequences: (q_BTNH, k_BTKH, v_BTKH, scale, window) -> out_BTNH. A window of 0 is no limit.
 AttentionKernel = Callable[[jax.Array, jax.Array, jax.Array, float, int], jax.Array]
 
 
 def causal_mask(slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window: int = 0) -> jax.Array:
-    """Mark the keys that a query attends to: not after it, not before its row's start, not outside the window.
+    """Compute the mask of causal attention: the query at slot t attends to keys at slots `max(start, t - window + 1)` to t.
 
     Args:
-        slot_T: slots of the queries, `[T]`.
-        slot_S: slots of the keys, `[S]`.
+        slot_T: slots of the queries.
+        slot_S: slots of the keys.
         start_B: first slot of each row; `[1]` if it is the same for all rows.
         window: number of tokens a query attends to, itself included; 0: no limit.
 
@@ -29,11 +28,11 @@ def causal_mask(slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window
         bool `[B, 1, T, S]`, true where attention is allowed.
     """
     distance_TS = slot_T[:, None] - slot_S[None, :]
-    seen_TS = distance_TS >= 0
+    causal_TS = distance_TS >= 0
     if window:
-        seen_TS &= distance_TS < window
-    begun_BS = slot_S[None, :] >= start_B[:, None]
-    return seen_TS[None, None, :, :] & begun_BS[:, None, None, :]
+        causal_TS &= distance_TS < window
+    started_BS = slot_S[None, :] >= start_B[:, None]
+    return causal_TS[None, None, :, :] & started_BS[:, None, None, :]
 
 
 def attend(
@@ -46,20 +45,20 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute `softmax(scale q k^T + mask) v`, the softmax in float32.
 
-    With fewer key heads than query heads, query head n uses key head `n // (N / K)` (Ainslie et al. 2023).
+    With fewer key heads than query heads, query head n uses key head `n // (N / K)`.
 
     Args:
         q_BTNH: queries.
         k_BSKH: keys.
         v_BSKH: values.
-        mask_BNTS: bool, broadcastable; a query whose mask is all false attends uniformly to every key.
-        scale: factor of the scores, usually `1 / sqrt(H)`.
+        mask_BNTS: bool, broadcastable; a query that is masked everywhere attends to all keys equally.
+        scale: multiplies the scores, usually `1 / sqrt(H)`.
         dropout: applied to the attention weights.
 
     Returns:
         The output `[B, T, N, H]` and the attention weights `[B, N, T, S]`.
 
-    Source: Vaswani et al. 2017, section 3.2.
+    Source: Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023.
     """
     B, T, N, H = q_BTNH.shape
     S, K = k_BSKH.shape[1:3]

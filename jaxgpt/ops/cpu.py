@@ -1,4 +1,4 @@
-"""Hints for XLA's CPU compiler. Other backends never see them."""
+"""Hints for XLA's CPU compiler, for use under `jax.lax.platform_dependent`. Measurements are in docs/log.md."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from jax.experimental.xla_metadata import set_xla_metadata
 def call_without_inlining(function: Callable[..., Any], *args: jax.Array) -> Any:
     """Compute `function(*args)` in an XLA call that is neither inlined nor fused with its producers and consumers.
 
-    `optimization_barrier` does not achieve this: barriers are removed before the CPU backend fuses. Marked as a small call,
-    it becomes one kernel; an ordinary call would be run by an executor that occupies the threads of the other devices.
+    `optimization_barrier` does not prevent fusion: the CPU backend removes barriers first. A small call becomes one kernel; an
+    ordinary call would run in an executor that blocks the threads of other devices.
 
     Args:
-        function: a module-level function, so that JAX's trace cache recognizes it.
+        function: a module-level function, so that JAX caches its trace.
     """
     with set_xla_metadata(inlineable="false", xla_cpu_small_call="true"):
         return jax.jit(function)(*args)
 
 
 def transposed_copy(x: jax.Array) -> jax.Array:
-    """Return `x^T` of a matrix, materialized.
+    """Return a materialized copy of `x^T`, for a matrix x.
 
-    The CPU backend's matrix products want their left operand in rows. Left alone, XLA fuses the transposition with the
-    operation that makes x and computes x column by column; where a row's length is a power of two, a column maps to few
-    cache lines, and the copy takes 20 times as long.
+    The CPU backend copies transposed left operands of matrix products and fuses that copy with the operation that produces x.
+    The fusion computes x column by column, which is up to 20 times slower.
     """
     y: jax.Array = call_without_inlining(_transpose, x)
     return y

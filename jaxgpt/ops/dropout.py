@@ -1,4 +1,4 @@
-"""Dropout as a function of its key: unrolled, recomputed and scanned blocks draw the same masks."""
+"""Dropout as a function of its key, so that unrolled, rematerialized and scanned blocks draw the same masks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """
     if key is None or rate == 0:
         return x
-    # In float32 as long as 64-bit types are enabled, too: the same masks for the same key.
+    # An explicit float32 gives the same masks when JAX_ENABLE_X64 is set.
     keep = jax.random.bernoulli(key, jnp.float32(1 - rate), x.shape)
     return jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))

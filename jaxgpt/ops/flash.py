@@ -1,8 +1,8 @@
-"""Fused causal attention without the T x T scores in memory: cuDNN on NVIDIA GPUs, Pallas' splash attention on TPUs.
+"""Fused causal attention that never stores the T x T scores: cuDNN on NVIDIA GPUs, Pallas' splash attention on TPUs.
 
-Both compute `attend` under `causal_mask` for whole sequences that begin at slot 0, tile by tile with a running softmax (Dao et
-al. 2022). Neither returns attention weights or applies dropout to them, so captures, dropout and the cache need `attend`.
-tiled.py does the same for CPUs in plain XLA operations.
+Both compute `attend` with `causal_mask` for whole sequences that start at slot 0, tile by tile with a running softmax (Dao et
+al. 2022). They neither return attention weights nor apply dropout to them, so capture, dropout and the cache need `attend`.
+`ops/tiled.py` is the equivalent for CPUs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def cudnn_attention(
     window: int,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-    """Compute cuDNN's fused attention through `jax.nn.dot_product_attention`. An `AttentionKernel`."""
+    """Compute attention with cuDNN, through `jax.nn.dot_product_attention`. An `AttentionKernel`."""
     return jax.nn.dot_product_attention(
         q_BTNH,
         k_BTKH,
         v_BTKH,
         scale=scale,
         is_causal=True,
-        # Its window counts the tokens before the query, ours the query as well.
+        # cuDNN's window does not count the query itself; ours does.
         local_window_size=(window - 1, 0) if window else None,
         implementation=implementation,
     )
@@ -44,12 +44,12 @@ def cudnn_attention(
 def splash_attention(
     q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int, interpret: bool = False
 ) -> jax.Array:
-    """Compute Pallas' splash attention on each device's own rows and heads. An `AttentionKernel`.
+    """Compute attention with Pallas' splash kernel, on each device's rows and heads. An `AttentionKernel`.
 
-    Sequences are padded at their ends to whole tiles; causality hides the padding.
+    Sequences are padded at the end to whole tiles; the causal mask hides the padding.
 
     Args:
-        interpret: run the kernel operation by operation, which works on a CPU.
+        interpret: run the kernel in Pallas' interpreter, which works on a CPU.
     """
     T = q_BTNH.shape[1]
     tile = min(TILE, LANES * math.ceil(T / LANES))

@@ -1,4 +1,4 @@
-"""Products with weights, however the weights are stored."""
+"""Matrix products with weights, float32 or quantized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Weight = jax.Array | QuantizedMatrix
 
 
 def matmul(x: jax.Array, weight: Weight, n_in: int = 1, dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Contract the last `n_in` axes of `x` with the first `n_in` axes of `weight`, in `dtype`."""
+    """Contract the last `n_in` axes of x with the first `n_in` axes of a weight, in `dtype`."""
     if isinstance(weight, QuantizedMatrix):
         lead = x.shape[: x.ndim - n_in]
         y = quantized_matmul(x.reshape(*lead, -1), weight, dtype).astype(dtype)
@@ -24,7 +24,7 @@ def matmul(x: jax.Array, weight: Weight, n_in: int = 1, dtype: jnp.dtype = jnp.f
 
 
 def take_rows(table_VD: Weight, ids: jax.Array, dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Look up rows of a table: `[..., D]` in `dtype` for ids of any shape. The caller checks that the ids are in range."""
+    """Look up rows of a table: ids `[...]` to `[..., D]` in `dtype`. Ids must be in range, which is not checked."""
     if isinstance(table_VD, QuantizedMatrix):
         return quantized_rows(table_VD, ids, dtype)
     return jnp.take(table_VD, ids, axis=0).astype(dtype)
@@ -35,16 +35,16 @@ def matmul_rows(x_BTD: jax.Array, table_VD: Weight, dtype: jnp.dtype = jnp.float
     if isinstance(table_VD, QuantizedMatrix):
         return quantized_matmul(x_BTD, table_VD)
     if x_BTD.shape[1] == 1:
-        # Decoding. On a CPU, a transposed table under a single row becomes a fusion that costs a fifth more.
+        # Decoding: for a single row, XLA's CPU backend makes a fusion of the transposed table that is a fifth slower.
         return jax.lax.dot_general(x_BTD.astype(dtype), table_VD.astype(dtype), (((2,), (1,)), ((), ())))
     return _matmul(x_BTD.astype(dtype), table_VD.T.astype(dtype), 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _matmul(x: jax.Array, kernel: jax.Array, n_in: int) -> jax.Array:
-    """Compute `tensordot(x, kernel, n_in)`, with gradients `dx = dy W^T` and `dW = x^T dy` written out.
+    """Compute `tensordot(x, kernel, n_in)`, with explicit gradients `dx = dy W^T` and `dW = x^T dy`.
 
-    Left to transpose the product itself, XLA's CPU backend recomputes the residual chain of every layer for x^T.
+    With JAX's own gradient, XLA's CPU backend would recompute the residual stream of every layer to transpose x.
     """
     return jnp.tensordot(x, kernel, n_in)
 

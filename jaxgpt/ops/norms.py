@@ -1,4 +1,4 @@
-"""Normalization over the last axis. Inputs are float32."""
+"""Normalization over the last axis, of float32 inputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def rms_norm(x: jax.Array, eps: float) -> jax.Array:
 
 
 def std_norm(x: jax.Array, eps: float) -> jax.Array:
-    """Compute `(x - mean) / (std + eps)`, the form found in many first decoders written in NumPy."""
+    """Compute `(x - mean) / (std + eps)`, as many NumPy implementations do."""
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
-    # The square root has no finite slope at zero, the variance of a row of equal values.
+    # The gradient of sqrt is infinite at 0, the variance of a row of equal values.
     safe = jnp.where(variance > 0, variance, 1.0)
     return x / (jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps)
 

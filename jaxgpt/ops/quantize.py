@@ -1,8 +1,8 @@
-"""Weight matrices stored for decoding: transposed, and optionally in fewer bits. Activations and sums stay in float32.
+"""Weights stored for decoding: transposed, and optionally in lower precision. Activations and sums are float32.
 
-A product with few rows is bound by reading the matrix. XLA's CPU backend reads a matrix whose rows are the outputs a fifth
-faster than one whose rows are the inputs. bfloat16 matrices are widened once, before the loop over tokens, so decoding reads
-as many bytes as in float32; int8 has a product of its own for few rows (`_matmul_by_digits`).
+Products with few rows are limited by memory bandwidth. XLA's CPU backend reads a matrix stored as `[outputs, inputs]` a fifth
+faster than `[inputs, outputs]`. It widens bfloat16 matrices once, before the loop over tokens, so decoding is no faster than in
+float32; int8 weights are read as they are (`_matmul_by_digits`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import jax.numpy as jnp
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
-DIGITS, BASE = 3, 254.0  # a remainder of at most half a unit is at most 127 units of the next digit
-FEW_ROWS = 8  # above this the product is bound by arithmetic, not by memory
+DIGITS, BASE = 3, 254.0  # a remainder of at most 0.5 is at most 127 units of the next digit
+FEW_ROWS = 8  # with more rows the product is limited by arithmetic
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A weight as a matrix `[O, I]` of its flattened output and input axes: `W[i, o] = values[o, i] * scale[o]`.
+    """A weight stored as a matrix `[O, I]` of its flattened output and input axes: `W[i, o] = values[o, i] * scale[o]`.
 
     Attributes:
         values: float32, bfloat16 or int8, `[O, I]`.
         scale: float32, `[O]`; None means ones.
-        shape: of the weight that it stands for.
+        shape: of the original weight.
     """
 
     values: jax.Array
@@ -37,9 +37,9 @@ class QuantizedMatrix:
 
 
 def quantize(params: Any, precision: Precision) -> Any:
-    """Store every weight matrix of a model, and in lower precision the token table, as a `QuantizedMatrix`.
+    """Convert the weight matrices of a model, and below float32 the token table, to `QuantizedMatrix`.
 
-    int8: `scale = max |w| / 127` over an output channel (for a table: a row) and `values = round(w / scale)`. Biases, norms
+    int8: `values = round(w / scale)` with `scale = max |w| / 127` over an output channel (a row of the table). Biases, norms
     and learned positions are unchanged.
 
     Source: Dettmers et al. 2022, section 2.1.
@@ -47,7 +47,7 @@ def quantize(params: Any, precision: Precision) -> Any:
 
     def one(path: tuple[Any, ...], w: jax.Array) -> Any:
         names = [entry.key for entry in path]
-        table = names[-1] == "embedding"  # its rows are the outputs of the tied head already
+        table = names[-1] == "embedding"  # its rows are already the outputs of the tied head
         if names[-1] not in ("kernel", "embedding") or names[0] == "wpe" or (table and precision == "float32"):
             return w
         inputs = 2 if names[-2] == "o_proj" else 1
@@ -61,19 +61,19 @@ def quantize(params: Any, precision: Precision) -> Any:
 
 
 def fake_quantize(params: Any, precision: Precision) -> Any:
-    """Round the weights as `quantize` does, and return them as float32 arrays of their own shapes."""
+    """Round the weights as `quantize` does, and return float32 arrays of the original shapes."""
 
-    def one(path: tuple[Any, ...], w: jax.Array, low: Any) -> jax.Array:
-        if not isinstance(low, QuantizedMatrix):
+    def one(path: tuple[Any, ...], w: jax.Array, quantized: Any) -> jax.Array:
+        if not isinstance(quantized, QuantizedMatrix):
             return w
-        wide_OI = low.values.astype(jnp.float32) * (1.0 if low.scale is None else low.scale[:, None])
-        return wide_OI if path[-1].key == "embedding" else wide_OI.T.reshape(w.shape)
+        w_OI = quantized.values.astype(jnp.float32) * (1.0 if quantized.scale is None else quantized.scale[:, None])
+        return w_OI if path[-1].key == "embedding" else w_OI.T.reshape(w.shape)
 
     return jax.tree_util.tree_map_with_path(one, params, quantize(params, precision))
 
 
 def quantized_matmul(x: jax.Array, w: QuantizedMatrix, dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Compute `x W`, `[..., I]` to `[..., O]`: float32 weights in `dtype`, others in float32."""
+    """Compute `x W`: `[..., I]` to `[..., O]`, in `dtype` for float32 weights and in float32 for others."""
     dtype = dtype if w.values.dtype == jnp.float32 else jnp.float32
     x_RI = x.astype(dtype).reshape(-1, x.shape[-1])
     if w.values.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
@@ -85,7 +85,7 @@ def quantized_matmul(x: jax.Array, w: QuantizedMatrix, dtype: jnp.dtype = jnp.fl
 
 
 def quantized_rows(table: QuantizedMatrix, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Look up rows of a table, `[..., I]` in `dtype`."""
+    """Look up rows of a table: ids `[...]` to `[..., I]` in `dtype`."""
     rows = jnp.take(table.values, ids, axis=0).astype(dtype)
     return rows if table.scale is None else rows * jnp.take(table.scale, ids, axis=0)[..., None].astype(dtype)
 
@@ -95,11 +95,10 @@ def _widened_matmul(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
 
 
 def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x W` in integer arithmetic, reading int8 weights as they are.
+    """Compute `x W` in integer arithmetic, without widening the int8 weights.
 
-    Each row of x is written as three int8 digits to base 254, the first in units of `max |x| / 127`. Every digit is
-    multiplied exactly in integers, and the products are recombined. Three digits hold 23 bits, a float32's mantissa, and
-    cost one pass over the weights.
+    Each row of x is split into three int8 digits in base 254, the first in units of `max |x| / 127`: 23 bits, as many as a
+    float32 mantissa. The digits are multiplied in one exact integer product, and the results are recombined.
     """
     R = x_RI.shape[0]
     unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127

@@ -1,4 +1,4 @@
-"""Random keys by name: every consumer derives its own key from one seed, so there is no generator state to save."""
+"""Named random keys, all derived from one seed: there is no generator state to save."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import jax
 
 
 def named_key(seed: jax.typing.ArrayLike, name: str, index: jax.typing.ArrayLike = 0) -> jax.Array:
-    """Derive the key of a named stream of randomness.
-
-    `fold_in(fold_in(key(seed), crc32(name)), index)`: streams with different names are independent.
+    """Derive a key by name: `fold_in(fold_in(key(seed), crc32(name)), index)`.
 
     Args:
-        seed: an integer, or a traced one.
-        name: the stream, such as "init" or "dropout".
-        index: a position in the stream, usually the step.
+        seed: an integer, which may be traced.
+        name: such as "init" or "dropout"; keys with different names are independent.
+        index: usually the step.
     """
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(name.encode()) & 0x7FFFFFFF)
     return jax.random.fold_in(key, index)
 
 
 def subkey(key: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
-    """Derive the key of one of several consumers; None stays None."""
+    """Derive the key of one of several consumers: `fold_in(key, index)`, or None for None."""
     return None if key is None else jax.random.fold_in(key, index)

@@ -1,4 +1,4 @@
-"""Placement of arrays inside a jitted function, by the logical names of their axes."""
+"""Sharding constraints inside jitted functions, by the logical names of axes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-constrain = nn.spmd.with_logical_constraint  # the identity; the result is placed as the sharding table says of its axes
+constrain = nn.spmd.with_logical_constraint  # the identity, with the sharding that the table in parallel/mesh.py gives
 
 
 def per_device(
@@ -17,13 +17,13 @@ def per_device(
     k_BTKH: jax.Array,
     v_BTKH: jax.Array,
 ) -> jax.Array:
-    """Run `local(q, k, v)` on each device's own rows and heads: for kernels and loops that XLA cannot partition."""
+    """Run `local(q, k, v)` on each device's rows and heads, for kernels and loops that XLA cannot partition."""
     axes = (("batch", "length", name, "head_dim") for name in ("heads", "kv_heads"))
     if jax.sharding.get_abstract_mesh().empty:
         return local(q_BTNH, k_BTKH, v_BTKH)
     heads, kv_heads = map(nn.spmd.logical_to_mesh_axes, axes)
     if heads != kv_heads:
-        # Fewer key heads than ways to split the query heads: repeat them, one for each query head.
+        # The mesh axis divides the query heads but not the key heads: repeat these to match.
         each = q_BTNH.shape[2] // k_BTKH.shape[2]
         k_BTKH, v_BTKH = (jnp.repeat(x, each, axis=2) for x in (k_BTKH, v_BTKH))
     # check_vma=False: the kernels do not annotate which mesh axes their results vary over.

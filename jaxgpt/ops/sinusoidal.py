@@ -8,7 +8,7 @@ import numpy as np
 
 
 def sinusoidal(positions_BT: jax.Array, width: int) -> jax.Array:
-    """Compute sinusoids of geometrically growing wavelength, sine and cosine interleaved.
+    """Compute sinusoidal position encodings, with sine and cosine interleaved.
 
     `out[2i] = sin(p / 10000^(2i/D))`, `out[2i+1] = cos(p / 10000^(2i/D))`
 

@@ -1,9 +1,9 @@
-"""Tiled causal attention in plain XLA operations, without the T x T scores in memory: the CPU default.
+"""Tiled causal attention in plain XLA operations, which never stores the T x T scores: the CPU default.
 
-The forward pass takes one tile of queries at a time, with the keys it attends to; tiles past the diagonal are never computed.
-It saves each query's log-sum-exp, `log(sum(exp(scores)))`. The backward pass takes one tile of keys at a time, with the queries
-that attend to it, and recomputes their weights as `exp(scores - log-sum-exp)` (Dao 2023, section 3.1). Only the scores of one
-tile of a few heads are in memory; up to some hundreds of tokens they fit a core's cache.
+The forward pass computes one tile of queries at a time, with the keys it attends to; tiles beyond the diagonal are skipped. It
+saves each query's log-sum-exp, `lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the
+queries that attend to it, and recomputes the weights as `exp(scores - lse)` (Dao 2023, section 3.1). Only the scores of one
+tile of a few heads are in memory; for some hundreds of tokens they fit in a core's cache.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxgpt.ops.sharding import per_device
 
 SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
-TILE = 256  # tokens of a tile, within the limits on the number of tiles
+TILE = 256  # tokens per tile, as far as `TILES` allows
 TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
-# Small heads are grouped up to this many scores (128 KiB): starting an operation costs microseconds.
-SCORES = 2**15
+SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
 LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def tiled_attention(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int) -> jax.Array:
-    """Compute `attend` under `causal_mask`, a group of heads at a time. An `AttentionKernel`."""
+    """Compute `attend` with `causal_mask`, a group of heads at a time. An `AttentionKernel`."""
     scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
     return per_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH)
 
@@ -42,7 +41,7 @@ def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int)
 
 
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
-    """Return (begin, end, first key attended to, end of the queries that attend to it) of each tile, in tokens."""
+    """Return for each tile, in tokens: its begin and end, its first key, and the end of the queries that attend to its keys."""
     size = -(-T // min(max(T // TILE, TILES[0]), TILES[1]))
     reach = -(-(window or T) // size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]
@@ -50,7 +49,7 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attend for heads `[N, T, H]` of all rows together; keys and values may have fewer heads."""
+    """Compute attention for `[N, T, H]`, N being the heads of all rows; keys and values may have fewer heads."""
     return _forward(window, q, k, v)[0]
 
 
@@ -63,7 +62,7 @@ def _forward(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax
 def _backward(window: int, residuals: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, ...]:
     q, k, v, out, lse = residuals
     each_k, each_v = _for_each_query(q, k, v)
-    # Transposed before the loop; inside, XLA would fuse the transposition with the product.
+    # Transposed outside the loop: inside, XLA would fuse the transposition with the product.
     arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2))
     dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), *arrays)
     dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
@@ -74,16 +73,16 @@ _attention.defvjp(_forward, _backward)
 
 
 def _for_each_query(q: jax.Array, *keys: jax.Array) -> list[jax.Array]:
-    """Repeat heads of keys or values, one for each query head."""
+    """Repeat the heads of keys or values to match the query heads."""
     return [jnp.repeat(x, len(q) // len(x), axis=0) for x in keys]
 
 
 def _over_heads(function: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """Map `function` over groups of as many heads as `SCORES` allows."""
+    """Map `function` over the largest groups of heads that `SCORES` allows."""
     N, T = arrays[0].shape[:2]
     size = tiles(T, 0)[0][1]
-    group = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * size * T <= SCORES))
-    results = jax.lax.map(lambda of_group: function(*of_group), [x.reshape(-1, group, *x.shape[1:]) for x in arrays])
+    heads = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * size * T <= SCORES))
+    results = jax.lax.map(lambda group: function(*group), [x.reshape(-1, heads, *x.shape[1:]) for x in arrays])
     return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
 
 
@@ -93,7 +92,7 @@ def _forward_heads(window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.A
     for a, e, first, _ in tiles(len(slot), window):
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
         scores_NTS = _product("NTH,NSH->NTS", q_NTH[:, a:e], k)
-        scores_NTS = jnp.where(_seen(slot[a:e, None], slot[None, first:e], window), scores_NTS, LOWEST)
+        scores_NTS = jnp.where(_mask(slot[a:e, None], slot[None, first:e], window), scores_NTS, LOWEST)
         highest_NT1 = scores_NTS.max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
         total_NT1 = weights_NTS.sum(-1, keepdims=True)
@@ -112,7 +111,7 @@ def _backward_heads(
     dout_NTH: jax.Array,
     k_NHS: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return dq, dk, dv. Scores have keys in rows and queries in columns, so that no product needs them transposed."""
+    """Return dq, dk, dv. Scores are `[N, S, T]`, so that no product has to transpose them."""
     dtype = q_NTH.dtype
     delta_NT = _product("NTH,NTH->NT", dout_NTH, out_NTH)
     slot, dk, dv, dq = jnp.arange(k_NSH.shape[1]), [], [], []
@@ -120,9 +119,9 @@ def _backward_heads(
     for a, e, _, end in spans:
         q, k, v, dout = q_NTH[:, a:end], k_NSH[:, a:e], v_NSH[:, a:e], dout_NTH[:, a:end]
         lse_N1T, delta_N1T = lse_NT[:, None, a:end], delta_NT[:, None, a:end]
-        seen_ST = _seen(slot[None, a:end], slot[a:e, None], window)
+        mask_ST = _mask(slot[None, a:end], slot[a:e, None], window)
         scores_NST = _product("NSH,NTH->NST", k, q)
-        weights_NST = jnp.where(seen_ST, jnp.exp(scores_NST - lse_N1T), 0.0)
+        weights_NST = jnp.where(mask_ST, jnp.exp(scores_NST - lse_N1T), 0.0)
         dscores_NST = (weights_NST * (_product("NSH,NTH->NST", v, dout) - delta_N1T)).astype(dtype)
         dv.append(_product("NST,NTH->NSH", weights_NST.astype(dtype), dout))
         dk.append(_product("NST,NTH->NSH", dscores_NST, q))
@@ -131,7 +130,7 @@ def _backward_heads(
     return jnp.concatenate(sums, 2).swapaxes(1, 2).astype(dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1)
 
 
-def _seen(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
-    """Compute `causal_mask` of one sequence, in the layout of the scores: transposing it later would read it by columns."""
+def _mask(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
+    """Compute `causal_mask` of one sequence in the layout of the scores; transposing it later is slower."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0
