@@ -14,7 +14,7 @@ from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, MeshConfig, UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.plan.figures import Figures
+    from jaxgpt.plan.cost import StepCost
     from jaxgpt.plan.topology import Topology
 
 COMMAND = Command(
@@ -61,11 +61,11 @@ def run(args: Sequence[str]) -> int:
     config = with_vocab(config)
     # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxgpt.plan.estimate import planned
+    from jaxgpt.plan.estimate import resolve_mesh
     from jaxgpt.plan.topology import parse_topology
 
     topology = parse_topology(parsed.topology, parsed.slices)
-    config, remark = planned(config, topology)
+    config, remark = resolve_mesh(config, topology)
     return _plan(target, config, topology, remark, parsed)
 
 
@@ -94,7 +94,7 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Ar
         say(f"{took}; per device and {UNITS[name]}, from the compiled program\n" + table(steps[name], topology))
     if why_not:
         say(f"\nnot compiled: {why_not}")
-    fits = all(figures.fits for figures in steps.values())
+    fits = all(cost.fits for cost in steps.values())
     advice = [] if fits else suggestions(config, topology)
     if not fits:
         say("\nit does not fit. Options that need less, by the estimate, in GiB per device:")
@@ -105,33 +105,33 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Ar
     if args.json:
         mesh = {f.name: getattr(config.mesh, f.name) for f in fields(MeshConfig)}
         machine = {"topology": str(topology), "chip": topology.chip.title, "devices": topology.n_devices, "mesh": mesh}
-        figures = {name: step.to_json(topology.chip) for name, step in steps.items()}
+        costs = {name: step.to_json(topology.chip) for name, step in steps.items()}
         hints = [{"flags": flags, "total": total} for flags, total in advice]
         head = {"name": target, "note": remark, "fits": fits, "not_compiled": why_not}
-        print_json(head | machine | figures | {"suggestions": hints})
+        print_json(head | machine | costs | {"suggestions": hints})
     return 0 if fits else 1
 
 
-def table(figures: Figures, topology: Topology) -> str:
-    """The figures of one device in lines for a person."""
+def table(cost: StepCost, topology: Topology) -> str:
+    """Format the cost of a step on one device."""
     chip = topology.chip
-    rows = [f"  {kind:<18}{_gib(size)}" for kind, size in figures.memory.items()]
-    verdict = "fits" if figures.fits else "DOES NOT FIT"
-    if not figures.compiled and CLOSE * figures.available < figures.total <= figures.available:
+    rows = [f"  {kind:<18}{_gib(size)}" for kind, size in cost.memory.items()]
+    verdict = "fits" if cost.fits else "DOES NOT FIT"
+    if not cost.compiled and CLOSE * cost.available < cost.total <= cost.available:
         verdict = "close: compile to be sure" if chip.host else "close, by this estimate"
-    rows.append(f"  {'total':<18}{_gib(figures.total)} of {figures.available / 2**30:.2f} GiB: {verdict}")
-    if not figures.hbm_bytes:
+    rows.append(f"  {'total':<18}{_gib(cost.total)} of {cost.available / 2**30:.2f} GiB: {verdict}")
+    if not cost.hbm_bytes:
         return "\n".join(rows)
-    count = f"; the compiler counts {_si(figures.compiled_flops)}" if figures.compiled else ""
-    once = " (the bodies of loops once)" if figures.loops_once else ""
-    rows.append(f"FLOPs               {_si(figures.model_flops)} for the model{count}{once}")
-    rows.append(f"memory traffic      {_si(figures.hbm_bytes)}B")
-    for kind, traffic in figures.traffic.items():
+    count = f"; the compiler counts {_si(cost.compiled_flops)}" if cost.compiled else ""
+    once = " (the bodies of loops once)" if cost.loops_once else ""
+    rows.append(f"FLOPs               {_si(cost.model_flops)} for the model{count}{once}")
+    rows.append(f"memory traffic      {_si(cost.hbm_bytes)}B")
+    for kind, traffic in cost.traffic.items():
         between = f", {_si(traffic.sent_between_slices)}B to other slices" if traffic.sent_between_slices else ""
         rows.append(
             f"{kind:<20}{traffic.count:,} calls, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
         )
-    seconds, bounds = figures.seconds(chip), figures.bounds(chip)
+    seconds, bounds = cost.seconds(chip), cost.bounds(chip)
     rows.append("lower bounds        " + ", ".join(f"{k} {v * 1e3:.2f} ms" for k, v in seconds.items() if v))
     rows.append(
         f"step by roofline    {bounds['seconds_overlapped'] * 1e3:.2f} ms if all overlap (max), "

@@ -1,4 +1,4 @@
-"""What is known of one step on one device, and the least time that it can take."""
+"""The cost of a step on one device: memory, FLOPs and communication, and lower bounds on its time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from jaxgpt.plan.topology import Chip
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one kind in one step, as each device takes part.
+    """Collectives of one kind in one step, per device.
 
     Attributes:
-        count: how many.
-        bytes: of their results.
-        sent: bytes that leave the device for its neighbours.
-        sent_between_slices: bytes that leave the device for another slice.
+        count: number of calls.
+        bytes: total size of their results.
+        sent: bytes sent to devices of the same slice.
+        sent_between_slices: bytes sent to other slices.
     """
 
     count: int = 0
@@ -28,19 +28,19 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One step on one device.
+class StepCost:
+    """The cost of one step on one device.
 
     Attributes:
-        memory: bytes by kind.
-        available: bytes that there are.
-        model_flops: by the formula for the model (nothing recomputed).
-        compiled_flops: counted by the compiler, loop bodies once; 0 where there was none.
-        hbm_bytes: to and from memory.
+        memory: bytes of memory by kind.
+        available: bytes of memory available.
+        model_flops: FLOPs by the formula for the model, without recomputation.
+        hbm_bytes: bytes read from and written to memory.
         traffic: collectives by kind.
-        compiled: whether a compiler said so; else it is an estimate.
-        useful: share of the windows that are not padding.
-        loops_once: whether there are loops of which compiled_flops and hbm_bytes hold the body once.
+        compiled_flops: FLOPs counted by the compiler, with each loop body once; 0 for an estimate.
+        compiled: whether the numbers are the compiler's; otherwise they are estimates.
+        useful: share of windows that are not padding.
+        loops_once: whether compiled_flops and hbm_bytes count some loop bodies only once.
     """
 
     memory: dict[str, float]
@@ -62,7 +62,7 @@ class Figures:
         return self.total <= self.available
 
     def seconds(self, chip: Chip) -> dict[str, float]:
-        """At best, each on its own: products at their peak, memory and links at full bandwidth."""
+        """Compute lower bounds on the time of compute, memory, links and network, each at its peak rate."""
         return {
             "compute": self.model_flops / chip.flops,
             "memory": self.hbm_bytes / chip.hbm_bandwidth,
@@ -71,17 +71,17 @@ class Figures:
         }
 
     def bounds(self, chip: Chip) -> dict[str, float]:
-        """The roofline: all four at once (`max`), one after the other (`sum`), and the utilization that each leaves.
+        """Compute the roofline: step time if all four overlap (`max`) or none do (`sum`), and the MFU of each.
 
-        Source: Williams, Waterman and Patterson 2009. Utilization: `model_flops / (peak seconds)` (PaLM, appendix B).
+        Source: Williams, Waterman and Patterson 2009. MFU: `model_flops / (peak x seconds)` (PaLM, appendix B).
         """
         seconds = self.seconds(chip)
-        most, least = max(seconds.values()), sum(seconds.values())
+        overlapped, serial = max(seconds.values()), sum(seconds.values())
         return {
-            "seconds_overlapped": most,
-            "seconds_serial": least,
-            "mfu_overlapped": self.useful * seconds["compute"] / most,
-            "mfu_serial": self.useful * seconds["compute"] / least,
+            "seconds_overlapped": overlapped,
+            "seconds_serial": serial,
+            "mfu_overlapped": self.useful * seconds["compute"] / overlapped,
+            "mfu_serial": self.useful * seconds["compute"] / serial,
         }
 
     def to_json(self, chip: Chip) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class Figures:
         )
 
 
-def summed(collectives: Iterable[Collective]) -> dict[str, Traffic]:
-    """Collectives by kind."""
+def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:
+    """Sum collectives by kind."""
     traffic: dict[str, Traffic] = {}
     for one in collectives:
         old, sent = traffic.get(one.kind, Traffic()), one.sent * one.times

@@ -1,4 +1,4 @@
-"""What a training step needs of a machine, from shapes and placements alone: no compiler, a second or two."""
+"""Estimate the cost of a training step from shapes and shardings, without compiling, in a second or two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import AXES, microbatches, resolve
-from jaxgpt.plan.figures import Figures, Traffic, summed
+from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.topology import Topology
 from jaxgpt.train.step import loss_sum
@@ -28,72 +28,71 @@ ELEMENTWISE = frozenset(
 )
 
 
-def planned(config: Config, topology: Topology) -> tuple[Config, str]:
-    """The config with its mesh in numbers, and what should be said about it.
+def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
+    """Return the config with its mesh resolved for a topology, and a note about the mesh for the user.
 
     Raises:
-        UserError: the mesh does not fit the machine, its slices, the batch or the model.
+        UserError: the mesh does not match the topology, its slices, the batch or the model.
     """
     mesh, note = resolve(config, topology.n_devices, tpu=bool(topology.chip.host))
     if mesh.data % topology.slices:
         raise UserError(
-            f"mesh.data {mesh.data} is not a multiple of --slices {topology.slices}, each of which holds a copy of the "
+            f"mesh.data {mesh.data} is not a multiple of --slices {topology.slices}, and every slice holds a copy of the "
             f"weights: use --mesh.data {topology.slices} --mesh.fsdp -1"
         )
     return replace(config, mesh=mesh), note
 
 
-def estimate(config: Config, topology: Topology) -> Figures:
-    """From shapes and placements alone, in seconds: parameters and optimizer exactly, the rest roughly.
+def estimate(config: Config, topology: Topology) -> StepCost:
+    """Estimate the cost of a training step. Memory of parameters and optimizer is exact, the rest approximate.
 
-    Activations: what the backward pass keeps of the forward pass, by tracing both; a compiler keeps less where it
-    recomputes something cheap, and more where it pads. Bytes to and from memory: the state, the gradients and the
-    activations written and read once, and the weights read twice for every micro-batch. Collectives: those that
-    the sharding table implies.
+    Activations: the residuals of the backward pass, found by tracing; a compiled program needs less where it recomputes cheap
+    operations, and more where it pads. Memory traffic: state, gradients and activations are written and read once, weights are
+    read twice per microbatch. Communication: the collectives that the sharding table implies.
 
     Args:
-        config: its mesh in numbers.
-        topology: the machine.
+        config: the run, with its mesh resolved.
+        topology: the hardware.
     """
     program = Program(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
     memory = state_bytes(program) | {
         "gradients": shard_bytes(program.abstract_state.params),
         "activations": _residual_bytes(program),
     }
-    pieces = program.microbatches.accumulation
+    count = program.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     weights = memory["parameters"]
-    moved = 2 * state + 2 * memory["gradients"] * pieces + pieces * (2 * memory["activations"] + 2 * weights)
+    moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * weights)
     traffic = _implied_traffic(program, topology)
-    return Figures(memory, topology.chip.hbm, step_flops(program), moved, traffic, useful=useful(program))
+    return StepCost(memory, topology.chip.hbm, step_flops(program), moved, traffic, useful=useful(program))
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Flags that need less memory, each with the bytes per device that it is estimated to need, the least first."""
+    """Return flags that reduce memory, with the estimated bytes per device, smallest first."""
     train, mesh = config.train, config.mesh
     tries: list[tuple[str, Config]] = []
     for remat in get_args(get_type_hints(TrainConfig)["remat"]):
         if remat not in (train.remat, "none"):
             tries.append((f"--train.remat {remat}", replace(config, train=replace(train, remat=remat))))
-    ways = mesh.data * mesh.fsdp
+    ways = mesh.data * mesh.fsdp  # number of shards of a batch
     if half := microbatches(train, ways).rows // ways // 2:
         tries.append((f"--train.microbatch {half}", replace(config, train=replace(train, microbatch=half))))
     if mesh.data > topology.slices:
         wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
         tries.append((f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", replace(config, mesh=wide)))
-    now, found = estimate(config, topology).total, []
+    current, found = estimate(config, topology).total, []
     for flags, changed in tries:
         try:
-            total = estimate(planned(changed, topology)[0], topology).total
+            total = estimate(resolve_mesh(changed, topology)[0], topology).total
         except UserError:
             continue
-        if total < now:
+        if total < current:
             found.append((flags, total))
     return sorted(found, key=lambda each: each[1])
 
 
 def state_bytes(program: Program) -> dict[str, float]:
-    """Bytes of what goes into a step, by kind, on one device: counted."""
+    """Count the bytes of a step's inputs by kind, on one device."""
     state, config = program.abstract_state, program.config
     count, rows = program.microbatches
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
@@ -106,7 +105,7 @@ def state_bytes(program: Program) -> dict[str, float]:
 
 
 def step_flops(program: Program) -> float:
-    """FLOPs of a step on one device, padding included, by the formula for the model."""
+    """Compute the FLOPs of a step on one device by the formula for the model, padding included."""
     config = program.config
     tokens = math.prod(program.microbatches) * config.model.block_size
     return (
@@ -115,12 +114,12 @@ def step_flops(program: Program) -> float:
 
 
 def useful(program: Program) -> float:
-    """Share of a step's windows that are not padding."""
+    """Compute the share of a step's windows that are not padding."""
     return program.config.train.batch_size / math.prod(program.microbatches)
 
 
 def shard_bytes(tree: Any) -> float:
-    """Bytes of a tree of placed arrays, or of their shapes, on one device."""
+    """Compute the bytes that a tree of sharded arrays, or of their shapes, takes on one device."""
     return float(
         sum(
             math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape) * leaf.dtype.itemsize
@@ -130,18 +129,18 @@ def shard_bytes(tree: Any) -> float:
 
 
 def _residual_bytes(program: Program) -> float:
-    """What the backward pass keeps of a micro-batch, and the gradient of the largest of it, on one device."""
+    """Estimate the bytes on one device of a microbatch's residuals, plus the gradient of the largest one."""
     config, model = program.config, program.config.model
     rows = program.microbatches.rows
     key = named_key(0, "dropout") if model.dropout > 0 else None
     loss_fn = make_loss_fn(program.model, config.train.loss_chunk)
 
-    def kept(params: Any, windows: jax.Array) -> Any:
+    def residuals(params: Any, windows: jax.Array) -> Any:
         return jax.vjp(lambda p: loss_sum(p, windows, key, loss_fn)[0], params)[1]
 
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), program.abstract_state.params)
     windows = jax.ShapeDtypeStruct((rows, model.block_size + 1), jnp.int32)
-    jaxpr = jax.make_jaxpr(kept)(params, windows).jaxpr
+    jaxpr = jax.make_jaxpr(residuals)(params, windows).jaxpr
     ways, split = program.ways, {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
     sizes = [0.0]
     for aval in _roots(jaxpr):
@@ -153,18 +152,20 @@ def _residual_bytes(program: Program) -> float:
 
 
 def _roots(jaxpr: Any) -> list[Any]:
-    """Shapes and types of what has to be in memory for a function's results: those results themselves, or what they come
-    from by nothing but elementwise steps, which a compiler does again where it needs them. Arguments are not counted."""
+    """Return the shapes and dtypes of the arrays that must be stored for a function's results, arguments excluded.
+
+    A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
+    """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    waiting, seen, found = list(jaxpr.outvars), set(), []
-    while waiting:
-        var = waiting.pop()
+    pending, seen, found = list(jaxpr.outvars), set(), []
+    while pending:
+        var = pending.pop()
         eqn = made_by.get(id(var))
         if eqn is None or id(var) in seen:
             continue
         seen.add(id(var))
         if _elementwise(eqn):
-            waiting += [v for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)]
+            pending += [v for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)]
         elif hasattr(var.aval, "dtype"):
             found.append(var.aval)
     return found
@@ -178,14 +179,14 @@ def _elementwise(eqn: Any) -> bool:
 
 
 def _implied_traffic(program: Program, topology: Topology) -> dict[str, Traffic]:
-    """What the table implies, in the compute dtype, for every micro-batch.
+    """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
-    Over fsdp: weights gathered twice, gradients scattered, and tokens' vectors brought from where they are looked up, and
-    back; a table that is no head is not gathered. Over data: gradients added. Over tensor: four sums of a block's activations.
+    Per microbatch, over fsdp: weights are gathered twice, gradients scattered, embeddings exchanged forward and back (an untied
+    token table is not gathered); over data: gradients are summed; over tensor: four sums of activations per block.
     """
     config, mesh = program.config, program.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    pieces, layers = program.microbatches.accumulation, config.model.n_layer
+    count, layers = program.microbatches.accumulation, config.model.n_layer
     params = program.abstract_state.params
     whole = sum(leaf.size for leaf in jax.tree.leaves(params)) * width / mesh.tensor
     table = 0 if config.model.tie_embeddings else params["wte"]["embedding"].size * width / mesh.tensor
@@ -193,12 +194,12 @@ def _implied_traffic(program: Program, topology: Topology) -> dict[str, Traffic]
     block = rows * config.model.block_size * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (
-        Collective("all-gather", whole - table, mesh.fsdp, 2 * pieces),
-        Collective("reduce-scatter", (whole - table) / mesh.fsdp, mesh.fsdp, pieces),
-        Collective("all-to-all", block, mesh.fsdp, 2 * pieces),
-        Collective("all-reduce", whole / mesh.fsdp, within, pieces),
-        # Between slices every device has its own part of what its slice has added up.
-        Collective("all-reduce", whole / mesh.fsdp / within, topology.slices, pieces, True),
-        Collective("all-reduce", block, mesh.tensor, 4 * layers * pieces),
+        Collective("all-gather", whole - table, mesh.fsdp, 2 * count),
+        Collective("reduce-scatter", (whole - table) / mesh.fsdp, mesh.fsdp, count),
+        Collective("all-to-all", block, mesh.fsdp, 2 * count),
+        Collective("all-reduce", whole / mesh.fsdp, within, count),
+        # Between slices, each device sums its shard of the gradients of its slice.
+        Collective("all-reduce", whole / mesh.fsdp / within, topology.slices, count, True),
+        Collective("all-reduce", block, mesh.tensor, 4 * layers * count),
     )
-    return summed(one for one in collectives if one.group > 1)
+    return traffic_by_kind(one for one in collectives if one.group > 1)

@@ -1,7 +1,7 @@
-"""Read what a compiler made: the collectives of a compiled program and the bytes each of them moves.
+"""Find the collectives of a compiled program, and the bytes they move, in its HLO text (`compiled.as_text()`).
 
-The text is XLA's (`compiled.as_text()`). A loop's body counts as often as it runs, where a counter goes from 0 to a constant in
-constant steps; a loop whose end is decided while it runs counts once, and is reported.
+The body of a loop is multiplied by its trip count if a counter runs from 0 to a constant in constant steps. A loop with a
+data-dependent end counts once, and its trip count is reported as None.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _CALLS = re.compile(r"(?:calls|to_apply|body|condition|async_execution_thread_bo
 
 
 class Collective(NamedTuple):
-    """One collective of a program, as every device takes part in it.
+    """A collective of a program.
 
     Attributes:
-        kind: of `KINDS`.
-        bytes: of its result on a device (all-gather: the whole; reduce-scatter: the part).
-        group: devices that take part together; between slices: one of each.
-        times: how often it runs.
-        between_slices: whether it goes over the network; else over the links within a slice.
+        kind: one of `KINDS`.
+        bytes: size of its result on one device.
+        group: number of devices that take part together; between slices, number of slices.
+        times: number of times it runs.
+        between_slices: whether it uses the network between slices, not the links within one.
     """
 
     kind: str
@@ -40,10 +40,10 @@ class Collective(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends, every time it runs, by the ring that is optimal for long messages.
+        """Bytes that each device sends per run with a ring algorithm, which is optimal for long messages.
 
-        all-gather and all-to-all of a result of n bytes over g devices: `n (g - 1) / g`; reduce-scatter to n bytes:
-        `n (g - 1)`; all-reduce: `2 n (g - 1) / g`; permute: n.
+        For a result of n bytes and g devices: `n (g - 1) / g` for all-gather and all-to-all, `n (g - 1)` for reduce-scatter,
+        `2 n (g - 1) / g` for all-reduce, n for collective-permute.
 
         Source: Thakur, Rabenseifner and Gropp 2005, section 4.
         """
@@ -52,26 +52,26 @@ class Collective(NamedTuple):
         return self.bytes * ways.get(self.kind, (g - 1) / g)
 
 
-class Program(NamedTuple):
-    """What the text says.
+class ParsedProgram(NamedTuple):
+    """The collectives and loops of a compiled program.
 
     Attributes:
-        collectives: each once.
-        loops: trips of every loop, by the name of its body; None where they are not known before it runs.
+        collectives: the collectives, each once.
+        loops: trip count of every loop by the name of its body; None if it is not a constant.
     """
 
     collectives: tuple[Collective, ...]
     loops: dict[str, int | None]
 
 
-def read_program(text: str) -> Program:
-    """The collectives of a compiled program.
+def read_program(text: str) -> ParsedProgram:
+    """Parse the collectives and loops of a compiled program.
 
-    A collective that the compiler spread over several steps (start and done, or pieces fused into other work under one
-    channel) counts once; what it turned into a ring of permutes is what it turned it into.
+    A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. One that it
+    turned into a ring of permutes counts as those permutes.
 
     Raises:
-        ValueError: a group of devices is written in a way that is not known here.
+        ValueError: unknown syntax of a device group.
     """
     computations, entry = split_computations(text)
     loops: dict[str, int | None] = {}
@@ -97,11 +97,11 @@ def read_program(text: str) -> Program:
                     one = _scattered(one, name, lines)
                     channel = re.search(r"channel_id=(\d+)", line)
                     found.setdefault((one.kind, channel[1] if channel else f"{name}:{number}"), one)
-    return Program(tuple(found.values()), loops)
+    return ParsedProgram(tuple(found.values()), loops)
 
 
 def array_bytes(shape: str) -> list[float]:
-    """Bytes of every array in the text of a shape; `(f32[2,3]{1,0}, u32[])` has 24 and 4."""
+    """Return the bytes of each array in the text of a shape: 24 and 4 for `(f32[2,3]{1,0}, u32[])`."""
     sizes = []
     for kind, dims in _ARRAY.findall(shape):
         bits = re.search(r"\d+", kind)
@@ -111,11 +111,10 @@ def array_bytes(shape: str) -> list[float]:
 
 
 def members(line: str) -> tuple[int, ...]:
-    """The first group of devices in the text of a collective, in any of the ways in which XLA writes it.
+    """Return the first group of devices of a collective, in any of XLA's notations.
 
-    `{{0,1},{2,3}}`; `[2,2]<=[4]`, with `T(1,0)` transposed; `mesh['a'=2,'b'=4] {'b'}`, axes split as in `'a':(1)2`, devices in
-    the order of `device_ids=([4,2]T(1,0))`;
-    `source_target_pairs={{0,1},{1,0}}`, of which everyone is a member.
+    `{{0,1},{2,3}}`; `[2,2]<=[4]`, transposed with `T(1,0)`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2` and
+    devices ordered by `device_ids=([4,2]T(1,0))`; `source_target_pairs={{0,1},{1,0}}`, with all devices as members.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         return tuple(sorted({int(n) for n in re.findall(r"\d+", pairs[1])}))
@@ -132,7 +131,7 @@ def members(line: str) -> tuple[int, ...]:
             return places
         devices = list(_walk(*_grid(mesh[2], mesh[3])))
         return tuple(devices[place] for place in places)
-    raise ValueError(f"a group of devices that is written in an unknown way: {text[:80]!r}")
+    raise ValueError(f"unknown syntax of a device group: {text[:80]!r}")
 
 
 def _grid(dims: str, order: str | None) -> tuple[list[int], list[int]]:
@@ -141,21 +140,21 @@ def _grid(dims: str, order: str | None) -> tuple[list[int], list[int]]:
 
 
 def _walk(dims: list[int], order: list[int]) -> itertools.chain[int]:
-    """The numbers of a grid in the order in which its transpose is read."""
+    """Iterate over the elements of a transposed grid in row-major order."""
     strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
     places = itertools.product(*(range(dims[i]) for i in order))
     return itertools.chain(sum(p * strides[i] for p, i in zip(place, order, strict=True)) for place in places)
 
 
 def _along(sizes: dict[str, int], axes: list[tuple[str, str, str]]) -> tuple[int, ...]:
-    """The devices that are reached from the first one along some axes of a mesh, or along parts of them."""
+    """Return the devices reached from the first one along some axes of a mesh, or along parts of them."""
     strides, inner = {}, 1
     for name in reversed(sizes):
         strides[name] = inner
         inner *= sizes[name]
     steps = []
     for name, before, size in axes:
-        # 'a':(2)4 is the middle part of an axis: 2 before it, 4 of it, the rest after it.
+        # 'a':(2)4 is the middle factor of an axis of size 2 * 4 * rest.
         n = int(size or sizes[name])
         after = sizes[name] // (int(before or 1) * n)
         steps.append([i * after * strides[name] for i in range(n)])
@@ -163,7 +162,7 @@ def _along(sizes: dict[str, int], axes: list[tuple[str, str, str]]) -> tuple[int
 
 
 def split_computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """Computations of a module by name, as lines; and the name of the one that is run."""
+    """Split a module into the lines of its computations by name; also return the name of the entry computation."""
     computations: dict[str, list[str]] = {}
     entry, name = "", ""
     for line in text.splitlines():
@@ -177,7 +176,7 @@ def split_computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(line: str, condition: list[str], body: list[str]) -> int | None:
-    """How often a loop runs: as the compiler notes it, or `i < end` with i from 0, and `i + step` in the body."""
+    """Return the trip count of a loop: from the compiler's annotation, or from `i < end` and `i + step` with i from 0."""
     if known := re.search(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)', line):
         return int(known[1])
     less = re.search(r"ROOT .* compare\(%?([\w.-]+), %?([\w.-]+)\), direction=LT", "\n".join(condition))
@@ -202,13 +201,13 @@ def _constant(lines: list[str], name: str) -> int | None:
 
 
 def _multiplicities(calls: dict[str, list[tuple[str, int]]], entry: str) -> dict[str, int]:
-    """How often every computation runs, loops within loops multiplied."""
+    """Count how often each computation runs, multiplying the trip counts of nested loops."""
     times: dict[str, int] = defaultdict(int)
-    waiting = [(entry, 1)]
-    while waiting:
-        name, n = waiting.pop()
+    pending = [(entry, 1)]
+    while pending:
+        name, n = pending.pop()
         times[name] += n
-        waiting += [(other, n * trips) for other, trips in calls.get(name, [])]
+        pending += [(other, n * trips) for other, trips in calls.get(name, [])]
     return times
 
 
@@ -217,7 +216,7 @@ def _collective(line: str, times: int) -> Collective | None:
     if not found:
         return None
     sizes = array_bytes(found["shape"])
-    # Between slices a TPU hands its part to its host (MegaScale), which does the rest.
+    # Collectives between TPU slices (MegaScale) are sends from each device to its host.
     if found["op"] == "send" and (kind := re.search(r'_xla_megascale_transfer_type="([A-Z_]+)"', line)):
         target = re.search(r'_xla_megascale_target="\{([^}]*)\}', line)
         slices = sum(_length(part) for part in (target[1] if target else "").split(","))
@@ -226,13 +225,13 @@ def _collective(line: str, times: int) -> Collective | None:
     if name not in KINDS:
         return None
     if found["op"].endswith("-start") and name in ("all-gather", "collective-permute"):
-        # The start's result holds its operands, too, and counters.
+        # The result of the start contains its operands and counters as well.
         sizes = sizes[1:2] if name == "collective-permute" else sizes[len(sizes) // 2 :]
     return Collective(name, sum(sizes), len(members(line)), times)
 
 
 def _scattered(one: Collective, computation: str, lines: list[str]) -> Collective:
-    """A TPU's reduce-scatter is written as a fused all-reduce, of which every device cuts out its part."""
+    """Recognize a TPU's reduce-scatter: a fusion of an all-reduce and a slice."""
     part = _OPCODE.search(lines[-1])
     if one.kind != "all-reduce" or not computation.startswith("all-reduce-scatter") or not part:
         return one
@@ -240,6 +239,6 @@ def _scattered(one: Collective, computation: str, lines: list[str]) -> Collectiv
 
 
 def _length(part: str) -> int:
-    """How many numbers `3` or `1:4` stands for."""
+    """Return the length of a range: 1 for `3`, 4 for `1:4`."""
     first, _, last = part.partition(":")
     return int(last or first) - int(first) + 1

@@ -1,4 +1,4 @@
-"""Programs compiled for machines that are not here, and what the compiler says of them."""
+"""Compile the train step and the sampler for hardware you do not have, and read their cost from the compiled program."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding.sampler import RowLimits, SamplerState, decode_steps
 from jaxgpt.lm import model_functions
 from jaxgpt.parallel.mesh import batch_sharding, make_mesh, on_mesh, rules_for, spec
+from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import shard_bytes, state_bytes, step_flops, useful
-from jaxgpt.plan.figures import Figures, summed
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import GIB, Topology, devices_of
 from jaxgpt.trainer.metrics import flops_per_token
 from jaxgpt.trainer.program import Program, explain_failure
 
-# XLA spends its time on code that runs faster; what is placed and sent where is decided before. A fifth of the time.
+# Skips optimizations that change speed but hardly memory and communication; compiles five times faster.
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
-def compile_step(config: Config, topology: Topology, quick: bool = True) -> Figures:
-    """The training step, compiled for the machine.
+def compile_step(config: Config, topology: Topology, quick: bool = True) -> StepCost:
+    """Compile the train step for a topology and return its cost.
 
     Raises:
-        UserError: there is no compiler, or it refuses.
+        UserError: libtpu is not available, or compilation failed.
     """
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
-    state, pieces = program.abstract_state, program.microbatches.accumulation
-    shape = pieces * program.microbatches.rows, config.model.block_size + 1
+    state, count = program.abstract_state, program.microbatches.accumulation
+    shape = count * program.microbatches.rows, config.model.block_size + 1
     windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(program.mesh))
 
     def lowered() -> Any:
         return program.lower(state, windows)
 
     counted = state_bytes(program)
-    # The compiler's count passes over a loop's body once: the pieces of a batch are worked through in such a loop.
+    # The compiler counts a loop body once, and microbatches run in a loop.
     fixed = 2 * (sum(counted.values()) - counted["batch"])
-    figures = _compiled(lowered, counted, program, topology, quick)
-    moved = fixed + pieces * max(figures.hbm_bytes - fixed, 0.0) if pieces > 1 else figures.hbm_bytes
-    return replace(figures, hbm_bytes=moved, model_flops=step_flops(program), useful=useful(program))
+    cost = _compiled(lowered, counted, program, topology, quick)
+    moved = fixed + count * max(cost.hbm_bytes - fixed, 0.0) if count > 1 else cost.hbm_bytes
+    return replace(cost, hbm_bytes=moved, model_flops=step_flops(program), useful=useful(program))
 
 
-def compile_decode(config: Config, topology: Topology, quick: bool = True) -> Figures:
-    """The sampler, compiled for the machine: one token for every row of a (micro-)batch, a whole context in the cache.
+def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
+    """Compile a decoding step for a topology and return its cost: one token per row of a microbatch, with a full context.
 
     Raises:
-        UserError: there is no compiler, or it refuses.
+        UserError: libtpu is not available, or compilation failed.
     """
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, program.mesh, program.microbatches.rows
@@ -84,19 +84,19 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> Fi
             return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, scalar)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}
-    figures = _compiled(lowered, counted, program, topology, quick)
-    # A third of training's products is the forward pass.
+    cost = _compiled(lowered, counted, program, topology, quick)
+    # The forward pass is a third of the training FLOPs.
     flops = flops_per_token(model, params) / 3 * B / mesh.devices.size
-    return replace(figures, model_flops=flops)
+    return replace(cost, model_flops=flops)
 
 
 def _compiled(
     lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology, quick: bool
-) -> Figures:
-    """Compile, and read what came out. A program that is too big is an answer, too: the compiler says how big."""
+) -> StepCost:
+    """Compile, and read the cost from the program, or from the compiler's message if memory is exhausted."""
     chip = topology.chip
     try:
-        with _nothing_kept():
+        with _no_compilation_cache():
             compiled = lower().compile(compiler_options=dict(QUICK) if quick else None)
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
@@ -104,7 +104,7 @@ def _compiled(
             raise UserError(explain_failure(e, program.mesh, program.config.train.microbatch)) from None
         needed, available = _too_big(text)
         rest = max(needed - sum(counted.values()), 0.0)
-        return Figures(counted | {"temporaries": rest}, available or chip.hbm, 0.0, 0.0, {}, compiled=True)
+        return StepCost(counted | {"temporaries": rest}, available or chip.hbm, 0.0, 0.0, {}, compiled=True)
     sizes, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     costs = costs[0] if isinstance(costs, list) else costs
     arguments = sum(counted.values())
@@ -114,22 +114,22 @@ def _compiled(
         "temporaries": float(sizes.temp_size_in_bytes),
         "program": float(sizes.generated_code_size_in_bytes),
     }
-    made = read_program(compiled.as_text())
-    return Figures(
+    parsed = read_program(compiled.as_text())
+    return StepCost(
         memory,
         chip.hbm,
         0.0,
         float(costs.get("bytes accessed", 0.0)),
-        summed(made.collectives),
+        traffic_by_kind(parsed.collectives),
         compiled_flops=float(costs.get("flops", 0.0)),
         compiled=True,
-        loops_once=bool(made.loops),
+        loops_once=bool(parsed.loops),
     )
 
 
 @contextmanager
-def _nothing_kept() -> Iterator[None]:
-    """JAX keeps nothing that it compiles: it cannot read a program again without the device, and warns each time."""
+def _no_compilation_cache() -> Iterator[None]:
+    """Write nothing to JAX's compilation cache: without the device, it cannot load a program, and warns each time."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = jax.config.values[name]
     jax.config.update(name, float("inf"))
@@ -140,9 +140,9 @@ def _nothing_kept() -> Iterator[None]:
 
 
 def _too_big(text: str) -> tuple[float, float]:
-    """Bytes that a program needs and bytes that there are, from the compiler's refusal."""
+    """Parse the bytes that a program needs, and those available, from the compiler's out-of-memory message."""
     units = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
     for form in (r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT])", r"\(([\d.]+)([KMGT])\) exceeds.*?\(([\d.]+)([KMGT])\)"):
         if found := re.search(form, text):
             return float(found[1]) * units[found[2]], float(found[3]) * units[found[4]]
-    raise UserError(f"the program does not fit, says the compiler: {text[:300]}")
+    raise UserError(f"the program does not fit in device memory: {text[:300]}")

@@ -1,7 +1,7 @@
-"""Machines one does not have: what their chips can do, how they are wired, and a compiler that compiles for them.
+"""Hardware topologies: the peak rates of chips, parsing of their names, and devices to compile for.
 
-The compiler is libtpu's, which needs no TPU (`pip install -e '.[tpu]'`, Linux on x86-64). Without it, and for GPUs,
-the table of chips still serves an estimate.
+Compilation uses libtpu, which needs no TPU (`pip install -e '.[tpu]'`, Linux on x86-64). Without it, and for GPUs, only
+estimates are available.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """One accelerator as JAX sees it (a device), by its maker's public figures.
+    """An accelerator, per JAX device, by its published specifications.
 
     Attributes:
-        title: what people call it.
+        title: its common name.
         flops: peak of bfloat16 products, FLOP/s.
-        hbm: bytes of memory that a program can have.
-        hbm_bandwidth: bytes/s.
-        link: bytes/s that leave the device for its neighbours, over all links, one way.
-        network: bytes/s that leave the device for another slice or host.
-        host: devices of one host, as libtpu lays them out; () for what libtpu does not know.
-        per_chip: devices of one chip.
-        options: what libtpu wants to know besides.
+        hbm: memory available to a program, bytes.
+        hbm_bandwidth: memory bandwidth, bytes/s.
+        link: bandwidth to other devices of a slice, over all links in one direction, bytes/s.
+        network: bandwidth to other slices or hosts, bytes/s.
+        host: grid of one host's chips in libtpu; () if libtpu does not support it.
+        per_chip: JAX devices per chip.
+        options: additional options of libtpu's topology.
     """
 
     title: str
@@ -46,10 +46,10 @@ class Chip(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012
 
 
-# Peak, bandwidths: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11); the documents
-# give links both ways, here is one way. Memory: what libtpu 0.0.42 says is available when a program asks for too much.
-# v4's network is not in its document; its hosts are taken to be wired as v5e's. A TPU7x chip is two devices.
-# GPUs: NVIDIA's data sheets of the SXM boards (dense figures); NVLink 900 GB/s both ways, one 400 Gb/s port a GPU.
+# TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents give link
+# bandwidth in both directions; here it is one direction. v4's network is not documented and is assumed to be as v5e's.
+# TPU memory: the amount available according to the out-of-memory messages of libtpu 0.0.42. A TPU7x chip is two devices.
+# GPUs: NVIDIA's data sheets of the SXM boards (without sparsity); NVLink 450 GB/s per direction, one 400 Gb/s port per GPU.
 CHIPS = {
     "v4": Chip("TPU v4", 275e12, 30.75 * GIB, 1228e9, 300e9, 3.1e9, (2, 2, 1), 1, {"chip_config_name": "megacore"}),
     "v5e": Chip("TPU v5e", 197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9, (2, 2, 1)),
@@ -59,9 +59,8 @@ CHIPS = {
     "h100": Chip("NVIDIA H100 SXM", 989e12, 80e9, 3350e9, 450e9, 50e9),
     "h200": Chip("NVIDIA H200 SXM", 989e12, 141e9, 4800e9, 450e9, 50e9),
 }
-# Slices by their names at Google Cloud, such as v5litepod-8: a version and a number, and the grid of that many chips.
-# The numbers of v4 and v5p are of TensorCores, two to a chip; those of v5e and v6e are of chips. Larger grids of 3D tori
-# than the powers of two, such as 4x4x12, have to be written as grids, for there can be several.
+# Google Cloud's slice names, such as v5litepod-8, consist of a version and a number: TensorCores for v4 and v5p (two per chip),
+# chips for v5e and v6e. A number that several 3D grids share, such as that of 4x4x12, has to be written as a grid.
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "Configurations"
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
@@ -72,17 +71,17 @@ CLOUD = {
     "v5p": ("v5p", 2, (*_CUBIC, "16x16x24")),
     "v6e": ("v6e", 1, _FLAT),
 }
-_FORM = "a chip and its grid, as in v5e:2x4, v5p:4x4x4 or h100:8, or a slice of Google Cloud, as in v5e-8 or v5p-128"
+_FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Chips in a grid, and how many such grids (slices) are joined by a network.
+    """One or more slices, each a grid of chips, connected by a network.
 
     Attributes:
-        name: of the chip, a key of `CHIPS`.
-        grid: chips along each direction of one slice.
-        slices: grids.
+        name: the chip, a key of `CHIPS`.
+        grid: number of chips along each dimension of a slice.
+        slices: number of slices.
     """
 
     name: str
@@ -103,66 +102,66 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse `v5e:2x4`, or the name of a slice at Google Cloud, `v5e-8`.
+    """Parse a chip and a grid (`v5e:2x4`), or the name of a Google Cloud slice (`v5e-8`).
 
     Raises:
-        UserError: not of that form, an unknown chip or slice, or a grid that its hosts do not fill.
+        UserError: wrong syntax, an unknown chip or slice, or a grid that is not made of whole hosts.
     """
     name, _, grid = _of_cloud(text).partition(":")
     if name not in CHIPS:
         near = did_you_mean(name, CHIPS)
-        raise UserError(f"unknown chip {shown(name)}{near}: known are {', '.join(CHIPS)}; expected {_FORM}")
+        raise UserError(f"unknown chip {shown(name)}{near}; chips: {', '.join(CHIPS)}; expected {_FORM}")
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
-        raise UserError(f"the topology {text!r} has no grid: expected {_FORM}")
+        raise UserError(f"topology {shown(text)} has no grid; expected {_FORM}")
     if not 1 <= slices <= 1024:
         raise UserError(f"--slices must be at least 1 and at most 1024, not {slices}")
     shape = tuple(map(int, grid.split("x")))
     host = CHIPS[name].host
-    # libtpu builds grids of whole hosts; one chip alone is the exception.
+    # libtpu supports grids of whole hosts, and single chips.
     if host and math.prod(shape) > 1:
         nearest = [max(h, math.ceil(n / h) * h) for n, h in zip((*shape, 1, 1), host, strict=False)]
         if any(n % h for n, h in zip((*shape, 1, 1), host, strict=False)):
             near = "x".join(map(str, nearest[: max(len(shape), 2)]))
-            raise UserError(f"a host of {name} has 2x2 chips, which do not fill {grid}: {name}:{near} would be whole")
+            raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
     if math.prod(shape) * slices * CHIPS[name].per_chip > 2**17:
-        raise UserError(f"{text} has more than {2**17:,} devices, which no machine has")
+        raise UserError(f"{text} has more than {2**17:,} devices, the limit of a plan")
     return Topology(name, shape, slices)
 
 
 def _of_cloud(text: str) -> str:
-    """A slice's name at Google Cloud as a chip and its grid; other texts as they are."""
+    """Convert a Google Cloud slice name to a chip and a grid; return other text unchanged."""
     version, _, size = text.lower().partition("-")
     if version not in CLOUD or not size:
         return text
     name, cores, grids = CLOUD[version]
     sizes = {str(cores * math.prod(map(int, grid.split("x")))): grid for grid in grids}
     if size not in sizes:
-        what = "chips" if cores == 1 else "TensorCores, two to a chip"
+        unit = "chips" if cores == 1 else "TensorCores, two per chip"
         raise UserError(
-            f"unknown slice {shown(text)}: {version}-N has N = {', '.join(sizes)} ({what}); "
-            f"another grid is written {name}:{grids[-1]}"
+            f"unknown slice {shown(text)}: {version}-N has N = {', '.join(sizes)} ({unit}); "
+            f"for another grid use, for example, {name}:{grids[-1]}"
         )
     return f"{name}:{sizes[size]}"
 
 
 def compiler_missing(topology: Topology) -> str:
-    """Why this machine cannot compile for that one, and what to do; "" where it can."""
+    """Return why this machine cannot compile for a topology, with the fix; "" if it can."""
     if not topology.chip.host:
-        return f"there is no compiler for {topology.chip.title} without one at hand"
+        return f"there is no compiler for {topology.chip.title} here; only TPU topologies are compiled"
     if importlib.util.find_spec("libtpu") is None:
         return "libtpu is not installed: pip install -e '.[tpu]' (Linux, x86-64; no TPU needed)"
     wanted, found = _libtpu_wanted(), importlib.metadata.version("libtpu")
     if wanted and not found.startswith(wanted):
         jax_version = importlib.metadata.version("jax")
-        return f"libtpu is {found}, jax {jax_version} wants {wanted}*: pip install 'jax[tpu]=={jax_version}'"
+        return f"libtpu is {found}, but jax {jax_version} needs {wanted}*: pip install 'jax[tpu]=={jax_version}'"
     return ""
 
 
 def devices_of(topology: Topology) -> list[Any]:
-    """Devices to compile for. Nothing can run on them.
+    """Return devices to compile for; programs cannot run on them.
 
     Raises:
-        UserError: libtpu is missing, is of another version, is in use by another process, or does not know the topology.
+        UserError: libtpu is missing, has the wrong version, is in use by another process, or does not support the topology.
     """
     if why := compiler_missing(topology):
         raise UserError(why)
@@ -182,13 +181,13 @@ def devices_of(topology: Topology) -> list[Any]:
         text = " ".join(str(e).split())
         if "lockfile" in text or "already in use" in text:
             raise UserError(
-                "libtpu is in use by another process: wait for it, or remove /tmp/libtpu_lockfile if there is none"
+                "libtpu is in use by another process: wait for it to end, or remove /tmp/libtpu_lockfile if there is none"
             ) from None
-        raise UserError(f"libtpu cannot lay out {topology}: {text[:200]}") from None
+        raise UserError(f"libtpu does not support {topology}: {text[:200]}") from None
 
 
 def _libtpu_wanted() -> str:
-    """The versions of libtpu that this jax was built for, as a prefix such as `0.0.42.`."""
+    """Return the version of libtpu that the installed jax requires, as a prefix such as `0.0.42.`."""
     for line in importlib.metadata.requires("jax") or []:
         if found := re.match(r"libtpu\s*==\s*([\d.]+)\*", line):
             return found[1]

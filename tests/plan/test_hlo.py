@@ -45,7 +45,7 @@ def test_other_ways_of_writing_groups() -> None:
     assert members("source_target_pairs={{0,1},{1,0}}") == (0, 1)
     assert members("replica_groups=mesh['a'=8] {'a':(2)2}, x=1") == (0, 2)  # 2 before it, 2 of it, 2 after it
     assert members("replica_groups=[2,4]<=[8], x=1") == (0, 1, 2, 3)
-    with pytest.raises(ValueError, match="unknown way"):
+    with pytest.raises(ValueError, match="unknown syntax"):
         members("replica_groups=somehow")
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from jaxgpt.cli import plan as command
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.parallel import batch_sharding
-from jaxgpt.plan.estimate import estimate, planned, suggestions
-from jaxgpt.plan.figures import Figures, Traffic, summed
+from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
+from jaxgpt.plan.estimate import estimate, resolve_mesh, suggestions
 from jaxgpt.plan.hlo import Collective, read_program
 from jaxgpt.plan.plan import _too_big, compile_decode, compile_step
 from jaxgpt.plan.topology import CHIPS, parse_topology
@@ -55,7 +55,7 @@ def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str) ->
     run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]))
     run = replace(run, optim=OptimConfig(name=optimizer, ema_decay=0.9))  # type: ignore[arg-type]
     state = build(run).init()
-    figures = estimate(planned(run, parse_topology("v5e:2x4"))[0], parse_topology("v5e:2x4"))
+    figures = estimate(resolve_mesh(run, parse_topology("v5e:2x4"))[0], parse_topology("v5e:2x4"))
     for kind, tree in {"parameters": state.params, "optimizer": state.opt_state, "average": state.ema}.items():
         real = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
         assert figures.memory[kind] == real
@@ -66,7 +66,7 @@ def test_gradients_are_what_a_data_parallel_step_sends() -> None:
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
     made = read_program(lowered(program).compile().as_text())
     gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
-    traffic = summed(made.collectives)
+    traffic = traffic_by_kind(made.collectives)
     assert set(traffic) == {"all-reduce"}
     assert gradients <= traffic["all-reduce"].bytes <= gradients + 64
     implied = estimate(program.config, parse_topology("v5e:2x4")).traffic
@@ -90,7 +90,7 @@ def test_flops_of_the_formula_are_those_of_the_program() -> None:
     st.floats(0, 1e15),
 )
 def test_bounds(name: str, flops: float, moved: float, sent: float, network: float) -> None:
-    figures = Figures({}, 0.0, flops, moved, {"all-reduce": Traffic(1, 1.0, sent, network)})
+    figures = StepCost({}, 0.0, flops, moved, {"all-reduce": Traffic(1, 1.0, sent, network)})
     bounds, seconds = figures.bounds(CHIPS[name]), figures.seconds(CHIPS[name])
     assert max(seconds.values()) == bounds["seconds_overlapped"] <= bounds["seconds_serial"]
     assert bounds["seconds_serial"] <= 4 * bounds["seconds_overlapped"] * (1 + 1e-9)
@@ -101,8 +101,8 @@ def test_bounds(name: str, flops: float, moved: float, sent: float, network: flo
 @given(st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
 def test_more_sharding_never_needs_more(data: int, fsdp: int, tensor: int) -> None:
     topology = parse_topology("v5e:4x8")
-    wide = estimate(planned(config(MeshConfig(data=data, fsdp=2 * fsdp, tensor=tensor)), topology)[0], topology)
-    narrow = estimate(planned(config(MeshConfig(data=data, fsdp=fsdp, tensor=tensor)), topology)[0], topology)
+    wide = estimate(resolve_mesh(config(MeshConfig(data=data, fsdp=2 * fsdp, tensor=tensor)), topology)[0], topology)
+    narrow = estimate(resolve_mesh(config(MeshConfig(data=data, fsdp=fsdp, tensor=tensor)), topology)[0], topology)
     assert all(wide.memory[kind] <= narrow.memory[kind] for kind in narrow.memory)
     assert wide.memory["activations"] == narrow.memory["activations"] / 2
 
@@ -113,14 +113,14 @@ def test_more_sharding_never_needs_more(data: int, fsdp: int, tensor: int) -> No
 def test_gpt2_as_it_is_uses_all_of_a_machine(text: str, slices: int) -> None:
     topology = parse_topology(text, slices)
     for mesh in (MeshConfig(), MeshConfig(data=slices, fsdp=-1)):
-        run, _ = planned(replace(preset("gpt2"), mesh=mesh), topology)
+        run, _ = resolve_mesh(replace(preset("gpt2"), mesh=mesh), topology)
         used = run.mesh.data * run.mesh.fsdp * run.mesh.tensor
         assert used == topology.n_devices or (slices == 16 and topology.n_devices % used == 0)
 
 
 def test_padding_is_no_use_but_takes_time() -> None:
     topology = parse_topology("v5e:16x16", 16)
-    run, note = planned(config(MeshConfig()), topology)
+    run, note = resolve_mesh(config(MeshConfig()), topology)
     assert run.mesh.data == 4096
     assert "windows per step are padding" in note
     figures, full = estimate(run, topology), estimate(replace(run, train=replace(run.train, batch_size=4096)), topology)
@@ -133,7 +133,7 @@ def test_padding_is_no_use_but_takes_time() -> None:
 
 def test_suggestions_need_less_and_are_flags() -> None:
     topology = parse_topology("v5e:2x4")
-    run, _ = planned(config(MeshConfig(data=8)), topology)
+    run, _ = resolve_mesh(config(MeshConfig(data=8)), topology)
     now = estimate(run, topology).total
     offered = suggestions(run, topology)
     assert {"--train.remat", "--train.microbatch", "--mesh.data"} <= {flags.split()[0] for flags, _ in offered}
@@ -146,12 +146,12 @@ def test_suggestions_need_less_and_are_flags() -> None:
 
 def test_between_slices_goes_over_the_network() -> None:
     topology = parse_topology("v5e:2x4", 2)
-    run, _ = planned(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
+    run, _ = resolve_mesh(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
     traffic = estimate(run, topology).traffic["all-reduce"]
     part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).abstract_state.params)) / 4
     assert traffic.sent_between_slices == pytest.approx(Collective("all-reduce", part / 2, 2).sent)
     with pytest.raises(UserError, match=r"not a multiple of --slices 2.* use --mesh.data 2 "):
-        planned(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)
+        resolve_mesh(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)
 
 
 def test_a_refusal_for_lack_of_memory_is_read() -> None:
