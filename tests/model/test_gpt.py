@@ -1,4 +1,4 @@
-"""Laws of the decoder, for every branch of its config."""
+"""Laws of the model, for every branch of its config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def extend(model: GPT, params: object, tokens: jax.Array, cache: object, last: b
 
 @every_model
 def test_causal_by_perturbation(name: str) -> None:
-    """A change at t changes the logits at t and after, and none before."""
+    """Changing the token at t changes logits at and after t, and none before."""
     config = small(name)
     model, params = make(config)
     tokens = random_ids(config, (2, 10))
@@ -32,7 +32,7 @@ def test_causal_by_perturbation(name: str) -> None:
 
 @every_model
 def test_causal_by_gradient(name: str) -> None:
-    """The logits at t have exactly no slope with respect to what stands after t."""
+    """The gradient of the logits at t with respect to later inputs is exactly zero."""
     config = small(name)
     model, params = make(config)
     x_BTD = jax.random.normal(jax.random.key(3), (1, 10, config.n_embd))
@@ -47,8 +47,8 @@ def test_causal_by_gradient(name: str) -> None:
         assert slope_T[t] > 0
 
 
-def test_sliding_window_forgets() -> None:
-    """With one layer and a window of w, a token has no influence w tokens later."""
+def test_sliding_window_limits_attention() -> None:
+    """With one layer and a window of w, a token does not affect the logits w tokens later."""
     config = small("modern", n_layer=1)
     model, params = make(config)
     tokens = random_ids(config, (1, 12))
@@ -61,7 +61,7 @@ def test_sliding_window_forgets() -> None:
 
 @every_model
 def test_cached_logits_equal_full_logits_for_every_split(name: str) -> None:
-    """Prefill n tokens, then one at a time: the same logits as all at once, for every n."""
+    """Prefilling n tokens and then extending one at a time gives the logits of a single pass, for every n."""
     config = small(name)
     model, params = make(config)
     T = 7  # longer than the window, shorter than the context
@@ -79,8 +79,8 @@ def test_cached_logits_equal_full_logits_for_every_split(name: str) -> None:
 
 
 @every_model
-def test_rows_of_different_length_do_not_disturb_each_other(name: str) -> None:
-    """A row that starts later, after slots with anything in them, has the logits that it has alone."""
+def test_left_padding_does_not_change_logits(name: str) -> None:
+    """A row that starts after arbitrary padding has the same logits as alone."""
     config = small(name)
     model, params = make(config)
     tokens = random_ids(config, (3, 9))
@@ -92,7 +92,7 @@ def test_rows_of_different_length_do_not_disturb_each_other(name: str) -> None:
 
 
 @every_model
-def test_last_is_the_last_row_of_all_logits(name: str) -> None:
+def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
     config = small(name)
     model, params = make(config)
     tokens, cache = random_ids(config, (2, 5)), init_cache(config, jnp.zeros(2, jnp.int32), 8)
@@ -102,7 +102,7 @@ def test_last_is_the_last_row_of_all_logits(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_jitted_gradients_equal_unjitted(name: str) -> None:
-    """The guard against miscompiled reductions: the same program, operation by operation and fused."""
+    """Guards against miscompiled reductions: the same program compiled and run op by op."""
     config = small(name, n_embd=32, block_size=32, vocab_size=33, init_std=0.1, n_layer=1)
     model, params = make(config)
     tokens = random_ids(config, (4, 32))
@@ -136,7 +136,7 @@ def test_dropout_needs_a_key_and_depends_on_it() -> None:
     assert (model.apply({"params": params}, tokens) == model.apply({"params": params}, tokens)).all()
 
 
-def test_computes_in_bfloat16_over_float32_weights() -> None:
+def test_bfloat16_compute_keeps_float32_weights() -> None:
     config = small("modern")
     params = make(config)[1]
     tokens = random_ids(config, (2, 8))
@@ -147,7 +147,7 @@ def test_computes_in_bfloat16_over_float32_weights() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
 
 
-def test_too_long_for_learned_positions() -> None:
+def test_more_tokens_than_learned_positions_raise() -> None:
     config = small("gpt2")
     model, params = make(config)
     with pytest.raises(ValueError, match="13 tokens do not fit the context of 12"):
@@ -163,6 +163,6 @@ def test_too_long_for_learned_positions() -> None:
         ({"n_layer": 48, "n_head": 25, "n_embd": 1600}, 1_557_611_200),
     ],
 )
-def test_gpt2_has_its_published_number_of_parameters(shape: dict[str, int], count: int) -> None:
+def test_gpt2_has_the_published_number_of_parameters(shape: dict[str, int], count: int) -> None:
     config = ModelConfig(vocab_size=50257, block_size=1024, **shape)
     assert parameter_count(abstract_params(config)) == count

@@ -1,4 +1,4 @@
-"""Kernels that hold no T x T scores compute what `attend` does under `causal_mask`, forward and backward."""
+"""Attention kernels that never store T x T scores equal `attend` with `causal_mask`, forward and backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxgpt.ops.tiled import tiled_attention, tiles
 from jaxgpt.parallel import make_mesh, on_mesh
 
 splash = functools.partial(splash_attention, interpret=True)
-# cuDNN needs a GPU; its wrapper says the same to XLA.
+# cuDNN needs a GPU; its wrapper also runs with XLA.
 fused = functools.partial(cudnn_attention, implementation="xla")
 
 
@@ -60,18 +60,18 @@ def assert_same(found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...]) -
         (tiled_attention, 1, 2, 0),
         (tiled_attention, 130, 2, 0),  # tiles of 65
         (tiled_attention, 130, 1, 70),
-        (tiled_attention, 390, 4, 100),  # three tiles, of which a query sees two
+        (tiled_attention, 390, 4, 100),  # three tiles; a query attends to two
     ],
 )
-def test_a_kernel_is_attention(kernel: Callable[..., jax.Array], T: int, K: int, window: int) -> None:
-    """Grouped heads and windows included."""
+def test_kernels_equal_attend(kernel: Callable[..., jax.Array], T: int, K: int, window: int) -> None:
+    """Including grouped heads and windows."""
     args = inputs(T, 4, K)
     assert_same(forward_and_backward(kernel, window, *args), forward_and_backward(reference, window, *args))
 
 
 @given(T=st.integers(1, 5000), window=st.integers(0, 5000))
-def test_tiles_are_all_that_is_seen(T: int, window: int) -> None:
-    """Side by side they are the sequence, and where a query may see a key, both its tile and the key's know of it."""
+def test_tiles_cover_the_mask(T: int, window: int) -> None:
+    """Tiles partition the sequence, and the tiles of a query and of a key it attends to include each other."""
     spans = tiles(T, window)
     assert [a for a, *_ in spans] == [0, *(e for _, e, *_ in spans[:-1])]
     assert spans[-1][1] == T
@@ -80,7 +80,7 @@ def test_tiles_are_all_that_is_seen(T: int, window: int) -> None:
         assert end >= min(T, e - 1 + (window or T))  # of its last key
 
 
-def test_tiles_hold_no_scores() -> None:
+def test_tiled_attention_never_stores_t_x_t_scores() -> None:
     scores = re.compile(r"\[(\d+,)*256,256\]")
     args = inputs(256, 4, 4)
     held = {
@@ -92,7 +92,7 @@ def test_tiles_hold_no_scores() -> None:
 
 @pytest.mark.parametrize("K", [4, 1])
 def test_tiles_in_bfloat16(K: int) -> None:
-    """Scores, softmax and sums, of grouped heads as well, are in float32."""
+    """Scores, softmax and sums are float32, also with grouped heads."""
     args = [x.astype(jnp.bfloat16) for x in inputs(130, 4, K)]
     text = str(jax.make_jaxpr(forward_and_backward, static_argnums=(0, 1))(tiled_attention, 0, *args))
     types = re.findall(r"\w+:(\w+)\[[\d,]*\] = (?:exp|log|reduce_sum|reduce_max|div)\b", text)
@@ -105,8 +105,8 @@ def test_tiles_in_bfloat16(K: int) -> None:
 
 
 @pytest.mark.parametrize(("remat", "loops"), [("dots", 2), ("full", 3)])
-def test_tiles_are_kept_by_remat_of_products(remat: str, loops: int) -> None:
-    """Their results go by the name of a kernel's: `dots` computes none of them again."""
+def test_remat_dots_saves_tiled_attention(remat: str, loops: int) -> None:
+    """Its results are saved under the name that the `dots` policy saves, so they are not recomputed."""
 
     @functools.partial(jax.checkpoint, policy=REMAT[remat])
     def block(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -118,7 +118,7 @@ def test_tiles_are_kept_by_remat_of_products(remat: str, loops: int) -> None:
 @pytest.mark.parametrize("kernel", [splash, tiled_attention])
 @pytest.mark.parametrize("K", [4, 1])
 def test_a_kernel_on_a_mesh(K: int, kernel: AttentionKernel) -> None:
-    """Every device its rows and heads, also where the key heads are fewer than the ways to split."""
+    """Each device computes its rows and heads, also with fewer key heads than devices."""
     config = small("gpt2", n_head=4, n_kv_head=K)
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
     args = inputs(40, 4, K)

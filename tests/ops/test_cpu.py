@@ -1,4 +1,4 @@
-"""What is done for XLA's CPU compiler alone: it changes no number, and reaches no other device."""
+"""Hints for XLA's CPU compiler change no results and do not affect other platforms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def weight_gradient(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jax.grad(lambda kernel: jnp.square(matmul(jnp.tanh(x), kernel)).sum())(kernel)
 
 
-def test_the_transposed_matrix_is_an_array_of_its_own() -> None:
+def test_transposed_copy_is_materialized() -> None:
     x = jnp.arange(12.0).reshape(3, 4)
     np.testing.assert_array_equal(transposed_copy(x), np.arange(12.0).reshape(3, 4).T)
     fused_with_its_source = jax.jit(lambda x: transposed_copy(jnp.tanh(x)) @ x).lower(x).compile().as_text()
@@ -31,15 +31,15 @@ def turned(x_BTNH: jax.Array) -> jax.Array:
     return rotate(x_BTNH, rope_rotation(positions, rope_frequencies(4, 10_000.0, Llama3Scaling())))
 
 
-def test_a_position_has_one_sine() -> None:
-    """Fused with the heads that turn by it, it would be computed for each of them."""
+def test_rope_sines_are_computed_once() -> None:
+    """Fused into their consumers, they would be computed once per head."""
     program = jax.jit(turned).lower(jnp.ones((2, 5, 3, 4))).compile().as_text()
     assert re.search(r"\[(1,)?5,2\]\S* sine\(", program)
     assert "call(" in program
 
 
 @pytest.mark.parametrize(("function", "shapes"), [(weight_gradient, [(2, 8, 16), (16, 32)]), (turned, [(2, 5, 3, 4)])])
-def test_other_devices_are_told_nothing(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]]) -> None:
+def test_other_platforms_get_no_hints(function: Callable[..., jax.Array], shapes: list[tuple[int, ...]]) -> None:
     for platform, calls in (("cpu", True), ("tpu", False), ("cuda", False)):
         lowered = jax.jit(function).trace(*map(jnp.ones, shapes)).lower(lowering_platforms=(platform,))
         assert ("inlineable" in lowered.as_text()) == calls, platform

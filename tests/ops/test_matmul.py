@@ -1,4 +1,4 @@
-"""The product whose gradients are written out."""
+"""The matrix product with explicit gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxgpt.ops.matmul import matmul
 @pytest.mark.parametrize(
     ("x", "w", "n_in"), [((2, 5, 6), (6, 7), 1), ((2, 5, 6), (6, 3, 4), 1), ((2, 5, 3, 4), (3, 4, 6), 2)]
 )
-def test_product_and_gradients_are_those_of_tensordot(x: tuple[int, ...], w: tuple[int, ...], n_in: int) -> None:
+def test_matmul_and_its_gradients_equal_tensordot(x: tuple[int, ...], w: tuple[int, ...], n_in: int) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     x_, w_ = jax.random.normal(keys[0], x), jax.random.normal(keys[1], w)
     y, ours = jax.vjp(lambda x, w: matmul(x, w, n_in), x_, w_)

@@ -1,4 +1,4 @@
-"""Weights in fewer bits: how far off, how small, and that the model takes them."""
+"""Quantized weights: error, size and use in a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def random_params(config: ModelConfig) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_of_low_precision_computes_what_its_widened_weights_say(precision: str, tied: bool) -> None:
+def test_a_quantized_model_equals_one_with_dequantized_weights(precision: str, tied: bool) -> None:
     config = ModelConfig(**{**CONFIG.__dict__, "tie_embeddings": tied})
     params = random_params(config)
     ids = jnp.arange(12)[None]
@@ -40,7 +40,7 @@ def test_a_model_of_low_precision_computes_what_its_widened_weights_say(precisio
     assert error < 0.1
 
 
-def test_int8_is_a_quarter_and_off_by_half_a_step_of_its_channel() -> None:
+def test_int8_size_and_rounding_error() -> None:
     params = random_params(CONFIG)
     kernel = params["h_0"]["attn"]["o_proj"]["kernel"]  # type: ignore[index]
     low = quantize(params, "int8")["h_0"]["attn"]["o_proj"]["kernel"]
@@ -53,7 +53,7 @@ def test_int8_is_a_quarter_and_off_by_half_a_step_of_its_channel() -> None:
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize("rows", [1, 7])
-def test_only_the_weights_are_rounded_activations_are_not(precision: str, rows: int) -> None:
+def test_activations_are_not_rounded(precision: str, rows: int) -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(0, 1, (300, 50)).astype(np.float32)
     x = rng.normal(0, 1, (rows, 2, 300)).astype(np.float32) * np.float32([[[1e-3], [1e3]]])

@@ -1,4 +1,4 @@
-"""What is asked of the machine itself."""
+"""Host memory, CPU cores as devices, and backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgpt.presets import preset
 
 
 class Libc:
-    """Remembers what it is told."""
+    """Records the calls of mallopt."""
 
     def __init__(self) -> None:
         self.told: dict[int, int] = {}
@@ -30,9 +30,7 @@ class Libc:
 @pytest.mark.parametrize(
     ("config", "kept"), [(preset("nanogpt-cpu"), False), (preset("python-char"), True), (preset("gpt2"), True)]
 )
-def test_memory_is_kept_where_glibc_would_give_it_back(
-    config: Config, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keep_memory_configures_glibc(config: Config, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     libc = Libc()
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: libc)
@@ -41,7 +39,7 @@ def test_memory_is_kept_where_glibc_would_give_it_back(
     assert libc.told == ({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1, host.M_ARENA_MAX: 1} if kept else {})
 
 
-def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_memory_ignores_other_libcs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: object())
     host.keep_memory(preset("gpt2"))
 
@@ -52,9 +50,9 @@ def test_another_libc_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         ("python-char", MeshConfig(), 4),
         ("gpt2", MeshConfig(), 1),  # one copy of the weights
         ("gpt2", MeshConfig(data=2), 2),
-        ("gpt2", MeshConfig(data=1, fsdp=-1), 4),  # a part of them for each
+        ("gpt2", MeshConfig(data=1, fsdp=-1), 4),  # one shard per device
         ("python-char", MeshConfig(data=2, fsdp=4), 8),
-        ("statquest", MeshConfig(data=1), 1),  # no more than the mesh has: none is idle
+        ("statquest", MeshConfig(data=1), 1),  # no more devices than the mesh uses
     ],
 )
 def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,8 +65,8 @@ def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatc
     assert told == {"jax_num_cpu_devices": devices}
 
 
-def test_devices_stay_as_they_are_once_jax_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook that computes something and then calls the command line."""
+def test_devices_do_not_change_after_jax_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook that uses JAX before it runs a command."""
     for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(variable, raising=False)
     devices = jax.device_count()
@@ -80,7 +78,7 @@ def test_devices_stay_as_they_are_once_jax_was_used(monkeypatch: pytest.MonkeyPa
     ("platforms", "node", "quiet"),
     [(None, "", True), ("tpu", "", False), (None, "accel0", False), (None, "vfio/0", False), (None, "vfio/vfio", True)],
 )
-def test_libtpu_is_quiet_where_there_is_no_tpu(
+def test_libtpu_is_quiet_without_a_tpu(
     platforms: str | None, node: str, quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JAX_PLATFORMS")
@@ -98,7 +96,7 @@ def test_libtpu_is_quiet_where_there_is_no_tpu(
 
 
 @pytest.mark.parametrize("platform", ["cuda", "nosuch"])
-def test_a_platform_that_is_not_here_is_one_line(platform: str) -> None:
+def test_a_missing_platform_is_one_line(platform: str) -> None:
     result = jaxgpt_process("verify", "statquest", env=os.environ | {"JAX_PLATFORMS": platform})
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1].startswith(f"jaxgpt: JAX_PLATFORMS={platform} cannot be used (")
@@ -106,7 +104,7 @@ def test_a_platform_that_is_not_here_is_one_line(platform: str) -> None:
 
 
 def test_no_backend_starts_before_memory_is_kept() -> None:
-    """A backend's threads allocate from heaps of their own, which `keep_memory` is to prevent: a step takes a fifth longer."""
+    """Threads of an earlier backend would have their own heaps, which makes a step a fifth slower."""
     code = (
         "from jaxgpt.parallel import use_cores, keep_memory; from jaxgpt.presets import preset; "
         "config = preset('python-char'); use_cores(config.mesh, 1, config.model); keep_memory(config); "

@@ -1,4 +1,4 @@
-"""The mesh in numbers, and the table."""
+"""Resolving the mesh, microbatches, and the sharding table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def config(mesh: MeshConfig, batch_size: int = 12, microbatch: int = 0, **model:
         (MeshConfig(tensor=4), 3, 8, (2, 1, 4), "1 of 4 windows per step are padding"),
         (MeshConfig(data=1, fsdp=-1), 16, 8, (1, 8, 1), ""),
         (MeshConfig(fsdp=-1), 16, 8, (1, 8, 1), ""),
-        (MeshConfig(fsdp=-1), 12, 12, (3, 4, 1), ""),  # 8 would leave 4 devices over
+        (MeshConfig(fsdp=-1), 12, 12, (3, 4, 1), ""),  # 8 would leave 4 devices idle
         (MeshConfig(tensor=-1), 16, 8, (2, 1, 4), ""),
         (MeshConfig(data=2, tensor=-1), 16, 8, (2, 1, 4), ""),
         (MeshConfig(data=2, fsdp=2, tensor=2), 16, 8, (2, 2, 2), ""),
@@ -54,9 +54,7 @@ def config(mesh: MeshConfig, batch_size: int = 12, microbatch: int = 0, **model:
         (MeshConfig(data=8), 12, 8, (8, 1, 1), "4 of 16 windows per step are padding"),
     ],
 )
-def test_the_devices_that_are_used(
-    mesh: MeshConfig, batch: int, devices: int, expected: tuple[int, int, int], says: str
-) -> None:
+def test_devices_used(mesh: MeshConfig, batch: int, devices: int, expected: tuple[int, int, int], says: str) -> None:
     resolved, note = resolve(config(mesh, batch), devices)
     assert (resolved.data, resolved.fsdp, resolved.tensor) == expected
     assert note.startswith(says) if says else not note
@@ -64,25 +62,25 @@ def test_the_devices_that_are_used(
 
 @settings(max_examples=300)
 @given(st.integers(1, 600), st.integers(0, 40), st.one_of(st.integers(1, 64), st.just(4096)))
-def test_microbatches_hold_every_window_and_no_device_takes_more_than_it_may(batch: int, most: int, ways: int) -> None:
+def test_microbatches_hold_every_window_within_the_limit(batch: int, most: int, ways: int) -> None:
     train = TrainConfig(batch_size=batch, microbatch=most)
     count, rows = microbatches(train, ways)
     each, share = rows // ways, math.ceil(batch / ways)
     assert rows == each * ways
     assert 1 <= each <= (most or share)
-    assert count * each >= share, "every window has a place"
+    assert count * each >= share, "every window is in a microbatch"
     assert (count - 1) * each < share, "no microbatch is all padding"
     fewest = math.ceil(share / (most or share))
     assert fewest <= count < 2 * fewest or count == 1
-    assert count * each - share < fewest, "at most a window of padding per device and microbatch"
-    # The batch that a note proposes has no padding.
+    assert count * each - share < fewest, "at most one window of padding per device and microbatch"
+    # The batch size that a note suggests needs no padding.
     full = TrainConfig(batch_size=count * rows, microbatch=most)
     assert math.prod(microbatches(full, ways)) == count * rows
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 12))
-def test_a_number_of_microbatches_is_one_on_any_devices(each: int, count: int, ways: int) -> None:
-    """And `microbatch` says the same on devices that divide the batch: settings of earlier versions mean what they meant."""
+def test_the_number_of_microbatches_does_not_depend_on_devices(each: int, count: int, ways: int) -> None:
+    """`microbatch`, the setting of earlier versions, means the same on devices that divide the batch."""
     batch = each * count * ways
     assert microbatches(TrainConfig(batch_size=batch, microbatch=-count), ways) == (count, each * ways)
     assert microbatches(TrainConfig(batch_size=batch, microbatch=each), ways) == (count, each * ways)
@@ -142,12 +140,12 @@ def test_every_preset_fits_any_number_of_devices(name: str, processes: int, tpu:
         ),
     ],
 )
-def test_what_does_not_divide_is_refused_with_both_numbers(made: Config, message: str) -> None:
+def test_indivisible_sizes_raise_with_both_numbers(made: Config, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(made, 8)
 
 
-def test_a_part_of_a_tpu_slice_that_its_compiler_refuses() -> None:
+def test_partial_tpu_slices_that_do_not_compile_raise() -> None:
     with pytest.raises(UserError, match=r"6 of 8 devices in use \(data 6\): .* use --mesh.data 8 --mesh.fsdp 1 "):
         resolve(config(MeshConfig(data=6)), 8, tpu=True)
     assert resolve(config(MeshConfig(data=4)), 8, tpu=True)[0].data == 4
@@ -166,10 +164,10 @@ def test_a_part_of_a_tpu_slice_that_its_compiler_refuses() -> None:
     st.sampled_from([1, 2]),
     st.booleans(),
 )
-def test_the_mesh_that_is_offered_works(
+def test_the_suggested_mesh_is_valid(
     sizes: tuple[int, int, int], devices: int, batch: int, width: int, processes: int, tpu: bool
 ) -> None:
-    """In time, too, however large the numbers are."""
+    """And is found quickly for large numbers."""
     asked = config(MeshConfig(**dict(zip(AXES, sizes, strict=True))), batch, n_embd=width)
     try:
         resolve(asked, devices, processes, tpu)
@@ -180,7 +178,7 @@ def test_the_mesh_that_is_offered_works(
         assert resolve(replace(asked, mesh=mesh), devices, processes, tpu)[0] == mesh
 
 
-def test_an_axis_that_the_mesh_does_not_divide_stays_whole() -> None:
+def test_axes_that_the_mesh_does_not_divide_are_not_sharded() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     odd = ModelConfig(vocab_size=65, n_head=4, n_kv_head=1)
     assert rules_for(odd, mesh)["vocab"] == ()
@@ -188,7 +186,7 @@ def test_an_axis_that_the_mesh_does_not_divide_stays_whole() -> None:
     assert rules_for(replace(odd, vocab_size=64, n_kv_head=2), mesh) == RULES
 
 
-def test_axes_that_collide_are_refused() -> None:
+def test_colliding_axes_raise() -> None:
     assert spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
     with pytest.raises(ValueError, match="collide"):
         spec(("heads", "mlp"), RULES)
@@ -207,12 +205,12 @@ def test_eight_devices_for_these_tests() -> None:
         ({"length": ("fsdp", "fsdp")}, "the rule of length"),
     ],
 )
-def test_a_rule_that_cannot_work_is_refused(changes: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_invalid_rules_raise(changes: dict, message: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(UserError, match=message):
         change_rules(changes)
 
 
-def test_a_changed_rule_leaves_the_others_and_whole_what_the_mesh_does_not_divide() -> None:
+def test_changing_one_rule_keeps_the_others() -> None:
     mesh = make_mesh(MeshConfig(data=1, tensor=4))
     rules = change_rules({"position": ("tensor",), "length": ("tensor",)})
     assert {name for name in RULES if rules[name] != RULES[name]} == {"position", "length"}

@@ -1,4 +1,4 @@
-"""What the reader of compiled programs finds is what is in them."""
+"""Parsing collectives and loops from the text of compiled programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None
     assert members(line) == tuple(devices[index].ravel())
 
 
-def test_other_ways_of_writing_groups() -> None:
+def test_other_notations_of_groups() -> None:
     assert members("replica_groups={{0,2},{1,3}}, to_apply=x") == (0, 2)
     assert members("source_target_pairs={{0,1},{1,0}}") == (0, 1)
     assert members("replica_groups=mesh['a'=8] {'a':(2)2}, x=1") == (0, 2)  # 2 before it, 2 of it, 2 after it
@@ -58,7 +58,7 @@ def test_other_ways_of_writing_groups() -> None:
         ("token[]", [0]),
     ],
 )
-def test_bytes_of_shapes(shape: str, sizes: list[float]) -> None:
+def test_array_bytes(shape: str, sizes: list[float]) -> None:
     assert array_bytes(shape) == sizes
 
 
@@ -101,7 +101,7 @@ _xla_megascale_target="{1:3}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}
 """
 
 
-def test_loops_count_by_their_trips_pieces_of_one_collective_once_and_fused_scatters_as_such() -> None:
+def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
     program = read_program(PROGRAM)
     assert program.loops == {"body": 6}
     assert set(program.collectives) == {
@@ -114,8 +114,8 @@ def test_loops_count_by_their_trips_pieces_of_one_collective_once_and_fused_scat
 
 
 @given(st.sampled_from(["all-gather", "all-to-all"]), st.integers(2, 64), st.floats(1, 1e9))
-def test_what_is_sent(kind: str, group: int, size: float) -> None:
-    """An all-reduce is a reduce-scatter and an all-gather, and whoever is alone sends nothing."""
+def test_bytes_sent(kind: str, group: int, size: float) -> None:
+    """An all-reduce sends as much as a reduce-scatter and an all-gather; a group of one sends nothing."""
     part = Collective("reduce-scatter", size / group, group).sent
     assert Collective("all-reduce", size, group).sent == pytest.approx(
         part + Collective("all-gather", size, group).sent
@@ -124,8 +124,8 @@ def test_what_is_sent(kind: str, group: int, size: float) -> None:
 
 
 @pytest.mark.parametrize("trips", [1, 5])
-def test_a_real_loop_of_sums(trips: int) -> None:
-    """A program that adds 40 numbers over 8 devices `trips` times has just that many collectives of 160 bytes."""
+def test_a_compiled_loop_of_all_reduces(trips: int) -> None:
+    """A program that sums 40 numbers over 8 devices in a loop has one 160-byte collective per trip."""
     mesh = Mesh(np.array(jax.devices()[:8]), ("a",))
 
     def work(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""A plan's figures against what is really placed, counted and sent; and, where libtpu is installed, against its compiler."""
+"""Estimates equal what real programs place, compute and send; with libtpu, also what its compiler reports."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLAGS = ["--topology", "v5e:2x4", "--mesh.fsdp", "4", "--model.n-layer", "2", "-
 
 @pytest.fixture(autouse=True)
 def strict_types() -> None:
-    """Whole steps are traced here, and optax does not keep to strict types."""
+    """Disable strict type promotion: these tests trace optax, which relies on it."""
 
 
 def config(mesh: MeshConfig, **changes: object) -> Config:
@@ -51,7 +51,7 @@ def lowered(program: Program) -> jax.stages.Lowered:
 
 @pytest.mark.parametrize(("mesh", "optimizer"), [((1, 8, 1), "adamw"), ((2, 2, 2), "muon")])
 def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str) -> None:
-    """Parameters, optimizer and average of the estimate are the bytes that really lie on a device."""
+    """The estimated bytes of parameters, optimizer and weight average equal those of a real state on a device."""
     run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]))
     run = replace(run, optim=OptimConfig(name=optimizer, ema_decay=0.9))  # type: ignore[arg-type]
     state = build(run).init()
@@ -61,8 +61,8 @@ def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str) ->
         assert figures.memory[kind] == real
 
 
-def test_gradients_are_what_a_data_parallel_step_sends() -> None:
-    """Where only the batch is split, all that is sent is one sum of the gradients, and a few single numbers."""
+def test_a_data_parallel_step_sends_the_gradients() -> None:
+    """With data parallelism only, a step sends one sum of the gradients and a few scalars."""
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
     made = read_program(lowered(program).compile().as_text())
     gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
@@ -73,8 +73,8 @@ def test_gradients_are_what_a_data_parallel_step_sends() -> None:
     assert implied["all-reduce"].sent == pytest.approx(traffic["all-reduce"].sent, rel=1e-3)
 
 
-def test_flops_of_the_formula_are_those_of_the_program() -> None:
-    """The count of an unrolled program that has not been optimized, but for a few per cent of norms and softmax."""
+def test_flops_formula_equals_the_compiled_count() -> None:
+    """Compared with the count of an unrolled, unoptimized program; norms and softmax add a few percent."""
     program = build(config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64))
     counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]
     model = program.config.model
@@ -99,7 +99,7 @@ def test_bounds(name: str, flops: float, moved: float, sent: float, network: flo
 
 @settings(max_examples=4)
 @given(st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]))
-def test_more_sharding_never_needs_more(data: int, fsdp: int, tensor: int) -> None:
+def test_more_sharding_never_needs_more_memory(data: int, fsdp: int, tensor: int) -> None:
     topology = parse_topology("v5e:4x8")
     wide = estimate(resolve_mesh(config(MeshConfig(data=data, fsdp=2 * fsdp, tensor=tensor)), topology)[0], topology)
     narrow = estimate(resolve_mesh(config(MeshConfig(data=data, fsdp=fsdp, tensor=tensor)), topology)[0], topology)
@@ -110,7 +110,7 @@ def test_more_sharding_never_needs_more(data: int, fsdp: int, tensor: int) -> No
 @pytest.mark.parametrize(
     ("text", "slices"), [("v5e:2x4", 1), ("v5p:4x4x8", 1), ("v4:2x2x3", 1), ("v5e:16x16", 16), ("h100:6", 1)]
 )
-def test_gpt2_as_it_is_uses_all_of_a_machine(text: str, slices: int) -> None:
+def test_the_default_gpt2_uses_all_devices(text: str, slices: int) -> None:
     topology = parse_topology(text, slices)
     for mesh in (MeshConfig(), MeshConfig(data=slices, fsdp=-1)):
         run, _ = resolve_mesh(replace(preset("gpt2"), mesh=mesh), topology)
@@ -118,7 +118,7 @@ def test_gpt2_as_it_is_uses_all_of_a_machine(text: str, slices: int) -> None:
         assert used == topology.n_devices or (slices == 16 and topology.n_devices % used == 0)
 
 
-def test_padding_is_no_use_but_takes_time() -> None:
+def test_padding_lowers_mfu_but_not_time() -> None:
     topology = parse_topology("v5e:16x16", 16)
     run, note = resolve_mesh(config(MeshConfig()), topology)
     assert run.mesh.data == 4096
@@ -131,7 +131,7 @@ def test_padding_is_no_use_but_takes_time() -> None:
     )
 
 
-def test_suggestions_need_less_and_are_flags() -> None:
+def test_suggestions_are_flags_that_reduce_memory() -> None:
     topology = parse_topology("v5e:2x4")
     run, _ = resolve_mesh(config(MeshConfig(data=8)), topology)
     now = estimate(run, topology).total
@@ -144,7 +144,7 @@ def test_suggestions_need_less_and_are_flags() -> None:
     assert estimate(replace(run, mesh=wide), topology).total == total
 
 
-def test_between_slices_goes_over_the_network() -> None:
+def test_traffic_between_slices_uses_the_network() -> None:
     topology = parse_topology("v5e:2x4", 2)
     run, _ = resolve_mesh(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
     traffic = estimate(run, topology).traffic["all-reduce"]
@@ -154,7 +154,7 @@ def test_between_slices_goes_over_the_network() -> None:
         resolve_mesh(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)
 
 
-def test_a_refusal_for_lack_of_memory_is_read() -> None:
+def test_out_of_memory_messages_are_parsed() -> None:
     assert _too_big("Ran out of memory in memory space hbm. Used 40.5G of 15.75G hbm.") == (40.5 * 2**30, 15.75 * 2**30)
     text = "the total memory required for HLO temporaries (512.00G) exceeds available HBM (30.75G)."
     assert _too_big(text) == (512 * 2**30, 30.75 * 2**30)
@@ -179,7 +179,7 @@ def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert "--decode needs the compiler" in decode.err
 
 
-def test_what_does_not_fit_is_told_before_anything_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxgpt.plan import topology as room
 
     monkeypatch.setattr(room, "compiler_missing", lambda topology: "")
@@ -219,21 +219,21 @@ def test_units() -> None:
 
 @needs_libtpu
 def test_the_tpu_compiler_agrees() -> None:
-    """Compiled for eight v5e: the state's bytes, the gradients' sum, the formula's FLOPs; a sampler; what is too big."""
+    """Compile for eight v5e chips: state bytes, gradient sum, FLOPs, a decode step, and a run that does not fit."""
     topology = parse_topology("v5e:2x4")
     run = config(MeshConfig(data=8, fsdp=1, tensor=1), n_head=2, norm_affine=False, bias=False)
     wide = replace(run.model, n_embd=256, vocab_size=512, block_size=128, n_layer=1, positions="none")
     run = replace(run, model=wide, train=replace(run.train, compute_dtype="bfloat16"))
     step = compile_step(run, topology)
     with warnings.catch_warnings(action="error"):
-        assert compile_step(run, topology) == step, "a second plan finds nothing that it cannot read"
+        assert compile_step(run, topology) == step, "a second plan gives no warnings about the compilation cache"
     guess = estimate(run, topology)
     assert step.compiled
     assert step.fits
     for kind in ("parameters", "optimizer"):
         assert step.memory[kind] == guess.memory[kind]
     assert step.memory["padding"] < 0.1 * (step.memory["parameters"] + step.memory["optimizer"])
-    # Matrices' gradients are products in bfloat16, the table's are added up in float32; then the loss and its count.
+    # Gradients of matrices are bfloat16 products, the table's are float32 sums; then the loss and the token count.
     assert set(step.traffic) == {"all-reduce"}
     matrices, table = run.model.n_embd * (12 * run.model.n_embd + 512), 512 * run.model.n_embd
     assert step.traffic["all-reduce"].bytes == pytest.approx(2 * matrices + 4 * table, abs=64)
@@ -242,11 +242,13 @@ def test_the_tpu_compiler_agrees() -> None:
     sent, implied = compile_step(split, topology).traffic, estimate(split, topology).traffic
     for kind in ("reduce-scatter", "all-to-all"):
         assert sent[kind].sent == pytest.approx(implied[kind].sent, rel=1e-3)
-    # Some weights are kept from the forward pass to the backward pass, where there is room; norms are gathered, too.
+    # With enough memory, some gathered weights are kept for the backward pass; norms are gathered as well.
     assert implied["all-gather"].sent / 2 < sent["all-gather"].sent < implied["all-gather"].sent
     token = compile_decode(run, topology)
-    rows_of_cache = 2 * 2 * 128  # k and v, two texts a device, 128 tokens each
-    assert token.memory["cache"] == pytest.approx(2 * 256 * rows_of_cache, abs=16)  # bfloat16, and where it begins
+    rows_of_cache = 2 * 2 * 128  # k and v, two rows per device, 128 tokens each
+    assert token.memory["cache"] == pytest.approx(
+        2 * 256 * rows_of_cache, abs=16
+    )  # bfloat16, plus the start of each row
     huge = replace(run, train=replace(run.train, batch_size=2**19))
     told = compile_step(huge, topology)
     assert not told.fits

@@ -1,4 +1,4 @@
-"""Machines by name: what is understood, what is refused and how, and where the slices of a machine lie in the mesh."""
+"""Parsing of topology names, their errors, and the position of slices in the mesh."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
 @given(st.sampled_from(sorted(CHIPS)), st.lists(st.integers(1, 8), min_size=2, max_size=3), st.integers(1, 4))
-def test_a_name_says_how_many_devices(name: str, halves: list[int], slices: int) -> None:
+def test_number_of_devices(name: str, halves: list[int], slices: int) -> None:
     grid = [2 * n if i < 2 else n for i, n in enumerate(halves)]
     topology = parse_topology(f"{name}:{'x'.join(map(str, grid))}", slices)
     assert topology.n_devices == math.prod(grid) * slices * CHIPS[name].per_chip
@@ -28,7 +28,7 @@ def test_a_name_says_how_many_devices(name: str, halves: list[int], slices: int)
 
 
 @given(st.sampled_from(["v4", "v5e", "v5p", "v6e"]), st.integers(1, 9), st.integers(1, 9))
-def test_the_grid_that_is_proposed_is_a_grid(name: str, rows: int, columns: int) -> None:
+def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None:
     try:
         parse_topology(f"{name}:{rows}x{columns}")
     except UserError as e:
@@ -57,7 +57,7 @@ def test_the_grid_that_is_proposed_is_a_grid(name: str, rows: int, columns: int)
         ("v5e:90000x90000", "more than 131,072 devices"),
     ],
 )
-def test_a_bad_name_gets_one_line(text: str, says: str) -> None:
+def test_bad_names_raise_one_line(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as error:
         parse_topology(text)
     assert "\n" not in str(error.value)
@@ -75,13 +75,13 @@ def test_a_bad_name_gets_one_line(text: str, says: str) -> None:
         ("v5p-12288", "v5p:16x16x24", 6144),
     ],
 )
-def test_the_names_of_google_cloud(name: str, text: str, chips: int) -> None:
+def test_google_cloud_names(name: str, text: str, chips: int) -> None:
     """v4 and v5p count TensorCores, v5e and v6e chips."""
     topology = parse_topology(name)
     assert (str(topology), topology.n_devices) == (text, chips)
 
 
-def test_every_slice_of_google_cloud_has_as_many_chips_as_its_name_says() -> None:
+def test_google_cloud_names_give_the_number_of_chips() -> None:
     for version, (_, cores, grids) in CLOUD.items():
         for grid in grids:
             chips = math.prod(map(int, grid.split("x")))
@@ -93,7 +93,7 @@ def test_slices_are_counted() -> None:
         parse_topology("v5e:2x4", 0)
 
 
-def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_mismatched_libtpu_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     topology = parse_topology("v5e:2x4")
     assert "no compiler" in compiler_missing(parse_topology("h100:8"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -115,7 +115,7 @@ def test_a_missing_or_wrong_compiler_says_what_to_install(monkeypatch: pytest.Mo
         ("INVALID_ARGUMENT: no such layout", "does not support v5e:2x4: INVALID_ARGUMENT"),
     ],
 )
-def test_what_libtpu_refuses_becomes_one_line(monkeypatch: pytest.MonkeyPatch, raised: str, says: str) -> None:
+def test_libtpu_errors_become_one_line(monkeypatch: pytest.MonkeyPatch, raised: str, says: str) -> None:
     from jax.experimental import topologies
 
     def refuse(*args: object, **kwargs: object) -> None:
@@ -135,7 +135,7 @@ def test_slices_lie_along_data() -> None:
 
 @pytest.mark.skipif(not HAS_LIBTPU, reason="libtpu is not installed")
 @pytest.mark.parametrize(("name", "slices"), [("v4:2x2x1", 1), ("v5e:1x1", 1), ("tpu7x:2x2x1", 1), ("v6e:4x4", 2)])
-def test_libtpu_knows_the_chips(name: str, slices: int) -> None:
+def test_libtpu_supports_the_chips(name: str, slices: int) -> None:
     topology = parse_topology(name, slices)
     devices = devices_of(topology)
     assert len(devices) == topology.n_devices

@@ -1,4 +1,4 @@
-"""Where the time goes: own times of nested events, kinds of instructions, traces of each kind of device, and the command."""
+"""Benchmarks: own times of nested events, kinds of instructions, traces of each platform, and the command."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from jaxgpt.trainer.program import build
 
 @pytest.fixture(autouse=True)
 def strict_types() -> None:
-    """Whole steps are traced here, and optax does not keep to strict types."""
+    """Disable strict type promotion: these tests trace optax, which relies on it."""
 
 
 tree = st.recursive(st.integers(1, 9), lambda inner: st.lists(inner, min_size=1, max_size=4))
 
 
 @given(st.lists(tree, min_size=1, max_size=5), st.randoms())
-def test_own_times_are_what_remains_without_the_events_within(trees: Any, random: Any) -> None:
-    """However events are nested and listed, each second of the leaves counts once."""
+def test_own_times_exclude_nested_events(trees: Any, random: Any) -> None:
+    """For any nesting and order of events, each second counts once."""
     events, expected = [], {}
 
     def lay(node: Any, start: int) -> int:
         name = f"event {len(events)}"
         events.append(None)
         place = len(events) - 1
-        end = start + 1  # of its own before what is within it
+        end = start + 1  # own time before the nested events
         expected[name] = 1.0
         if isinstance(node, int):
             end += node
@@ -59,7 +59,7 @@ def test_own_times_are_what_remains_without_the_events_within(trees: Any, random
 
 
 def dots(optimizer: str) -> Counter[str]:
-    """The products in a compiled step, by kind; and that all other kinds are there."""
+    """Count the products of a compiled step by kind, and check that all other kinds occur."""
     config = Config(model=small("gpt2"), optim=OptimConfig(name=optimizer), train=TrainConfig(batch_size=8))  # type: ignore[arg-type]
     program = build(config)
     batch = program.put(np.zeros((8, config.model.block_size + 1), np.int32))
@@ -74,8 +74,8 @@ def dots(optimizer: str) -> Counter[str]:
     return found
 
 
-def test_products_are_put_down_to_what_they_are_for() -> None:
-    """Two of attention a layer, and twice as many backward; the optimizer has some if, and only if, it is Muon."""
+def test_products_are_classified() -> None:
+    """Attention has two products per layer and twice as many backward; the optimizer has products only with Muon."""
     layers = small("gpt2").n_layer
     adamw, muon = dots("adamw"), dots("muon")
     assert adamw["attention"] == muon["attention"] == 6 * layers
@@ -106,18 +106,18 @@ def plane(name: str, lines: dict[str, list[tuple[int, int, int, str]]]) -> str:
     [
         # A CPU: threads of the host, a fusion within a wait.
         plane("/host:CPU", {"thread 1": [(1, 0, 4, ""), (4, 4, 4, ""), (2, 5, 2, "")], "thread 2": [(1, 6, 4, "")]}),
-        # A GPU: kernels that know their instruction; what the host does meanwhile is not looked at.
+        # A GPU: kernels with the name of their instruction; events of the host are ignored.
         plane("/host:CPU", {"thread": [(1, 0, 99, "")]})
         + plane("/device:GPU:0", {"Stream 1": [(3, 0, 4, GPU_OP % "dot.1"), (3, 5, 2, GPU_OP % "fusion.2")]})
         + plane("/device:GPU:1", {"Stream 1": [(3, 6, 4, GPU_OP % "dot.1")]}),
-        # A TPU: instructions and what they are put together to.
+        # A TPU: instructions, and lines that aggregate them.
         plane("/device:TPU:0", {"XLA Ops": [(1, 0, 4, ""), (2, 5, 2, "")], "Steps": [(1, 0, 10, "")]})
         + plane("/device:TPU:1", {"XLA Ops": [(1, 6, 4, "")], "Steps": [(1, 0, 10, "")]}),
     ],
     ids=["cpu", "gpu", "tpu"],
 )
-def test_traces_of_every_kind_of_device(text: str) -> None:
-    """Eight microseconds of products and two of updates on two devices in ten: half of their time is idle."""
+def test_traces_of_each_platform(text: str) -> None:
+    """8 us of products and 2 us of updates in a 10 us span of two devices: half of their time is idle."""
     data = jax.profiler.ProfileData
     profile = data.from_serialized_xspace(data.text_proto_to_serialized_xspace(text))
     result = device_time(profile, {"dot.1": "products", "fusion.2": "optimizer"}, devices=2)
@@ -130,7 +130,7 @@ def test_traces_of_every_kind_of_device(text: str) -> None:
     assert sum(result.shares.values()) == pytest.approx(1)
 
 
-def test_a_trace_without_the_program_is_told() -> None:
+def test_a_trace_without_the_program_raises() -> None:
     data = jax.profiler.ProfileData
     profile = data.from_serialized_xspace(
         data.text_proto_to_serialized_xspace(plane("/host:CPU", {"a": [(4, 0, 1, "")]}))
@@ -144,7 +144,7 @@ TINY = flags(model__n_layer=1, model__n_embd=32, model__n_head=2, model__block_s
 
 @pytest.mark.parametrize("each", [1, 3])
 def test_the_command(each: int) -> None:
-    """Its figures agree with each other and with its formula, however many steps a call makes."""
+    """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
     result = jaxgpt("bench", "python-char", *TINY, "--train.steps-per-call", str(each), "--seconds", "0.1", "--json")
     assert result.code == 0
     figures = json.loads(result.out)
@@ -164,7 +164,7 @@ def test_the_command(each: int) -> None:
     assert decode["of_limit"] == pytest.approx(least / decode["token_seconds"])
 
 
-def test_the_command_tells_a_person_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--no-decode")
     assert result.code == 0
     words = [line.split()[0] for line in result.out.splitlines()[1:]]
@@ -188,7 +188,7 @@ def test_bad_input(args: list[str], message: str) -> None:
     assert result.err.splitlines()[-1].startswith("jaxgpt: ")
 
 
-def test_any_number_of_devices_has_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_on_any_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
     monkeypatch.setattr(limits, "SECONDS", 0.01)
     assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0

@@ -1,4 +1,4 @@
-"""Hidden states and attention maps: their laws, and what they cost when nobody asks."""
+"""Hidden states and attention maps: their laws, and that they cost nothing unless captured."""
 
 import dataclasses
 import re
@@ -35,7 +35,7 @@ def test_laws(lm):
     model = GPT(lm.config.model)
     plain = jax.jit(model.apply)({"params": lm.params}, jnp.asarray(ids, jnp.int32))
     np.testing.assert_allclose(seen.logits, plain, atol=1e-5)
-    # The last hidden state is after the final norm: the head alone is missing.
+    # The last hidden state is after the final norm, so only the head remains.
     head = model.apply({"params": lm.params}, seen.hidden[-1], method="head")
     np.testing.assert_allclose(seen.logits, head, atol=1e-5)
 
@@ -51,7 +51,7 @@ def test_laws(lm):
     ],
     ids=str,
 )
-def test_inside_cached_generation_is_what_the_full_forward_shows(lm, positions, settings):
+def test_captured_generation_equals_a_full_pass(lm, positions, settings):
     config = dataclasses.replace(lm.config.model, positions=positions, n_kv_head=1)
     lm = lm._replace(config=Config(model=config), params=make(config)[1])
     settings = {"max_new_tokens": 7} | settings
@@ -67,11 +67,11 @@ def test_inside_cached_generation_is_what_the_full_forward_shows(lm, positions, 
 
 
 def results(text):
-    """Shapes that a compiled program hands out: the root of its entry."""
+    """Return the result shapes of a compiled program, from the root of its entry computation."""
     return re.search(r"ENTRY.*?ROOT [^=]+= (.*?)\n", text, re.S).group(1)
 
 
-def test_without_capture_no_map_leaves_the_program(lm):
+def test_without_capture_no_attention_map_is_returned(lm):
     config, shape = lm.config.model, f"f32[{B},{N},{T},{T}]"
     params, ids = abstract_params(config), jax.ShapeDtypeStruct((B, T), jnp.int32)
 
@@ -105,6 +105,6 @@ def test_gradients_are_the_same_with_capture(lm):
         ([[0.5]], "shape"),
     ],
 )
-def test_bad_ids_are_refused_before_jit(lm, ids, message):
+def test_bad_ids_raise_before_jit(lm, ids, message):
     with pytest.raises(UserError, match=message):
         jaxgpt.study.capture(lm, ids)

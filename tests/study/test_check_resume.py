@@ -32,7 +32,7 @@ TINY = flags(
 
 @pytest.fixture(autouse=True)
 def strict_types() -> None:
-    """Whole steps are traced here, and optax does not keep to strict types."""
+    """Disable strict type promotion: these tests trace optax, which relies on it."""
 
 
 def in_this_process(place: Path, order: dict) -> dict[str, str]:  # type: ignore[type-arg]
@@ -40,7 +40,7 @@ def in_this_process(place: Path, order: dict) -> dict[str, str]:  # type: ignore
     return check_resume.leg(place / "order.json")
 
 
-def test_equal_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_equal_in_separate_processes(tmp_path: Path) -> None:
     Path("text.txt").write_text(TEXT)
     compiled = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-m", "jaxgpt", "prove-resume", "shakespeare", *TINY, "--json"]
@@ -66,7 +66,7 @@ def without_moments(*args: object) -> TrainState:
 RESTORE = checkpoint.restore_state
 
 
-def test_a_resume_that_loses_something_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resume_that_loses_state_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(TEXT)
     monkeypatch.setattr(check_resume, "run_leg", in_this_process)
     sound = jaxgpt("prove-resume", "shakespeare", *TINY)

@@ -1,4 +1,4 @@
-"""The certificate holds for right builds, and in a broken one the row that should fail does, and no other."""
+"""All laws hold for correct code, and each planted bug fails the rows that it should and no others."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from jaxgpt.study.verify import LAWS, Law, fresh, training, verify
 from jaxgpt.study.verify.subject import Skipped, distance, same_bits
 from jaxgpt.train import step
 
-OURS = LAWS[:-1]  # without transformers, which takes long to import
+OURS = LAWS[:-1]  # without transformers, which is slow to import
 Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
 def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Most of the time goes into compiling; only with --long is it done as users have it."""
+    """Disable most compiler optimizations, except with --long: compilation takes most of the time."""
     jax.config.update("jax_disable_most_optimizations", "long" not in request.keywords)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -55,7 +55,7 @@ def test_every_law_holds() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
-def test_every_law_holds_or_does_not_apply(name: str) -> None:
+def test_every_law_holds_or_is_skipped(name: str) -> None:
     found = rows(tiny(name), LAWS)
     assert all(row.ok is not False for row in found.values()), found
     tied = found["tied head = token table"].ok
@@ -183,7 +183,7 @@ def export_swaps_queries_and_values(patch: Patch) -> None:
 
 
 def rounds(leaf: jax.Array) -> jax.Array:
-    """The last bit of every number is lost."""
+    """Change the last bit of every number."""
     return jnp.nextafter(leaf, jnp.float32(0))
 
 
@@ -195,7 +195,7 @@ FORWARD = LAWS[:5]
 PIECES = named("4 microbatches = 1 batch", "8 devices = 1 device")
 FILES = named("checkpoint read = written", "export read = written")
 
-# A broken build, the rows that must fail, and those computed without --long (none: only with it).
+# A planted bug, the rows that must fail, and the laws computed without --long (none: only with it).
 BROKEN = [
     (mask_sees_the_next_token, {"logits ignore later tokens", "cached = uncached"}, FORWARD),
     (cache_written_one_slot_late, {"cached = uncached"}, FORWARD),
@@ -230,16 +230,16 @@ def test_a_broken_build_fails_the_right_rows_and_no_others(
     assert {name for name, row in rows(lm, laws).items() if row.ok is False} == failing
 
 
-def test_every_row_but_those_of_others_has_a_broken_build() -> None:
-    """XLA's row has its own test, in a process without the flag; transformers' has its parity tests."""
+def test_every_law_of_this_code_has_a_planted_bug() -> None:
+    """The row about XLA has its own test, in a process without the flag; that about transformers has parity tests."""
     covered = set().union(*(failing for _, failing, _ in BROKEN))
     assert {law.name for law in OURS} - covered == {"XLA reductions = NumPy"}
 
 
-def test_distance_is_relative_and_never_hides_a_number_that_is_none() -> None:
+def test_distance_is_relative_and_infinite_for_non_finite_numbers() -> None:
     a, b = {"x": jnp.array([1.0, 2.0]), "y": jnp.array([1e-9])}, {"x": jnp.array([1.0, 2.0]), "y": jnp.array([0.0])}
     assert distance(a, a) == 0
-    assert distance(a, b) == pytest.approx(1e-9 / 2e-3), "a leaf of nothing is measured against the others"
+    assert distance(a, b) == pytest.approx(1e-9 / 2e-3), "a leaf of zeros is measured against the others"
     assert distance({"x": a["x"] * 1.01}, {"x": b["x"]}) == pytest.approx(0.01, rel=1e-4)
     for bad in (jnp.nan, jnp.inf):
         assert distance(jnp.array([bad]), jnp.array([bad])) == float("inf")
@@ -247,7 +247,7 @@ def test_distance_is_relative_and_never_hides_a_number_that_is_none() -> None:
     assert same_bits(a, a) == 0 < same_bits(a, b) == pytest.approx(1 / 3)
 
 
-def test_lower_precision_is_refused() -> None:
+def test_lower_precision_raises() -> None:
     lm = tiny()
     with pytest.raises(UserError, match="float32"):
         verify(lm._replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), lm.params)))
@@ -255,14 +255,14 @@ def test_lower_precision_is_refused() -> None:
 
 @pytest.mark.long
 def test_a_context_of_one_token() -> None:
-    """Laws that need more say so; the others hold."""
+    """Laws that need more tokens are skipped; the others hold."""
     found = rows(tiny(block_size=1), LAWS[:5])
     assert [row.ok for row in found.values()] == [True, None, None, None, True]
 
 
 @pytest.mark.long
-def test_random_weights_hide_nothing() -> None:
-    """Weights that a recipe starts at zero or at one are moved: a law is only tested by what has an effect."""
+def test_random_weights_have_no_zeros_or_ones() -> None:
+    """Weights that are usually initialized to zero or one are perturbed: a constant would mask bugs."""
     lm = fresh(Config(model=small("scaled", init="zero-proj")))
     assert all(jnp.unique(leaf).size > 1 for leaf in jax.tree.leaves(lm.params))
 
@@ -293,7 +293,7 @@ def test_command(tmp_path: Path, few_laws: None) -> None:
     assert "-reduce" in found["flags"]["XLA_FLAGS"]
 
 
-def test_command_fails_where_a_law_does(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_command_fails_if_a_law_fails(tmp_path: Path, monkeypatch: Patch) -> None:
     def raises(_: object) -> float:
         raise ValueError("two\nlines")
 

@@ -1,4 +1,4 @@
-"""XLA's miscompiled reductions are off however the program is started, or the user is told what to set."""
+"""XLA's miscompiled reductions are disabled however Python is started, or a warning says which flag to set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print("held" if row.ok else "failed", row.note)
 
 
 def python(code: str, flags: str = "") -> subprocess.CompletedProcess[str]:
-    """A process that sets nothing of its own."""
+    """Run code in a process without the environment of the tests."""
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | ({"XLA_FLAGS": flags} if flags else {})
     env["PYTHONPATH"] = str(repository())
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
@@ -33,7 +33,7 @@ def python(code: str, flags: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """What `import jaxgpt` does to XLA_FLAGS in a process without a backend, and what it says."""
+    """Return XLA_FLAGS and the warnings after `import jaxgpt` in a process without a backend."""
 
     def run(flags: str) -> tuple[str, list[str]]:
         monkeypatch.setenv("XLA_FLAGS", flags)
@@ -51,9 +51,9 @@ def start(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     [
         ("", SAFE_FLAG),
         ("--xla_cpu_prefer_vector_width=256", f"--xla_cpu_prefer_vector_width=256 {SAFE_FLAG}"),
-        (f"{FLAG}=-individual_dot", f"{FLAG}=-individual_dot {SAFE_FLAG}"),  # flags work one after the other
+        (f"{FLAG}=-individual_dot", f"{FLAG}=-individual_dot {SAFE_FLAG}"),  # later flags override earlier ones
         (SAFE_FLAG, SAFE_FLAG),
-        (f"{FLAG}=", f"{FLAG}="),  # nothing at all is fused
+        (f"{FLAG}=", f"{FLAG}="),  # disables all fusions
         (f"{FLAG}=individual_dot", f"{FLAG}=individual_dot"),  # a list without reductions
         (f"{FLAG}=+reduce {SAFE_FLAG}", f"{FLAG}=+reduce {SAFE_FLAG}"),
     ],
@@ -66,7 +66,7 @@ def test_fused_reductions_are_turned_off(start, flags: str, after: str) -> None:
     "value",
     ["+reduce", *(pytest.param(v, marks=pytest.mark.long) for v in ("reduce", "individual_dot,reduce", "REDUCE"))],
 )
-def test_who_asks_for_them_is_told(start, value: str) -> None:  # type: ignore[no-untyped-def]
+def test_requesting_them_gives_a_warning(start, value: str) -> None:  # type: ignore[no-untyped-def]
     flags, [said] = start(f"{FLAG}={value}")
     assert flags == f"{FLAG}={value}"
     assert f'XLA_FLAGS="{flags} {SAFE_FLAG}"' in said
@@ -74,7 +74,7 @@ def test_who_asks_for_them_is_told(start, value: str) -> None:  # type: ignore[n
 
 
 def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """XLA takes what does not begin with a dash for the name of a file; nothing can be added to that."""
+    """XLA reads a value without a leading dash as a file name, to which no flag can be added."""
     file = tmp_path / "flags"
     file.write_text("--xla_cpu_prefer_vector_width=256\n")
     flags, [said] = start(str(file))
@@ -84,8 +84,8 @@ def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-unty
     assert start(str(file)) == (str(file), [])
 
 
-def test_a_backend_that_was_started_before() -> None:
-    """Nothing can be turned off any more: one warning with the fix, and the row that measures it fails."""
+def test_a_backend_started_before_the_import() -> None:
+    """It is too late to set flags: there is one warning with the fix, and the row of verify fails."""
     late = python("import jax; jax.devices(); import jaxgpt" + MEASURE)
     assert late.stderr.count("MiscompiledReductions") == 1, late.stderr
     assert f'start Python with XLA_FLAGS="{SAFE_FLAG}"' in late.stderr
@@ -94,13 +94,13 @@ def test_a_backend_that_was_started_before() -> None:
 
 
 def test_jax_imported_before_but_not_used() -> None:
-    """With flags of the user's own, and jax imported first: the numbers are right, and nothing is said."""
+    """With other flags set and jax imported first, results are right and there is no warning."""
     early = python("import jax, jaxgpt" + MEASURE, f"{FLAG}=-individual_dot")
     assert (early.stdout, early.stderr) == ("held \n", "")
 
 
 @pytest.mark.parametrize("program", [["train.py", "--help"], ["-m", "jaxgpt", "--help"]])
-def test_every_way_of_starting_says_so_once(program: list[str]) -> None:
+def test_every_entry_point_warns_once(program: list[str]) -> None:
     env = os.environ | {"XLA_FLAGS": f"{FLAG}=+reduce"}
     done = subprocess.run(
         [sys.executable, *program], capture_output=True, text=True, check=True, env=env, cwd=repository()

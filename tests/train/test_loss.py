@@ -1,4 +1,4 @@
-"""The loss, whole and in chunks."""
+"""The loss function, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B, T = 4, 10
 
 
 def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Inputs, and targets of which some do not count."""
+    """Return inputs, and targets of which some are padding."""
     keys = jax.random.split(jax.random.key(0), 3)
     tokens, targets = (jax.random.randint(key, (B, T), 0, config.vocab_size) for key in keys[:2])
     return tokens, jnp.where(jax.random.bernoulli(keys[2], 0.7, (B, T)), targets, -1)
@@ -34,8 +34,8 @@ def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
         ("torch", "float32", 1),
     ],
 )
-def test_chunks_change_neither_loss_nor_gradient(name: str, dtype: str, chunk: int) -> None:
-    """Tied (gpt2), with a soft cap (modern), untied with a bias (torch); products in bfloat16."""
+def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: int) -> None:
+    """Heads: tied (gpt2), soft-capped (modern), untied with a bias (torch); also in bfloat16."""
     model, params = make(small(name))
     model = GPT(model.config, jnp.dtype(dtype))
     tokens, targets = ids(model.config)
@@ -48,19 +48,19 @@ def test_chunks_change_neither_loss_nor_gradient(name: str, dtype: str, chunk: i
     (losses, grads), (losses_c, grads_c) = jax.jit(run, static_argnums=0)(0), jax.jit(run, static_argnums=0)(chunk)
     np.testing.assert_allclose(losses_c, losses, rtol=1e-5, atol=1e-5)
     assert (losses_c[targets < 0] == 0).all()
-    # bfloat16 rounds the head's gradient once a chunk instead of once.
+    # In bfloat16, the gradient of the head is rounded once per chunk.
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 0.02, "atol": 0.05}
     for a, b in zip(jax.tree.leaves(grads_c), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(a, b, **tolerance)
 
 
-def test_no_array_of_all_logits_in_the_program() -> None:
+def test_chunked_loss_never_stores_all_logits() -> None:
     config = small("gpt2", vocab_size=509, n_layer=1)
     model, params = make(config)
     tokens, targets = ids(config)
 
     def largest(chunk: int) -> int:
-        """Most numbers of an array with an axis of the vocabulary, the table aside."""
+        """Return the size of the largest array with a vocabulary axis, except the table."""
         loss_fn = make_loss_fn(model, chunk)
         text = jax.jit(jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())).lower(params).compile().as_text()
         shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)}
@@ -69,4 +69,4 @@ def test_no_array_of_all_logits_in_the_program() -> None:
 
     assert largest(0) >= B * T * config.vocab_size
     assert largest(2) == B * 2 * config.vocab_size
-    assert largest(10 * T) == B * T * config.vocab_size, "a chunk beyond the end is not filled up"
+    assert largest(10 * T) == B * T * config.vocab_size, "the last chunk is not padded"

@@ -1,4 +1,4 @@
-"""Schedules at their corners, which weights decay, which go to Muon."""
+"""Learning-rate schedules, weight decay masks, Muon and the other optimizers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_schedule(optim: dict, step: int, rate: float) -> None:  # type: ignore[
     np.testing.assert_allclose(schedule(config(**optim))(step), rate, rtol=1e-5, atol=1e-12)
 
 
-def test_schedule_of_another_peak_has_the_same_shape() -> None:
+def test_schedules_scale_with_the_peak() -> None:
     c = config()
     for step in (0, 5, 10, 60, 100):
         np.testing.assert_allclose(schedule(c, 0.02)(step), 20 * schedule(c)(step), rtol=1e-5)
@@ -63,7 +63,7 @@ def names(tree: object) -> dict[str, object]:
     }
 
 
-def test_decay_mask_lists_exactly_kernels_and_embeddings() -> None:
+def test_only_kernels_and_embeddings_decay() -> None:
     _, params = make(small("gpt2", n_layer=1))
     decayed = {name for name, decays in names(decay_mask(params)).items() if decays}
     block = [f"h_0/attn/{p}_proj/kernel" for p in "qkvo"] + ["h_0/mlp/up_proj/kernel", "h_0/mlp/down_proj/kernel"]
@@ -71,7 +71,7 @@ def test_decay_mask_lists_exactly_kernels_and_embeddings() -> None:
 
 
 def test_nanogpt_decays_the_published_number_of_weights() -> None:
-    """26 tensors with 10,740,096 numbers, 13 with 4,992; our q, k and v are three tensors of nanoGPT's one."""
+    """nanoGPT: 26 decayed tensors with 10,740,096 parameters, 13 others with 4,992. Here q, k and v are separate tensors."""
     from jaxgpt.cli.info import with_vocab
     from jaxgpt.model.params import abstract_params
     from jaxgpt.presets import preset
@@ -85,7 +85,7 @@ def test_nanogpt_decays_the_published_number_of_weights() -> None:
     assert sum(size for size, decays in sizes if not decays) == 4_992
 
 
-def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
+def test_muon_updates_only_the_matrices_of_blocks() -> None:
     _, params = make(small("llama", n_layer=1))
     muon = {name for name, group in names(groups(params)).items() if group == "muon"}
     assert muon == {f"h_0/attn/{p}_proj/kernel" for p in "qkvo"} | {
@@ -93,8 +93,8 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
     }
 
 
-def test_muon_updates_are_orthogonal_matrices_over_the_right_axes() -> None:
-    """q as [D, N * H], o as [N * H, D]: the singular values of an update are near one another."""
+def test_muon_updates_are_orthogonal_over_the_right_axes() -> None:
+    """The singular values of an update are nearly equal, for q as [D, N * H] and o as [N * H, D]."""
     _, params = make(small("gpt2", n_embd=16, n_layer=1))
     c = config(name="muon", weight_decay=0.0, grad_clip=0.0, muon_learning_rate=1.0, min_lr=1e-3, warmup_steps=0)
     optimizer = make_optimizer(c)
@@ -112,8 +112,8 @@ def test_muon_updates_are_orthogonal_matrices_over_the_right_axes() -> None:
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_muon_is_optax_s_own_matrix_by_matrix(scanned: bool) -> None:
-    """Matrices of one shape are worked on together, whichever side is longer; optax takes each on its own."""
+def test_muon_equals_optax_muon(scanned: bool) -> None:
+    """Matrices of one shape are batched, for either side longer; optax updates them one by one."""
     _, params = make(small("llama", n_layer=3))
     params = stack_layers(params) if scanned else params
     c = config(name="muon", weight_decay=0.1, grad_clip=0.0, muon_steps=4, muon_momentum=0.9)
@@ -135,7 +135,7 @@ def test_muon_is_optax_s_own_matrix_by_matrix(scanned: bool) -> None:
 
     @jax.jit
     def moved(seed: int) -> tuple[Any, Any]:
-        """The second update of each."""
+        """Return the second update of each parameter."""
         grads = [
             jax.tree.map(lambda x, n=n: jax.random.normal(jax.random.key(seed + n + x.size), x.shape), params)
             for n in range(2)
@@ -151,8 +151,8 @@ def test_muon_is_optax_s_own_matrix_by_matrix(scanned: bool) -> None:
         np.testing.assert_allclose(updates[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
-def test_each_device_works_on_some_of_the_matrices() -> None:
-    """Twelve matrices of attention and nine of the MLP on eight devices: none has more than two, and the result is the same."""
+def test_muon_divides_the_matrices_among_devices() -> None:
+    """With 12 matrices of attention and 9 of the MLP on 8 devices, no device has more than 2 and the result is the same."""
     model = small("llama", n_layer=3, n_kv_head=4)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     _, params = make(model)
@@ -179,8 +179,8 @@ FACTORIES = {
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-def test_optimizers_are_optax_s_own_with_decoupled_weight_decay(name: str) -> None:
-    """`w <- w + update - rate decay w`, the last for kernels and embeddings; wide enough for Adafactor to factor."""
+def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
+    """`w <- w + update - rate decay w`, with decay for kernels and embeddings; the width is enough for Adafactor to factor."""
     model, params = make(small("gpt2", n_layer=1, n_embd=128))
     c = config(name=name, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.5, learning_rate=0.01, warmup_steps=2)
     rate, ours = schedule(c), make_optimizer(c)
@@ -211,7 +211,7 @@ def test_optimizers_are_optax_s_own_with_decoupled_weight_decay(name: str) -> No
     assert bool(factored) or name != "adafactor"
 
 
-def test_settings_that_an_optimizer_does_not_read_are_named() -> None:
+def test_settings_that_an_optimizer_ignores_raise() -> None:
     assert ignored_settings(OptimConfig()) == ignored_settings(OptimConfig(name="lion", beta1=0.95, beta2=0.98)) == ""
     changed = OptimConfig(name="adafactor", beta1=0.8, eps=1e-6, muon_steps=4, weight_decay=0.0, grad_clip=0.0)
     assert ignored_settings(changed) == "adafactor does not use optim.beta1, optim.eps, optim.muon_steps"

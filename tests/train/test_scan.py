@@ -1,4 +1,4 @@
-"""Layers stacked and scanned: the same function, the same training, the same checkpoints."""
+"""Scanned layers equal unrolled layers: outputs, training and checkpoints."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ long = pytest.mark.long
 
 
 @pytest.mark.parametrize("name", ["llama", "scaled", *(pytest.param(n, marks=long) for n in ("gpt2", "statquest"))])
-def test_scanned_losses_and_gradients_are_the_unrolled_ones(name: str) -> None:
-    """With dropout: both draw the same masks. statquest's blocks have neither norm nor MLP."""
+def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
+    """Including dropout masks; the blocks of statquest have neither norm nor MLP."""
     model, params = make(small(name, n_layer=2, dropout=0.2))
     tokens = random_ids(model.config, (2, 9))
 
@@ -88,7 +88,7 @@ def test_every_remat_has_the_same_loss_and_gradients(remat: str, scan: bool) -> 
     assert_same(loss_and_gradients(remat, scan), loss_and_gradients("none", scan), rtol=1e-5, atol=1e-5)
 
 
-def test_stacking_is_undone_by_unstacking_anywhere_in_a_tree() -> None:
+def test_unstack_inverts_stack() -> None:
     shapes = abstract_params(small("llama", n_layer=12))  # h_10 comes after h_9
     params = jax.tree.map(lambda leaf: np.random.default_rng(leaf.size).random(leaf.shape, np.float32), shapes)
     tree = {"state": (params, [params, {"count": 3}])}
@@ -100,8 +100,8 @@ def test_stacking_is_undone_by_unstacking_anywhere_in_a_tree() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
-def test_an_update_treats_a_stack_as_its_layers(name: str) -> None:
-    """Muon and Adafactor treat every layer's matrix by itself; what decays does so in both."""
+def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
+    """Muon and Adafactor treat the matrix of each layer separately, and the same weights decay."""
     _, params = make(small("modern", n_layer=3, n_embd=128 if name == "adafactor" else 16))
     optimizer = make_optimizer(config(optimizer=name))
     grads = jax.tree.map(lambda w: jax.random.normal(jax.random.key(w.size), w.shape), params)
@@ -119,8 +119,8 @@ def test_an_update_treats_a_stack_as_its_layers(name: str) -> None:
 
 
 @long
-def test_training_scanned_is_training_unrolled_on_a_mesh_through_a_checkpoint() -> None:
-    """Eight devices; the checkpoint is the unrolled run's, leaf by leaf, and either run goes on from it."""
+def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None:
+    """On 8 devices; both layouts write the same checkpoint and resume from it."""
     c = config(mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     scanned, plain = build(c), build(replace(c, train=replace(c.train, scan_layers=False)))
     losses, state = train(scanned, 3)

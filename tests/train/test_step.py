@@ -1,4 +1,4 @@
-"""Laws of one update."""
+"""Laws of the train step."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def windows(p: Program, seed: int = 0) -> np.ndarray:
 
 @functools.cache
 def alone(model: str, steps: int, optimizer: str = "adamw") -> tuple[list[float], object]:
-    """The run on one device with which others are compared."""
+    """The reference run on one device."""
     return train(program(model, optim={"name": optimizer}, shape=WIDE if optimizer == "adafactor" else {}), steps)
 
 
@@ -65,20 +65,20 @@ def train(p: Program, steps: int) -> tuple[list[float], object]:
     return losses, jax.device_get(state)
 
 
-def test_loss_is_the_one_of_the_textbook() -> None:
+def test_loss_equals_the_textbook_formula() -> None:
     logits, targets = jnp.array([[[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]]), jnp.array([[1, 2]])
     losses = cross_entropy(logits, targets)
     np.testing.assert_allclose(losses[0], [np.log(3), np.log(np.exp([1, 2, 3]).sum()) - 3], rtol=1e-6)
     np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, targets), rtol=1e-6)
 
 
-def test_a_negative_target_does_not_count() -> None:
+def test_negative_targets_are_ignored() -> None:
     logits, targets = jnp.ones((1, 3, 4)), jnp.array([[1, -1, 2]])
     assert cross_entropy(logits, targets)[0, 1] == 0
     assert token_count(targets) == 2
 
 
-def test_uncounted_windows_change_no_evaluation() -> None:
+def test_padding_does_not_change_an_evaluation() -> None:
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
@@ -89,7 +89,7 @@ def test_uncounted_windows_change_no_evaluation() -> None:
 
 @pytest.mark.parametrize("accumulation", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8))])
 def test_accumulation_equals_one_batch(accumulation: int) -> None:
-    """Also where the pieces have different numbers of tokens: sums are divided once."""
+    """Also if microbatches have different numbers of tokens: sums are divided once."""
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
@@ -105,7 +105,7 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)])
-def test_state_out_is_like_state_in(name: str) -> None:
+def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     p = program("modern", optim={"name": name, "ema_decay": 0.9}, microbatch=4, dropout=0.1)
     before = p.init()
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
@@ -114,8 +114,8 @@ def test_state_out_is_like_state_in(name: str) -> None:
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract_state) == described
 
 
-def test_any_transformation_trains_in_the_place_of_the_named_one() -> None:
-    """On a mesh. Its mask sees plain arrays by their names, and its moments lie where their weights do."""
+def test_any_optax_transformation_can_replace_the_optimizer() -> None:
+    """On a mesh: its mask is given plain arrays, and its moments are sharded like their weights."""
     kernels = partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key == "kernel")
     optimizer = optax.chain(optax.masked(optax.scale_by_adam(), kernels), optax.scale(-1e-2))
     p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).config, optimizer)
@@ -139,7 +139,7 @@ def test_the_state_is_donated() -> None:
 
 
 def compiled(p: Program) -> str:
-    """The text of the compiled step, or of several in a call."""
+    """Return the HLO text of the compiled step, or of several steps per call."""
     return p.lower(p.abstract_state, p.batches(1, lambda _, rows: windows(p)[rows])).compile().as_text()
 
 
@@ -153,8 +153,8 @@ def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) 
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
-def test_first_moments_can_be_kept_in_half_the_bytes(optimizer: str) -> None:
-    """And train alike; second moments stay float32."""
+def test_first_moments_in_bfloat16(optimizer: str) -> None:
+    """Second moments stay float32, and training is nearly the same."""
     p = program("modern", optim={"name": optimizer, "momentum_dtype": "bfloat16"})
     losses, state = train(p, 5)
     np.testing.assert_allclose(losses, alone("modern", 5, optimizer)[0], rtol=5e-3)
@@ -182,7 +182,7 @@ def test_one_program_for_all_steps() -> None:
         ("RESOURCE_EXHAUSTED: Out of memory", r"out of device memory \(train.microbatch 4, .*; lower train.microbatch"),
     ],
 )
-def test_what_the_compiler_says_comes_with_advice(said: str, advice: str) -> None:
+def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
     class Refused:
         def compile(self) -> None:
             raise jax.errors.JaxRuntimeError(said)
@@ -192,8 +192,8 @@ def test_what_the_compiler_says_comes_with_advice(said: str, advice: str) -> Non
 
 
 @pytest.mark.parametrize("each", [1, 3])
-def test_the_update_is_compiled_while_the_weights_are_made(each: int) -> None:
-    """And found by the first step, for all that it was compiled in another thread and without arrays; by longer calls too."""
+def test_the_step_is_compiled_during_initialization(each: int) -> None:
+    """The first step, and calls of several steps, reuse the program that another thread compiled from abstract arrays."""
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
     with p.compiling():
         state = p.init()
@@ -215,7 +215,7 @@ def test_the_update_is_compiled_while_the_weights_are_made(each: int) -> None:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_the_first_weights_are_the_same_however_they_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
     monkeypatch.setattr("jaxgpt.trainer.program.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
@@ -224,7 +224,7 @@ def test_the_first_weights_are_the_same_however_they_are_compiled(monkeypatch: p
 def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     losses = [train(program(dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
-    # One batch, and weights that all but stand still: only the mask can make a difference.
+    # One batch and a tiny learning rate: only the masks differ.
     p = program(dropout=0.5, optim={"learning_rate": 1e-12, "min_lr": 0.0})
     state, seen = p.init(), []
     for _ in range(2):
@@ -240,7 +240,7 @@ def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     assert len({tuple(jax.random.key_data(key).tolist()) for key in streams}) == 4
 
 
-def test_the_average_of_the_weights() -> None:
+def test_weight_average() -> None:
     p = program(optim={"ema_decay": 0.75})
     state = p.init()
     first = jax.device_get(state.params["wte"]["embedding"])
@@ -269,7 +269,7 @@ MESHES = [
     ],
     ids=lambda v: str(v)[10:] if isinstance(v, MeshConfig) else v,
 )
-def test_every_mesh_has_the_losses_of_one_device(mesh: MeshConfig, name: str) -> None:
+def test_losses_do_not_depend_on_the_mesh(mesh: MeshConfig, name: str) -> None:
     losses, state = alone("modern", 5, name)
     shape = WIDE if name == "adafactor" else {}
     split, state_split = train(program("modern", mesh=mesh, optim={"name": name}, shape=shape), 5)
@@ -281,8 +281,8 @@ def test_every_mesh_has_the_losses_of_one_device(mesh: MeshConfig, name: str) ->
 @pytest.mark.long
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("sizes", [s for s in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(s) <= 8])
-def test_every_mesh_of_eight_devices_has_the_losses_of_one(sizes: tuple[int, int, int], scan_layers: bool) -> None:
-    """The law for all ways to split, with heads for all of them."""
+def test_losses_do_not_depend_on_the_mesh_of_eight_devices(sizes: tuple[int, int, int], scan_layers: bool) -> None:
+    """Every mesh of 8 devices, with enough heads for each."""
     shape = {"n_head": 8, "n_embd": 64, "n_layer": 2, "init_std": 0.1}
     settings = {"shape": shape, "scan_layers": scan_layers, "steps": 20}
     losses, _ = train(program("modern", **settings), 20)
@@ -298,22 +298,22 @@ def collectives(text: str) -> Counter[str]:
     )
 
 
-def test_devices_talk_as_the_mesh_says() -> None:
-    """data: the gradients' sum and no more; fsdp: weights are gathered, gradients summed."""
+def test_collectives_follow_the_mesh() -> None:
+    """data: one sum of gradients; fsdp: weights are gathered and gradients summed."""
     assert set(collectives(compiled(program(mesh=MeshConfig(data=4))))) == {"all-reduce"}
     fsdp = collectives(compiled(program(mesh=MeshConfig(data=1, fsdp=4))))
     assert fsdp["all-gather"] >= 6, "every kernel of the block"
     assert fsdp["all-reduce"] + fsdp["reduce-scatter"]
 
 
-def test_nobody_gathers_the_vectors_of_the_whole_batch_to_look_them_up() -> None:
+def test_embedding_lookup_gathers_no_whole_batch() -> None:
     p = program("llama", mesh=MeshConfig(data=2, fsdp=2), shape={"vocab_size": 512, "n_layer": 1})
     text = compiled(p)
     assert "all-gather" in text
     assert f"f32[{p.config.train.batch_size},{p.config.model.block_size},{p.config.model.n_embd}]" not in text
 
 
-def test_a_block_split_by_tensor_sums_twice() -> None:
+def test_tensor_parallel_blocks_sum_twice() -> None:
     """Forward: after attention, and after the MLP (Shoeybi et al. 2019, section 3)."""
 
     def forward(n_layer: int) -> Counter[str]:
@@ -326,7 +326,7 @@ def test_a_block_split_by_tensor_sums_twice() -> None:
 
 
 def test_accumulation_and_dropout_on_a_mesh() -> None:
-    """Masks are drawn per microbatch: a fixed number of those makes them the same on every mesh."""
+    """Masks are drawn per microbatch, so with a fixed number of microbatches they are the same on every mesh."""
     settings = {"microbatch": -2, "dropout": 0.2, "batch_size": 16}
     whole, _ = train(program("gpt2", **settings), 4)
     split, _ = train(program("gpt2", mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
@@ -335,7 +335,7 @@ def test_accumulation_and_dropout_on_a_mesh() -> None:
 
 @functools.cache
 def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any]:
-    """Loss and gradient of a batch of 7 windows on that many devices."""
+    """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
     p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
     key, step = (jax.random.key(0) if dropout else None), p._update.keywords
     with on_mesh(p.mesh, p.config.model):
@@ -348,7 +348,7 @@ def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any
     ("data", "microbatch", "dropout"),
     [
         (3, 2, 0.0),  # 2 microbatches of 2 per device: 5 of 12 windows are padding
-        (8, 0, 0.2),  # a device has nothing but padding; masks stay as they are
+        (8, 0, 0.2),  # one device has only padding; masks do not change
         *(pytest.param(n, 2, 0.0, marks=pytest.mark.long) for n in (1, 2, 4, 6, 8)),
     ],
 )
@@ -357,7 +357,7 @@ def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, micr
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, microbatch, dropout), one)
 
 
-def test_weights_and_moments_are_really_split() -> None:
+def test_weights_and_moments_are_sharded() -> None:
     p = program("gpt2", mesh=MeshConfig(data=1, fsdp=4, tensor=2))
     state = p.init()
 
@@ -365,21 +365,21 @@ def test_weights_and_moments_are_really_split() -> None:
         leaves = jax.tree.leaves(tree)
         return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
 
-    # Kernels are split 8 ways; 17 ids, norms and biases are not, or less so.
+    # Kernels are divided among 8 devices; the 17 rows of the table, norms and biases are not, or less.
     assert share(state.params) < 0.25
     assert share(state.opt_state) < 0.25
     kernel = state.params["h_0"]["mlp"]["up_proj"]["kernel"]
     assert kernel.addressable_shards[0].data.shape == (kernel.shape[0] // 4, kernel.shape[1] // 2)
 
 
-def test_bfloat16_computes_near_float32() -> None:
+def test_bfloat16_is_close_to_float32() -> None:
     exact, _ = alone("modern", 3)
     rough, state = train(program("modern", compute_dtype="bfloat16"), 3)
     np.testing.assert_allclose(rough, exact, rtol=0.02)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
 
 
-def test_replaced_weights_are_where_training_starts() -> None:
+def test_training_starts_from_given_weights() -> None:
     p = program()
     _, params = make(p.config.model, seed=5)
     state = p.start_from(params)

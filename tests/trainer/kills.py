@@ -2,17 +2,17 @@
 
     python tests/trainer/kills.py --kills 100
 
-Each run has dropout, accumulation, an average of its weights, a guard, checkpoints by steps and by time, and several epochs.
-It is started and restarted by one of two scripts, unattended, until it exits with 0:
+Each run has dropout, gradient accumulation, a weight average, a guard, checkpoints by steps and by time, and several epochs.
+One of two scripts starts and restarts it until it exits with 0:
 
     if [ -d RUN ]; then jaxgpt train --resume --out RUN; else jaxgpt train shakespeare FLAGS --out RUN; fi
     jaxgpt train shakespeare FLAGS --out RUN --resume
 
 A process is killed within its first second, at any other time, shortly after Orbax's temporary folder appears, or when it
-touches a file of the run or of its cache for the n-th time, so that every moment of creating the run, of writing, committing
-and deleting checkpoints, of writing metrics and of keeping compiled programs has its turn. In the end weights, optimizer,
-average, guard, metrics, checkpoints kept and the sample must be those of the uninterrupted run, bit for bit, and the
-compilation cache must not have been damaged.
+touches a file of the run or of its cache for the n-th time. This covers every stage of creating the run, writing, committing
+and deleting checkpoints, writing metrics and caching compiled programs. At the end, weights, optimizer state, weight average,
+guard, metrics, checkpoints and sample must equal those of the uninterrupted run bit for bit, and the compilation cache must be
+intact.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FLAGS = (
     "--train.checkpoint-seconds 0.3 --train.keep-every 15 --train.sample-tokens 5 --mesh.data 1"
 ).split()
 AIMS = ("start", "file", "file", "folder", "time")
-FEW = 30  # operations on files in which a run is created
+FEW = 30  # file operations while a run is created
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Tally:
 
 
 def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
-    """Kill processes so many times, and compare every run this happened to.
+    """Kill processes the given number of times and compare every killed run with the uninterrupted one.
 
     Raises:
         AssertionError: a run could not be restarted after a kill.
@@ -113,7 +113,7 @@ def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
         tally.set_aside += len(list((folder / name / "checkpoints").glob("*.damaged*")))
         different = differences(folder / "straight", folder / name)
         last_out, last_err = (Path(folder / f"{name}.{stream}").read_text() for stream in ("out", "err"))
-        # A process that was killed after its last checkpoint has left nothing to do.
+        # A process killed after its last checkpoint leaves no work to resume.
         complete = "already at 32/32" in last_err or _sample(out) == _sample(last_out)
         different += [] if complete else ["the sample"]
         different += ["a warning of its cache"] if "compilation cache" in last_err else []
@@ -127,7 +127,7 @@ def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """What differs between two finished runs, times apart."""
+    """Return the differences between two finished runs, ignoring times."""
     found = []
     if (a / "config.json").read_bytes() != (b / "config.json").read_bytes():
         found.append("config.json")
@@ -146,18 +146,18 @@ def differences(a: Path, b: Path) -> list[str]:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl, in their order, without times."""
+    """Return the lines of metrics.jsonl in order, without times."""
     return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run / "metrics.jsonl")]
 
 
 def _start(folder: Path, name: str, always: bool, kill_at_event: int) -> BaseProcess:
-    """Do what the scheduler's script does: with `--resume` always, or only if the folder exists."""
+    """Start as the scheduler's script does: with `--resume` always, or only if the folder exists."""
     command = ["shakespeare", "--out", name, *FLAGS]
     if always:
         command += ["--resume"]
     elif (folder / name).is_dir():
         command = ["--resume", "--out", name]
-    # Forked from a process that has imported everything and touched no device: a third of the time is imports.
+    # Fork from a process that has imported everything and started no backend: imports take a third of the time.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.report", "jaxgpt.trainer.plots"])
     process = context.Process(target=_child, args=(folder, name, kill_at_event, ["train", *command]))
@@ -192,7 +192,7 @@ def _sleep(process: BaseProcess, seconds: float) -> None:
 
 
 def _done(run: Path) -> int:
-    """Steps whose figures had been written when a run was killed."""
+    """Return the number of steps whose metrics are written."""
     path = run / "metrics.jsonl"
     return max((int(m["step"]) + 1 for m in read_metrics(path) if "loss" in m), default=0) if path.is_file() else 0
 
@@ -202,7 +202,7 @@ def _sample(out: str) -> str:
 
 
 def _child(folder: Path, name: str, kill_at_event: int, args: list[str]) -> None:
-    """The command itself, in a process that kills itself just before it touches one of its files for the n-th time."""
+    """Run the command in a process that kills itself just before it touches one of its files for the n-th time."""
     os.chdir(folder)
     sys.stdout, sys.stderr = (Path(f"{name}.{stream}").open("w") for stream in ("out", "err"))  # noqa: SIM115
     os.environ["JAXGPT_CACHE"] = str(folder / f"{name}.cache")

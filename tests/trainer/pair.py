@@ -1,4 +1,4 @@
-"""One of two processes that ask each other things: python pair.py PORT INDEX. Prints what it got as JSON."""
+"""One of two processes that exchange values: python pair.py PORT INDEX. Prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main() -> dict[str, Any]:
         got[f"rows, {name}"] = sorted(asked)
         got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
     poll = Poll(program.mesh, 2)
-    # At the third call process 1 wishes for 1, at the fifth process 0 for 2: each is heard of two calls later, by both.
+    # Process 1 requests 1 at the third call, process 0 requests 2 at the fifth; both see each request two calls later.
     got["answers"] = [poll.ask({(1, 3): 1, (0, 5): 2}.get((me, call), 0)) for call in range(1, 9)]
     return got
 

@@ -1,4 +1,4 @@
-"""Which attention is chosen, and what is said of it."""
+"""The choice of attention kernel, and its messages."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: Any, said: st
         (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16: xla would"),
     ],
 )
-def test_a_kernel_that_cannot_run_is_refused_by_name(made: Config, device: Any, message: str) -> None:
+def test_a_kernel_that_cannot_run_raises(made: Config, device: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         choose_attention(made, device)
 
 
-def test_offloading_needs_memory_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_needs_host_memory_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Config(model=small("gpt2"), train=TrainConfig(remat="offload"))
     build(made)
     monkeypatch.setattr("jaxgpt.trainer.program.has_host_memory", lambda device: False)

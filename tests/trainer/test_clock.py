@@ -1,4 +1,4 @@
-"""The speed of the last seconds, and the time left."""
+"""Recent training speed and remaining time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 def call(clock: Clock, time: Time, seconds: float, steps: int = 1, tokens: int = 10) -> None:
-    """A call of the device, as the loop counts it."""
+    """Count one call, as the training loop does."""
     time.now += seconds
     clock.call_ended(steps * tokens)
     for _ in range(steps):
         clock.count(tokens)
 
 
-def test_nothing_is_known_after_the_first_call(time: Time) -> None:
-    """It may have compiled; and a resumed run has no speed yet, however long it ran before."""
+def test_no_speed_after_the_first_call(time: Time) -> None:
+    """The first call may include compilation; a resumed run does not inherit a speed."""
     clock = Clock(elapsed_seconds=5000.0)
     call(clock, time, 60.0)
     assert clock.recent(100) == {}
@@ -45,7 +45,7 @@ def test_recent_speed_shows_a_slowdown_that_the_mean_hides(time: Time) -> None:
     assert clock.figures(0)["tokens_per_second"] > 90
 
 
-def test_calls_longer_than_the_window_and_of_several_steps(time: Time) -> None:
+def test_long_calls_of_several_steps(time: Time) -> None:
     clock = Clock(0.0)
     call(clock, time, 1.0)
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_calls_longer_than_the_window_and_of_several_steps(time: Time) -> None:
     assert clock.recent(0)["tokens_per_second"] == pytest.approx(160 / (4.5 * WINDOW))
 
 
-def test_an_evaluation_is_no_slowdown_but_takes_its_share_of_the_time_left(time: Time) -> None:
+def test_evaluations_count_towards_time_left_but_not_speed(time: Time) -> None:
     clock = Clock(0.0)
     for _ in range(11):
         call(clock, time, 1.0)

@@ -1,4 +1,4 @@
-"""kill -9 in a real run, at moments of all kinds."""
+"""kill -9 of real runs at random moments."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kills import campaign
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.long)])
-def test_killed_runs_end_like_one_that_was_not(tmp_path: Path, kills: int) -> None:
+def test_killed_runs_end_like_an_uninterrupted_run(tmp_path: Path, kills: int) -> None:
     tally = campaign(tmp_path, kills, seed=3)
     print(tally)
     assert tally.survived == tally.kills.total() == kills
     assert tally.identical == tally.runs
-    assert tally.set_aside == 0, "what is there is valid, whenever the run is killed"
+    assert tally.set_aside == 0, "checkpoints on disk are valid whenever the run is killed"

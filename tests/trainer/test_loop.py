@@ -1,4 +1,4 @@
-"""A whole run: it resumes bit for bit, stops well, and keeps what is good."""
+"""Whole runs: exact resume, stops, checkpoints and evaluation."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def without_times(path: Path) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     "mesh",
     [
-        pytest.param(MeshConfig(data=1), marks=pytest.mark.long, id="one"),  # the killed runs show it too
+        pytest.param(MeshConfig(data=1), marks=pytest.mark.long, id="one"),  # the tests of killed runs cover it as well
         pytest.param(MeshConfig(data=2, fsdp=2), id="mesh"),
     ],
 )
-def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
-    """With dropout, accumulation, Muon, an average of the weights, and a cut in the middle of an epoch."""
+def test_resumed_equals_uninterrupted_bit_for_bit(mesh: MeshConfig) -> None:
+    """With dropout, accumulation, Muon, a weight average, and an interruption within an epoch."""
     config = small_run(steps=10, eval_every=5, microbatch=4)
     optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, not_finite="skip")
     config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
     straight = run(config, "straight")
-    # The cut run believes that it is as long as the other one, and is interrupted.
+    # The interrupted run has the same number of steps in its config.
     cut = run(config, "cut", reporter=Silent({6: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
     assert cut.interrupted
     assert 5 < int(cut.state.step) < 10
@@ -88,7 +88,7 @@ def test_resumed_equals_straight_bit_for_bit(mesh: MeshConfig) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["lion", "sgd", "adafactor"])
 def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
-    """On a mesh, with layers stacked and calls of two updates; the MLP's moments are factored in Adafactor."""
+    """On a mesh, with scanned layers and two steps per call; Adafactor factors the moments of the MLP."""
     config = small_run(steps=8, eval_every=8, steps_per_call=2, scan_layers=True)
     optim = OptimConfig(name=name, warmup_steps=2, momentum_dtype="bfloat16")
     config = replace(config, mesh=MeshConfig(data=1, fsdp=2), optim=optim).with_model(n_embd=128, n_layer=2)
@@ -97,8 +97,8 @@ def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
     assert same_bits(run(config, "cut", resume=True).state, straight.state)
 
 
-def test_several_updates_in_a_call_are_the_same_wherever_a_run_is_cut() -> None:
-    """Calls of one, three and fewer updates, after the cut of others: bit for bit. And the same numbers as one by one."""
+def test_steps_per_call_do_not_change_a_run() -> None:
+    """Bit for bit with an interruption anywhere, and nearly the same as with one step per call."""
     config = small_run(steps=15, eval_every=12, steps_per_call=3)
     config = replace(config, mesh=MeshConfig(data=2)).with_model(dropout=0.2)
     straight = run(config, "straight")
@@ -115,8 +115,8 @@ def test_several_updates_in_a_call_are_the_same_wherever_a_run_is_cut() -> None:
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
-def test_a_stop_in_the_middle_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is saved at once, and the evaluation is made up for on resuming: the best checkpoint is the same one."""
+def test_a_stop_during_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run saves at once and evaluates after the resume, so the best checkpoint is the same."""
     config = small_run()
     straight = run(config, "straight")
 
@@ -133,7 +133,7 @@ def test_a_stop_in_the_middle_of_an_evaluation(monkeypatch: pytest.MonkeyPatch) 
     assert val_losses(Path("cut/checkpoints")) == val_losses(Path("straight/checkpoints"))
 
 
-def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_the_same() -> None:
+def test_a_damaged_checkpoint_is_set_aside() -> None:
     straight = run(small_run(), "out")
     lines = without_times(Path("out/metrics.jsonl"))
     file = max(Path("out/checkpoints/8/opt_state").rglob("d/*"), key=lambda p: p.stat().st_size)
@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_the_same() -> None:
 
 
 def test_temporary_checkpoints_by_time() -> None:
-    """After every step here; a later one replaces them."""
+    """After every step here; later checkpoints replace them."""
     seen = []
     watch = Silent({step: lambda: seen.append(steps(Path("out/checkpoints"))) for step in range(8)})
     run(small_run(steps=7, eval_every=100, checkpoint_seconds=1e-9), "out", reporter=watch)
@@ -156,7 +156,7 @@ def test_temporary_checkpoints_by_time() -> None:
     assert steps(Path("out/checkpoints")) == [7]
 
 
-def test_a_run_writes_its_checkpoints_and_figures() -> None:
+def test_a_run_writes_checkpoints_and_metrics() -> None:
     run(small_run(), "out")
     losses = val_losses(Path("out/checkpoints"))
     assert steps(Path("out/checkpoints")) == [4, 8]
@@ -168,8 +168,8 @@ def test_a_run_writes_its_checkpoints_and_figures() -> None:
     assert lines[0]["loss"] > lines[-2]["loss"]
 
 
-def test_speed_counts_every_step_but_the_first_and_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step takes a second, every evaluation an hour: a token a second for each of a batch."""
+def test_speed_excludes_the_first_step_and_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second and an evaluation an hour, so the speed is the tokens of a batch per second."""
     now = [0.0]
     monkeypatch.setattr("jaxgpt.trainer.clock.time.perf_counter", lambda: now[0])
     step = Program.step
@@ -189,8 +189,8 @@ def test_speed_counts_every_step_but_the_first_and_no_evaluation(monkeypatch: py
     assert last["tokens_per_second"] == pytest.approx(8 * 16)
 
 
-def test_a_reporter_hears_of_every_step_and_of_what_takes_time_besides() -> None:
-    """Whatever is logged: with log_every 100 the bar of a slow model would stand still for hours."""
+def test_a_reporter_is_called_for_every_step_and_stage() -> None:
+    """Whatever log_every is; otherwise the bar of a slow model would not move for hours."""
     heard: list[object] = []
 
     class Listener(Reporter):
@@ -212,7 +212,7 @@ def test_a_reporter_hears_of_every_step_and_of_what_takes_time_besides() -> None
 
 
 def test_best_and_last_are_kept() -> None:
-    """A rate that ruins the model: the first evaluation stays the best, and its checkpoint stays."""
+    """The learning rate makes the model worse, so the first evaluation is the best and its checkpoint is kept."""
     config = replace(
         small_run(steps=12, eval_every=2), optim=OptimConfig(learning_rate=3.0, grad_clip=0.0, warmup_steps=5)
     )
@@ -220,14 +220,14 @@ def test_best_and_last_are_kept() -> None:
     folder = Path("out/checkpoints")
     losses = {m["step"]: m["val_loss"] for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     best = min(losses, key=losses.__getitem__)
-    assert best < 8, "or this test shows nothing"
+    assert best < 8, "otherwise this test shows nothing"
     assert steps(folder) == [best, 10, 12]
     assert (choose(folder, "best"), choose(folder, "last"), choose(folder, "10")) == (best, 12, 10)
     with pytest.raises(UserError, match="no checkpoint '11'"):
         choose(folder, "11")
 
 
-def test_a_step_that_was_cut_off_is_passed_over() -> None:
+def test_an_incomplete_checkpoint_is_skipped() -> None:
     run(small_run(), "out")
     Path("out/checkpoints/9").mkdir()
     Path("out/checkpoints/8/commit_success.txt").unlink()
@@ -236,7 +236,7 @@ def test_a_step_that_was_cut_off_is_passed_over() -> None:
         choose(Path("nowhere"), "last")
 
 
-def test_a_checkpoint_of_another_model_is_refused() -> None:
+def test_a_checkpoint_of_another_model_raises() -> None:
     config = small_run()
     run(config, "out")
     other, _, _ = prepare(config.with_model(n_embd=32), "other")
@@ -245,12 +245,12 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_saved_every_so_many_steps() -> None:
+def test_checkpoint_every() -> None:
     run(small_run(steps=7, eval_every=100, checkpoint_every=3), "out")
     assert steps(Path("out/checkpoints")) == [6, 7]
 
 
-def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Program.step
 
     def bad(self: Program, state, windows):  # type: ignore[no-untyped-def]
@@ -264,7 +264,7 @@ def test_nan_stops_and_the_last_good_checkpoint_stays(monkeypatch: pytest.Monkey
     assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
 
 
-def test_a_lack_of_device_memory_comes_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Program, state: object, windows: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
 
@@ -275,14 +275,14 @@ def test_a_lack_of_device_memory_comes_with_advice(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that computes nothing finite."""
+    """A model with non-finite outputs."""
     good = make_loss_fn
     monkeypatch.setattr(
         "jaxgpt.trainer.program.make_loss_fn", lambda *model: lambda *a: good(*model)(*a) * jax.numpy.nan
     )
 
 
-def test_what_is_not_finite_is_named(overflow: None) -> None:
+def test_the_non_finite_metric_is_named(overflow: None) -> None:
     words = (
         r"loss is nan at step 0, first in the gradient of ln_f/scale \((\d+) of \1 gradients\): stopped, there is no"
     )
@@ -290,7 +290,7 @@ def test_what_is_not_finite_is_named(overflow: None) -> None:
         run(small_run(), "out")
 
 
-def test_too_many_updates_left_out_in_a_row(overflow: None) -> None:
+def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:
     config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
     reporter = Silent()
     with pytest.raises(TrainingFailed, match="at step 2 after 3 updates left out in a row, first in the gradient of"):
@@ -299,8 +299,8 @@ def test_too_many_updates_left_out_in_a_row(overflow: None) -> None:
     assert steps(Path("out/checkpoints")) == []
 
 
-def test_a_signal_while_the_step_is_compiled_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling is the longest part of a start; the run stops as soon as it can, and can go on."""
+def test_a_signal_during_compilation_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run stops as soon as the step is compiled, and can be resumed."""
     lower = Program.lower
 
     def asked(self: Program, *args: Any) -> Any:
@@ -315,7 +315,7 @@ def test_a_signal_while_the_step_is_compiled_is_not_lost(monkeypatch: pytest.Mon
     assert not run(small_run(), "out", resume=True).interrupted
 
 
-def test_a_second_signal_ends_at_once() -> None:
+def test_a_second_signal_stops_at_once() -> None:
     def twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -324,7 +324,7 @@ def test_a_second_signal_ends_at_once() -> None:
         run(small_run(), "out", reporter=Silent({1: twice}))
 
 
-def test_ids_beyond_the_vocabulary() -> None:
+def test_ids_outside_the_vocabulary() -> None:
     with pytest.raises(TrainingFailed, match="id 17 in the batch of step 3 is beyond the vocabulary of 17"):
         check_ids(np.array([[1, 17]]), 17, 3)
 
@@ -344,14 +344,14 @@ def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None
     assert [json.loads(line) for line in path.read_text().splitlines()] == [*lines[:2], {"step": 4, "loss": 0.5}]
 
 
-def test_standard_error_is_of_the_windows_means() -> None:
+def test_standard_error_is_that_of_window_means() -> None:
     result = summarize(np.array([2.0, 4.0, 6.0]), np.array([2, 2, 2]))
     assert (result.loss, result.windows, result.tokens) == (2.0, 3, 6)
     np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
 
 
 @given(n=st.integers(1, 10_000), wanted=st.integers(0, 20_000))
-def test_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
+def test_evaluation_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
     windows = spread(n, wanted)
     assert len(windows) == min(wanted or n, n)
     gaps = np.diff(np.append(windows, n))
@@ -360,8 +360,8 @@ def test_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
     assert gaps.max() - gaps.min() <= 1
 
 
-def test_evaluations_of_some_windows_are_compared_with_the_last_on_the_same() -> None:
-    """The last is of the whole split, and its checkpoint's loss that of the windows which the others had."""
+def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
+    """The last evaluation covers the split, but its checkpoint has the loss on the windows of the earlier ones."""
     run(small_run(eval_windows=3), "out")
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data, _ = prepare(small_run(eval_windows=3), "out")

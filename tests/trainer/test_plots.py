@@ -1,4 +1,4 @@
-"""loss.png follows the run in the background, is always whole, and never stops the run."""
+"""loss.png is drawn in the background, always complete, and never blocks or fails the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add(step: int) -> None:
         f.write(json.dumps({"step": step, "loss": 1.0}) + "\n")
 
 
-def test_updates_never_wait_and_the_last_state_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many updates come while one plot is drawn, close draws one more, and none where nothing is new."""
+def test_updates_never_block_and_the_last_state_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any number of updates during a plot, close draws one more, or none if there is nothing new."""
     go_on, lines = threading.Event(), []
 
     def slow(metrics: Path, image: Path, title: str) -> None:
@@ -33,7 +33,7 @@ def test_updates_never_wait_and_the_last_state_is_drawn(monkeypatch: pytest.Monk
         plot.update()
     go_on.set()
     plot.close()
-    # A line that comes between looking at the file and reading it is drawn twice.
+    # A line written between checking the file and reading it is drawn twice.
     assert lines[-1] == 5
     assert len(lines) <= 2
     drawn = len(lines)
@@ -41,7 +41,7 @@ def test_updates_never_wait_and_the_last_state_is_drawn(monkeypatch: pytest.Monk
     assert len(lines) == drawn
 
 
-def test_the_plot_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch) -> None:
     add(0)
     add(1)
     plot = LossPlot(METRICS, IMAGE, "a $title^", pytest.fail)

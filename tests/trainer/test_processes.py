@@ -1,4 +1,4 @@
-"""Several processes on this machine: they train as one does, agree, and notice when one of them is killed."""
+"""Several processes on this machine: same results as one, agreement on settings, and failure of a peer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TINY = flags(
     model__n_head=4,
     model__block_size=16,
     optim__warmup_steps=2,
-    # Gentle steps: sums are in another order in another number of processes, and large steps let that grow beyond 1e-5.
+    # Small steps: the order of sums depends on the number of processes, and large steps amplify that beyond 1e-5.
     optim__learning_rate=4e-4,
     optim__muon_learning_rate=2e-3,
     train__batch_size=8,
@@ -55,7 +55,7 @@ STOPPING = {
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a text, and one cache of compiled programs for all."""
+    """A folder with a text, and a shared compilation cache."""
     Path("text.txt").write_text(TEXT)
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "1")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "compiled"))
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @contextmanager
 def started(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in a process of its own, which is gone afterwards."""
+    """Run a command in a process that is killed afterwards."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, *args], stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -85,7 +85,7 @@ def free_port() -> int:
 
 
 def pair(*commands: Sequence[str]) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of commands that run at the same time."""
+    """Run commands at the same time; return exit codes, outputs and errors."""
     pipe = subprocess.PIPE
     processes = [subprocess.Popen([sys.executable, *c], stdout=pipe, stderr=pipe, text=True) for c in commands]
     results = [process.communicate(timeout=120) for process in processes]
@@ -93,7 +93,7 @@ def pair(*commands: Sequence[str]) -> list[tuple[int, str, str]]:
 
 
 def ranks(args: Callable[[int], Sequence[str]], processes: int = 2) -> list[Sequence[str]]:
-    """`jaxgpt train` with its place among others on the command line."""
+    """Return `jaxgpt train` commands with their process index and count."""
     port = free_port()
     settings = ["--distributed.coordinator", f"127.0.0.1:{port}", "--distributed.num-processes", str(processes)]
     return [
@@ -131,7 +131,7 @@ def assert_same_figures(run: str, other: str, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(here, there, rtol=rtol, err_msg=name)
 
 
-def test_two_processes_ask_each_other() -> None:
+def test_two_processes_exchange_values() -> None:
     port = str(free_port())
     script = str(Path(__file__).with_name("pair.py"))
     results = pair([script, port, "0"], [script, port, "1"])
@@ -152,8 +152,8 @@ def test_two_processes_ask_each_other() -> None:
     assert a["answers"] == [0, 0, 0, 0, 1, 0, 2, 0]
 
 
-def test_killed_resumed_by_one_process_and_the_figures_of_a_run_that_nothing_happened_to(place: None) -> None:
-    """Of two processes one is killed; the other says so and goes; one alone goes on, and all is as if it had always been."""
+def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: None) -> None:
+    """One of two processes is killed and the other exits with a message; one process resumes, with the same results."""
     length = flags(train__steps=60)
     with launched(2, "shakespeare", *TINY, *length, "--out", "killed") as launcher:
         wait_until(lambda: reached("killed", 8), launcher)
@@ -173,13 +173,13 @@ def test_killed_resumed_by_one_process_and_the_figures_of_a_run_that_nothing_hap
         assert damage(folder) == ""
         files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {NAME}
         assert set(read(folder)) == files, "every process's files are in the manifest"
-    assert any("process_1" in name for name in files), "the second process has written its part"
+    assert any("process_1" in name for name in files), "the second process has written its shards"
     assert jaxgpt("train", "--resume", "--out", "killed", "--mesh.data", "1").code == 0
     assert jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1").code == 0
     assert_same_figures("killed", "straight")
 
 
-# The command line in a process that dawdles between its goodbye and its exit: process 0 is gone before it.
+# A process that sleeps between its last message and its exit, so that process 0 exits first.
 DAWDLE = """
 import time
 from jaxgpt.cli import entry
@@ -190,7 +190,7 @@ entry()
 """
 
 
-def test_processes_that_disagree_are_refused_by_all(place: None) -> None:
+def test_processes_with_different_settings_all_exit(place: None) -> None:
     prompt, late = ranks(lambda n: ["shakespeare", *TINY, "--train.seed", str(n), "--out", "run"])
     for code, out, err in pair(prompt, ["-c", DAWDLE, *late[2:]]):
         assert (code, out) == (2, "")
@@ -248,7 +248,7 @@ def test_bad_places(settings: dict[str, Any], message: str) -> None:
         ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, True),
         ({"MEGASCALE_NUM_SLICES": "2"}, True),
-        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, False),  # asked for with auto
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, False),  # requested with auto
     ],
 )
 def test_schedulers_that_start_several_processes(
@@ -274,13 +274,13 @@ def test_schedulers_that_start_several_processes(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_loss_looks_like(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not room.tells_of_loss(error), "there is nobody to lose"
+def test_recognizing_the_failure_of_a_peer(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not room.tells_of_loss(error), "there is no peer"
     monkeypatch.setattr(room, "count", lambda: 2)
     assert room.tells_of_loss(error) is loss
 
 
-def test_a_loss_while_a_checkpoint_is_read_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     error = JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: restore")
 
     def fail(*_: object) -> None:
@@ -297,7 +297,7 @@ def test_a_loss_while_a_checkpoint_is_read_is_no_damage(monkeypatch: pytest.Monk
         checkpoint._load(Path("1"), {"params": None})
 
 
-def test_every_process_has_to_take_part() -> None:
+def test_every_process_needs_devices_in_the_mesh() -> None:
     config = small_run(batch_size=6)
     with pytest.raises(UserError, match=r"1 of 4 devices in use \(data 1\), but 2 processes .* use --mesh.data 4 "):
         resolve(config, 4, processes=2)
@@ -305,8 +305,8 @@ def test_every_process_has_to_take_part() -> None:
     assert resolve(replace(config, mesh=MeshConfig()), 4, processes=2)[0] == MeshConfig(data=4)
 
 
-def test_a_process_without_work_is_refused(place: None) -> None:
-    """One line from all of them together, through the launcher."""
+def test_a_process_without_devices_in_the_mesh(place: None) -> None:
+    """The launcher prints one line for all of them."""
     with launched(2, "shakespeare", *TINY, "--mesh.data", "1", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 2
@@ -349,7 +349,7 @@ def test_process_zero_is_killed(place: None) -> None:
     ("number", "to", "before", "after"),
     [(signal.SIGTERM, "one", 2, 4), (signal.SIGINT, "all", 2, 1), (signal.SIGTERM, "launcher", 1, 2)],
 )
-def test_asked_to_stop_and_resumed_by_another_number_of_processes(
+def test_stopped_and_resumed_by_another_number_of_processes(
     place: None, number: int, to: str, before: int, after: int
 ) -> None:
     length = flags(train__steps=60)
@@ -360,7 +360,7 @@ def test_asked_to_stop_and_resumed_by_another_number_of_processes(
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     step = steps(Path("run/checkpoints"))[-1]
-    asked = "" if to == "one" else STOPPING[number]  # process 0 speaks, of the signals that it gets itself
+    asked = "" if to == "one" else STOPPING[number]  # process 0 reports, and only its own signals
     assert err == f"{asked}jaxgpt: stopped and saved at step {step}; resume with: jaxgpt train --resume --out run\n"
     with launched(after, "--resume", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=300)
@@ -370,8 +370,8 @@ def test_asked_to_stop_and_resumed_by_another_number_of_processes(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-def test_a_launcher_that_is_asked_to_stop_passes_it_on(place: None, number: int) -> None:
-    """All save at one step, one of them says how to go on, and nobody is left."""
+def test_a_launcher_forwards_signals(place: None, number: int) -> None:
+    """All save the same step, one prints how to resume, and no process is left."""
     with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
         wait_until(lambda: reached("run", 6), launcher)
         pids = children(launcher)
@@ -389,7 +389,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on(place: None, number: int)
 
 @pytest.mark.long
 def test_no_orphans(place: None) -> None:
-    """A launcher that is killed: its processes save and go."""
+    """If the launcher is killed, its processes save and exit."""
     with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
         wait_until(lambda: reached("run", 6), launcher)
         pids = children(launcher)

@@ -1,4 +1,4 @@
-"""Signals are answered at once, whatever the main thread is doing."""
+"""Signals are handled at once, whatever the main thread is doing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import uvloop
 from jaxgpt.trainer.signals import stop_on_signal
 
 
-def test_a_signal_is_answered_while_native_code_runs() -> None:
+def test_a_signal_is_handled_while_native_code_runs() -> None:
     told: list[tuple[int, bool, float]] = []
     with stop_on_signal(lambda number, again: told.append((number, again, time.monotonic()))) as stop:
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
         began = time.monotonic()
-        # Python cannot interrupt it, and other threads run meanwhile: as with a compiler, or a device that is waited for.
+        # Native code that Python cannot interrupt and that releases the GIL, like a compiler or waiting for a device.
         hashlib.pbkdf2_hmac("sha256", b"", b"", 600_000)
         ended = time.monotonic()
     assert stop.requested
@@ -29,7 +29,7 @@ def test_a_signal_is_answered_while_native_code_runs() -> None:
     assert when - began < (ended - began) / 2
 
 
-def test_a_second_signal_is_told_apart_and_raises() -> None:
+def test_a_second_signal_raises() -> None:
     told: list[tuple[int, bool]] = []
     done = threading.Event()
 
@@ -50,8 +50,8 @@ def test_a_second_signal_is_told_apart_and_raises() -> None:
 
 
 @pytest.mark.parametrize("makes_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_a_signal_is_told_once_though_an_event_loop_has_the_descriptor(makes_loop) -> None:  # type: ignore[no-untyped-def]
-    """Orbax runs loops, which read the interpreter's bytes themselves."""
+def test_a_signal_during_an_event_loop_is_reported_once(makes_loop) -> None:  # type: ignore[no-untyped-def]
+    """Orbax runs event loops, which take over the wakeup descriptor."""
     told: list[tuple[int, bool]] = []
     first = threading.Event()
 

@@ -1,6 +1,6 @@
-"""The train step compiled for TPUs that are not there: the kernel of attention fits its tiles, and holds no scores.
+"""The train step compiled for TPUs without having one: the attention kernel fits its tiles and stores no scores.
 
-Needs libtpu (`pip install 'jax[tpu]'`, or TPU_LIBRARY_PATH). It serves one process at a time.
+Needs libtpu (`pip install 'jax[tpu]'`, or TPU_LIBRARY_PATH). One process can use it at a time.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def compiled(window: int = 0, **train: Any) -> Any:
 
 
 @pytest.mark.parametrize(("scan_layers", "window"), [(False, 0), (True, 0), (False, 256)])
-def test_splash_holds_no_scores(scan_layers: bool, window: int) -> None:
+def test_splash_attention_never_stores_t_x_t_scores(scan_layers: bool, window: int) -> None:
     scores = re.compile(rf"\[(\d+,)*{T},{T}\]")
     flash, plain = (compiled(window, attention=kernel, scan_layers=scan_layers) for kernel in ("auto", "xla"))
     assert "tpu_custom_call" in flash.as_text()
     assert not scores.search(flash.as_text())
     assert scores.search(plain.as_text())
-    # The weights of every layer are what the plain way keeps for the backward pass, in bfloat16 at least.
+    # The reference saves the attention weights of every layer for the backward pass, at least in bfloat16.
     kept = LAYERS * (B // 2) * (HEADS // 2) * T * T * 2
     assert plain.memory_analysis().temp_size_in_bytes - flash.memory_analysis().temp_size_in_bytes > kept
