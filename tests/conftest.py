@@ -1,4 +1,4 @@
-"""Strict JAX, eight fake devices, and where the data for tests may lie."""
+"""Strict JAX types, eight CPU devices, and the location of test data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The suite compiles two thousand small programs and runs each a few times: LLVM need not polish them.
+# The suite compiles two thousand small programs and runs each a few times, so LLVM optimization does not pay.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1".strip()
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-import jaxgpt  # sets XLA's flag before a backend starts
+import jaxgpt  # sets the XLA flag before a backend starts
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 assert jaxgpt.__version__
 
-# Fixtures give every test, not every example, a folder of its own; that is enough for examples that overwrite one file.
+# Fixtures give each test, not each example, a folder; that is enough for examples that overwrite one file.
 settings.register_profile(
     "jaxgpt",
     deadline=None,
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A program that a test before has compiled, in whichever worker, is not compiled again."""
+    """Share compiled programs among tests and workers."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     jax.config.update("jax_compilation_cache_dir", str(shared / "compiled"))
@@ -54,7 +54,7 @@ def compile_once(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Texts and recordings for tests, which the repository does not hold."""
+    """Return the folder of texts and recordings that are not in the repository."""
     path = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not path.is_dir():
         pytest.skip(f"no test data at {path}")
@@ -63,7 +63,7 @@ def data_dir() -> Path:
 
 @pytest.fixture(autouse=True)
 def strict_types(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No silent promotion of types in the mathematics. optax, which updates weights, does not keep to that."""
+    """Disallow implicit type promotion. Tests of updates override this, because optax relies on promotion."""
     strict = request.path.parent.name in ("ops", "model", "decoding", "parallel", "study")
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
@@ -71,7 +71,7 @@ def strict_types(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test writes into the repository, and none finds what another one left."""
+    """Run each test in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXGPT_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -79,5 +79,5 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine, a command in this process has nothing to say on standard error but what is expected."""
+    """Show no progress lines, so that standard error does not depend on the speed of the machine."""
     monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 1e6)

@@ -1,4 +1,4 @@
-"""Folders of other systems, small and made here without torch."""
+"""Small model folders of other systems, written without torch."""
 
 import json
 from dataclasses import replace
@@ -22,13 +22,13 @@ TEXT = "To be, or not to be: that is the question.\n"
 
 
 def tensors_of(table, config, seed=0):
-    """Random tensors under the names of a table."""
+    """Return random tensors with the names of a weight table."""
     rng, shapes = np.random.default_rng(seed), leaf_shapes(config)
     return {row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)}
 
 
 def hf_folder(path, config=SMALL, seed=0):
-    """What transformers would have written."""
+    """Write a folder as transformers would."""
     family = llama if config.positions == "rope" else gpt2
     path.mkdir()
     (path / "config.json").write_text(json.dumps(family.config_to_hf(config)))
@@ -48,7 +48,7 @@ def nanogpt_folder(path, bias=False):
 
 
 def run_folder(path, model, seed=0):
-    """A character model's run with random weights, gains and biases among them."""
+    """Write a run of a character model with random weights, including gains and biases."""
     from jaxgpt.convert.tensors import nest
 
     rng, tokenizer = np.random.default_rng(seed), CharTokenizer(TEXT)

@@ -23,7 +23,7 @@ from jaxgpt.model.params import init_params
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
 
-# One model for every branch of ModelConfig: each must obey the same laws.
+# Models that cover every branch of ModelConfig; all must obey the same laws.
 MODELS = {
     "gpt2": ModelConfig(),
     "nanogpt": ModelConfig(activation="gelu", bias=False),
@@ -77,7 +77,7 @@ MODELS = {
     "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
 }
 
-# One of each kind of positions, norm and MLP; the others are combinations of theirs.
+# Each kind of positions, norm and MLP once; the others combine them.
 COMMON = ("gpt2", "modern", "llama", "torch")
 every_model = pytest.mark.parametrize(
     "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
@@ -85,17 +85,17 @@ every_model = pytest.mark.parametrize(
 
 
 def small(name: str, **changes: Any) -> ModelConfig:
-    """A model of `MODELS`, tiny, with weights large enough that nothing is nearly zero."""
+    """Return a tiny model of `MODELS`, with initial weights large enough to avoid values near zero."""
     base = {"vocab_size": 17, "block_size": 12, "n_layer": 2, "n_embd": 16, "init_std": 0.3}
     heads = {} if MODELS[name].n_head == 1 else {"n_head": 4}
     return replace(MODELS[name], **(base | heads | changes))
 
 
 def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
-    """A model and weights, those that start at zero or one moved away from it."""
+    """Make a model and its weights, with zeros and ones perturbed."""
     model = GPT(config)
 
-    @jax.jit  # one program to compile instead of one for every shape
+    @jax.jit  # compiles one program instead of one per shape
     def weights() -> Any:
         leaves, tree = jax.tree.flatten(init_params(model, seed))
         keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
@@ -110,7 +110,7 @@ def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> ja
 
 
 def small_run(**train: Any) -> Config:
-    """A run of seconds over `TEXT`, which the caller writes to text.txt."""
+    """Return the config of a run of a few seconds on `TEXT`, which the caller writes to text.txt."""
     settings = {"steps": 8, "batch_size": 8, "eval_every": 4, "log_every": 1, "sample_tokens": 5, "prompt": "1"} | train
     return Config(
         preset="python-char",
@@ -123,7 +123,7 @@ def small_run(**train: Any) -> Config:
 
 
 class Result:
-    """What a command did."""
+    """The result of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -145,7 +145,7 @@ def jaxgpt(*args: str) -> Result:
 
 
 def jaxgpt_process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own."""
+    """Run a command in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "jaxgpt", *args], capture_output=True, text=True, timeout=300, check=False, **kwargs
     )

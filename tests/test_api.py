@@ -1,4 +1,4 @@
-"""The public names, and models written as runs."""
+"""The public API, and models saved as runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(a: object, b: object) -> bool:
     )
 
 
-def test_tab_shows_the_public_names_and_nothing_else() -> None:
+def test_dir_lists_only_the_public_names() -> None:
     names = [name for name in dir(jaxgpt) if not name.startswith("_")]
     assert names == sorted(jaxgpt.__all__)
     assert len(names) < 25
@@ -50,7 +50,7 @@ def test_tab_shows_the_public_names_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", sorted(jaxgpt.__all__))
 def test_every_public_name_is_documented(name: str) -> None:
-    """With every argument named, none swallowed by `**`."""
+    """With every argument named, not hidden in `**kwargs`."""
     public = getattr(jaxgpt, name)
     doc = inspect.getdoc(public) or ""
     assert doc.splitlines()
@@ -63,7 +63,7 @@ def test_every_public_name_is_documented(name: str) -> None:
         assert [p.name for p in parameters if f"{p.name}:" not in doc] == []
 
 
-def test_a_model_is_shown_in_two_lines(lm: LM) -> None:
+def test_repr_of_a_model_has_two_lines(lm: LM) -> None:
     lines = repr(lm).splitlines()
     assert len(lines) == 2
     assert lines[0] == (
@@ -75,8 +75,8 @@ def test_a_model_is_shown_in_two_lines(lm: LM) -> None:
     assert repr(jaxgpt.load("run", weights="int8")).splitlines()[1] == " loaded from run, step 0>"
 
 
-def test_what_is_saved_is_what_is_loaded(lm: LM) -> None:
-    """Weights on devices, on the host, stacked; of a run that kept an average."""
+def test_load_returns_what_was_saved(lm: LM) -> None:
+    """Weights on devices, on the host, stacked, and the average of a run."""
     optim = OptimConfig(ema_decay=0.9)
     for name, params in {
         "device": lm.params,
@@ -110,7 +110,7 @@ def test_a_saved_model_is_a_run_to_every_command(lm: LM) -> None:
 
 
 @pytest.mark.long
-def test_the_certificate_holds_for_a_saved_model(lm: LM) -> None:
+def test_verify_accepts_a_saved_model(lm: LM) -> None:
     jaxgpt.save(lm, "run")
     assert command("verify", "run").code == 0
 
@@ -141,7 +141,7 @@ def without(params: Any, name: str) -> Any:
         (lambda lm: lm._replace(config=lm.config.with_model(vocab_size=0)), "model.vocab_size is 0"),
     ],
 )
-def test_weights_that_are_not_the_config_s_are_refused(lm: LM, change: Callable[[LM], LM], message: str) -> None:
+def test_weights_that_do_not_match_the_config_raise(lm: LM, change: Callable[[LM], LM], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         jaxgpt.save(change(lm), "run")
     assert "\n" not in str(error.value)
@@ -154,7 +154,7 @@ def test_saving_is_all_or_nothing(lm: LM, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match="already holds a run"):
         jaxgpt.save(lm, "run")
     Path("folder").mkdir()
-    jaxgpt.save(lm, "folder")  # an empty one is free
+    jaxgpt.save(lm, "folder")  # an empty folder may be used
     Path("file").touch()
     for place in ("file", "file/below"):
         with pytest.raises(UserError, match="file"):
@@ -203,8 +203,8 @@ def only_digits(logits_BV: jax.Array, text: object) -> jax.Array:
     return jnp.where(digit_V[None, :], logits_BV, -jnp.inf)
 
 
-def test_a_filter_of_one_s_own_applies_wherever_tokens_are_chosen(lm: LM) -> None:
-    """Greedy and by beams, and explained by its name; docs/python.md draws with one."""
+def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
+    """Here with greedy decoding and beams; docs/python.md samples with one."""
     for how in ({"temperature": 0}, {"num_beams": 2}):
         [out] = jaxgpt.generate(lm, "1", max_new_tokens=6, filters=[only_digits], **how)  # type: ignore[arg-type]
         assert out.text.isdecimal()

@@ -1,4 +1,4 @@
-"""What is kept between runs: where, and when not."""
+"""The compilation cache: its location, and when it is disabled."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ VARIABLES = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE")
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What the command line is called with, in an environment without a word on caches."""
+    """Return the environment of a command, without settings of caches."""
     called: list[list[str]] = []
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if "CACHE" not in k})
     monkeypatch.setattr(cli, "main", lambda args: called.append(args) or 0)
     return called
 
 
-def test_compiled_programs_are_kept_by_default(words: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compilation_cache_is_on_by_default(words: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["jaxgpt", "presets"])
     with pytest.raises(SystemExit, match="0"):
         cli.entry("train")
@@ -43,15 +43,15 @@ def test_no_cache(words: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> No
     assert not any(name in os.environ for name in VARIABLES)
 
 
-def test_what_the_user_says_of_the_cache_stands(words: list[list[str]]) -> None:
+def test_cache_settings_of_the_user_are_respected(words: list[list[str]]) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = "elsewhere"
     cache.keep_compiled()
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
-    # Other programs keep theirs there without a limit, and without the times of use that JAX then asks for.
+    # Other programs use that folder without a size limit, and so without the access times that a limit needs.
     assert "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ
 
 
-# zstandard, as JAX calls it where it is installed, by a compression that like it has no checksum.
+# Stands in for zstandard, with a compression that also has no checksum.
 ZSTANDARD = """
 import zlib
 class ZstdCompressor:
@@ -64,8 +64,8 @@ class ZstdDecompressor:
 """
 
 
-def test_another_process_takes_what_one_compiled(tmp_path: Path) -> None:
-    """Also from a folder that holds damaged programs: they are compiled again."""
+def test_processes_share_compiled_programs(tmp_path: Path) -> None:
+    """Also from a folder with damaged programs, which are compiled again."""
     program = (
         "from jaxgpt.cache import keep_compiled; keep_compiled()\n"
         "import jax\n"
@@ -96,7 +96,7 @@ def test_another_process_takes_what_one_compiled(tmp_path: Path) -> None:
 
 
 def _flipped(data: bytes) -> bytes:
-    """The same with one bit changed, such that what has no checksum takes it as it is."""
+    """Flip one bit such that a format without a checksum does not notice."""
     for at in range(len(data) // 2, len(data)):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         with contextlib.suppress(zlib.error):
@@ -105,7 +105,7 @@ def _flipped(data: bytes) -> bytes:
     raise AssertionError("every byte matters")
 
 
-def test_a_program_whose_writer_was_killed_is_removed(tmp_path: Path, words: list[list[str]]) -> None:
+def test_partial_files_of_killed_writers_are_removed(tmp_path: Path, words: list[list[str]]) -> None:
     os.environ["JAXGPT_CACHE"] = str(tmp_path)
     cache.keep_compiled()
     folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
@@ -120,6 +120,6 @@ def test_a_program_whose_writer_was_killed_is_removed(tmp_path: Path, words: lis
     waiting.join()
     assert {path.name for path in folder.glob("*-*")} == {"whole-cache", "whole-atime", "removed-atime"}
     (folder / "whole-atime").unlink()
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"  # with which JAX notes no times
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"  # for which JAX records no access times
     cache.keep_compiled()
     assert (folder / "whole-cache").exists()

@@ -1,4 +1,4 @@
-"""Settings: what is refused, and the way to JSON and back."""
+"""Settings: validation, and the round trip through JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from jaxgpt.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_survives_json(name: str) -> None:
+def test_presets_round_trip_through_json(name: str) -> None:
     assert from_json(to_json(preset(name))) == preset(name)
 
 
-def test_integers_of_json_are_fine_floats() -> None:
+def test_json_integers_are_accepted_as_floats() -> None:
     assert from_json('{"model": {"dropout": 0}}').model.dropout == 0.0
 
 
@@ -40,7 +40,7 @@ def test_integers_of_json_are_fine_floats() -> None:
         ('{"model": 3}', "expected an object"),
     ],
 )
-def test_what_is_wrong_with_a_config_file_is_said_in_one_line(text: str, message: str) -> None:
+def test_errors_in_a_config_file_are_one_line(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         from_json(text)
     assert "\n" not in str(error.value)
@@ -65,7 +65,7 @@ def test_what_is_wrong_with_a_config_file_is_said_in_one_line(text: str, message
         (lambda: MeshConfig(fsdp=-1, tensor=-1), "only one of"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_settings_raise(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=message):
         make()
 
@@ -83,18 +83,18 @@ known_keys = st.sampled_from([f for section in asdict(Config()).values() if isin
         st.sampled_from([*asdict(Config())]), st.dictionaries(known_keys, json_values, max_size=3) | json_values
     )
 )
-def test_any_json_gives_a_config_or_one_line(data: dict) -> None:  # type: ignore[type-arg]
+def test_any_json_gives_a_config_or_one_line_error(data: dict) -> None:  # type: ignore[type-arg]
     try:
         assert isinstance(from_json(json.dumps(data)), Config)
     except UserError as e:
         assert "\n" not in str(e)
 
 
-def test_every_model_of_the_tests_differs_from_the_default() -> None:
+def test_every_test_model_differs_from_the_default() -> None:
     assert len({to_json(m) for m in MODELS.values()}) == len(MODELS)
 
 
-def test_a_number_of_microbatches_of_earlier_versions_is_kept() -> None:
+def test_the_microbatch_setting_of_earlier_versions() -> None:
     old = json.loads(to_json(preset("nanogpt-cpu")))
     del old["train"]["microbatch"]
     old["train"]["accumulation"] = 4

@@ -1,4 +1,4 @@
-"""The pages of docs/ whose Python blocks run."""
+"""Pages of docs/: their Python blocks run, and their paths exist."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from helpers import repository
 
 
 @pytest.mark.parametrize("page", ["python.md"])
-def test_the_blocks_of_a_page_run_one_after_the_other(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the line numbers of the page."""
+def test_the_blocks_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Errors have the line numbers of the page."""
     text = (repository() / "docs" / page).read_text()
     parts = re.split(r"^```(?:python)?\n", text, flags=re.M)
     blocks = [part if i % 2 else "\n" * part.count("\n") for i, part in enumerate(parts)]
@@ -25,7 +25,7 @@ def lines(*paths: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-def test_the_reading_order_names_files_that_exist_and_their_size() -> None:
+def test_the_reading_order_names_existing_files_and_their_size() -> None:
     root = repository()
     text = (root / "docs" / "code.md").read_text()
     named = re.findall(r"`((?:jaxgpt|tests)/[\w/.]+)`", text)

@@ -1,4 +1,4 @@
-"""The product as a person meets it: commands, files, exit codes."""
+"""The program as a user sees it: commands, files, exit codes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TINY = flags(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the shakespeare preset's recipe on a small text."""
+    """A run of the shakespeare preset on a small text."""
     folder = tmp_path_factory.mktemp("product")
     (folder / "text.txt").write_text(TEXT)
     out = folder / "a run :x: #1 %20 {é} '$HOME'"
@@ -65,7 +65,7 @@ def test_a_run_directory(run: Path) -> None:
 
 def test_the_printed_command_works(run: Path) -> None:
     words = shlex.split((run.parent / "next").read_text())
-    assert words == ["jaxgpt", "sample", str(run), "--prompt", "7"], "the text has no ROMEO:"
+    assert words == ["jaxgpt", "sample", str(run), "--prompt", "7"], "the text does not contain ROMEO:"
     result = jaxgpt(*words[1:])
     assert (result.code, result.err) == (0, "")
 
@@ -92,7 +92,7 @@ def test_python_interface(run: Path) -> None:
     lm = package.load(run)
     greedy = package.generate(lm, ["12 times", "1"], max_new_tokens=10, temperature=0)
     again = package.generate(lm, ["12 times"], max_new_tokens=10, temperature=0, key=jax.random.key(9))
-    assert greedy[0] == again[0], "greedy needs no luck, and no company"
+    assert greedy[0] == again[0], "greedy decoding does not depend on the key or the other prompts"
     assert greedy[0].finish_reason == "length"
     assert lm.tokenizer.decode(greedy[0].ids) == greedy[0].text
     ids = lm.tokenizer.encode("12 times").tolist()
@@ -108,7 +108,7 @@ def test_eval(run: Path) -> None:
     assert result.json["loss"] == pytest.approx(recorded["val_loss"], rel=1e-6)
     assert result.json["stderr"] == pytest.approx(recorded["val_stderr"], rel=1e-4)
     assert result.json["bits_per_byte"] == pytest.approx(result.json["loss"] / 0.693147, rel=1e-5), (
-        "one byte a character"
+        "one byte per character"
     )
 
 
@@ -135,8 +135,8 @@ def test_presets() -> None:
 
 
 @pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.long)])
-def test_statquest_answers_from_most_seeds(seeds: int) -> None:
-    """Both questions, by greedy choice."""
+def test_statquest_answers_correctly_for_most_seeds(seeds: int) -> None:
+    """Both questions, with greedy decoding."""
     right = 0
     for seed in range(seeds):
         out = f"run{seed}"
@@ -160,14 +160,14 @@ def test_train_py_is_jaxgpt_train() -> None:
     assert Path("runs/statquest/config.json").is_file()
 
 
-def test_every_run_has_a_folder_of_its_own() -> None:
+def test_every_run_has_its_own_folder() -> None:
     for _ in range(2):
         assert jaxgpt("train", "statquest").code == 0
     assert sorted(p.name for p in Path("runs").iterdir()) == ["statquest", "statquest-2"]
 
 
 def test_interrupted_and_resumed() -> None:
-    """Ctrl-C in the middle: saved, said where, and the rest later."""
+    """Ctrl-C saves and prints the path; the run is resumed later."""
     Path("text.txt").write_text(TEXT)
     more = flags(train__steps=100_000, train__eval_every=20)
     command = [
@@ -191,7 +191,7 @@ def test_interrupted_and_resumed() -> None:
     deadline = time.monotonic() + 120
     while "tok/s" not in process.stdout.readline():
         assert time.monotonic() < deadline
-    # Meanwhile others read the run, whose checkpoints come and go, and nobody else writes it.
+    # Meanwhile, other processes can read the run but not write to it.
     while not steps(Path("run/checkpoints")):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -270,7 +270,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) ->
     assert message in result.err, result.err
     assert result.err.count("\n") == 1
     assert result.out == ""
-    assert sorted(str(p) for p in Path().rglob("*")) == before, "nothing is left behind"
+    assert sorted(str(p) for p in Path().rglob("*")) == before, "no files are left"
 
 
 def test_bad_prompts(run: Path) -> None:
@@ -325,14 +325,14 @@ def test_overwrite_replaces_only_a_run(run: Path) -> None:
         assert jaxgpt("train", "statquest", "--out", "run", "--overwrite").code == 0
 
 
-def test_the_reader_may_go_away(run: Path) -> None:
+def test_a_closed_pipe(run: Path) -> None:
     command = f"{sys.executable} -m jaxgpt presets | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert result.stderr == ""
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout-and-stderr"])
-def test_training_survives_the_reader_of_its_output(both: bool) -> None:
+def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
     """`jaxgpt train ... | head -2`, with and without `2>&1`."""
     Path("text.txt").write_text(TEXT)
     read, write = os.pipe()
@@ -350,7 +350,7 @@ def test_training_survives_the_reader_of_its_output(both: bool) -> None:
         assert err.getvalue().count("standard output") == 1
 
 
-def test_no_command_is_help() -> None:
+def test_no_command_shows_help() -> None:
     for args in ([], ["--help"], ["help"]):
         assert jaxgpt(*args).out.startswith("usage: jaxgpt COMMAND")
     assert jaxgpt("--version").out.startswith("jaxgpt 0.")

@@ -1,4 +1,4 @@
-"""The house: a room imports only rooms to its left, and importing jaxgpt touches no device."""
+"""The import order: a room imports only earlier rooms, and importing jaxgpt starts no backend."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def room(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """Rooms of jaxgpt that a file imports; imports for type checkers alone included."""
+    """Return the rooms that a file imports, including imports under TYPE_CHECKING."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxgpt."):
@@ -46,7 +46,7 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
-def test_a_room_imports_only_rooms_to_its_left(path: Path) -> None:
+def test_a_room_imports_only_earlier_rooms(path: Path) -> None:
     if room(path) in ("__init__", "__main__"):
         return
     for other in imports(path) - {room(path)}:
@@ -58,8 +58,8 @@ def test_every_room_is_in_the_order() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
-def test_nothing_that_runs_what_it_reads(path: Path) -> None:
-    """No pickle and its kin, no eval, no exec."""
+def test_no_code_runs_what_it_reads(path: Path) -> None:
+    """No pickle or similar, no eval, no exec."""
     tree = ast.parse(path.read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
@@ -68,7 +68,7 @@ def test_nothing_that_runs_what_it_reads(path: Path) -> None:
     assert not calls & {"eval", "exec", "compile", "__import__"}
 
 
-def test_importing_touches_no_device() -> None:
+def test_importing_starts_no_backend() -> None:
     code = (
         "import sys, jaxgpt; assert 'jax' not in sys.modules; import jaxgpt.lm; from jax._src import xla_bridge as b; "
     )

@@ -1,4 +1,4 @@
-"""Strings in, text out: batches, stopping, streaming, contexts, bad input."""
+"""Generating text: batches, stopping, streaming, long contexts, bad input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LETTERS = "abcdefghijklmnop\n"
 
 
 def tiny(tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.4, **settings: Any) -> LM:
-    """A random model, with weights large enough for it to say different things."""
+    """A random model, with weights large enough for varied output."""
     tokenizer = tokenizer or CharTokenizer(LETTERS)
     defaults = {"block_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": tokenizer.vocab_size}
     model = ModelConfig(**(defaults | settings))
@@ -44,7 +44,7 @@ RAGGED = ["a", "abcabc", "ponmlk\njihgfedcba" * 3, "bb"]
 @pytest.mark.parametrize(
     "settings", [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}]
 )
-def test_each_row_equals_its_solo_run(lm: LM, settings: dict[str, Any]) -> None:
+def test_each_row_equals_its_prompt_alone(lm: LM, settings: dict[str, Any]) -> None:
     keys = jax.random.split(jax.random.key(5), len(RAGGED))
     together = jaxgpt.generate(lm, RAGGED, max_new_tokens=40, key=keys, **settings)
     for i, prompt in enumerate(RAGGED):
@@ -54,8 +54,8 @@ def test_each_row_equals_its_solo_run(lm: LM, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1e6}, {"num_beams": 3}])
-def test_ids_without_a_text_are_never_generated(settings: dict[str, Any]) -> None:
-    """A head may have more rows than the tokenizer has ids, as GPT-2's often has for the sake of matrix units."""
+def test_ids_without_text_are_never_generated(settings: dict[str, Any]) -> None:
+    """A head may have more rows than the tokenizer has ids, as padded GPT-2 vocabularies do."""
     lm = tiny(vocab_size=500)
     V = lm.tokenizer.vocab_size
     assert V < 100
@@ -65,7 +65,7 @@ def test_ids_without_a_text_are_never_generated(settings: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("positions", ["learned", "rope", "sinusoidal"])
-def test_logits_of_a_ragged_row_are_those_of_the_row_alone(positions: str) -> None:
+def test_logits_of_a_padded_row_equal_the_row_alone(positions: str) -> None:
     lm = tiny(positions=positions)
     model = model_functions(lm.config.model, "float32")
     rows = [lm.tokenizer.encode(p) for p in RAGGED]
@@ -80,7 +80,7 @@ def test_logits_of_a_ragged_row_are_those_of_the_row_alone(positions: str) -> No
         np.testing.assert_allclose(logits[i, -1], alone[0, -1], atol=1e-5)
 
 
-def test_beams_of_ragged_prompts_equal_their_solo_runs(lm: LM) -> None:
+def test_beams_of_padded_prompts_equal_each_alone(lm: LM) -> None:
     settings: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 10}
     together = jaxgpt.generate(lm, RAGGED, **settings)
     alone = [out for prompt in RAGGED for out in jaxgpt.generate(lm, [prompt], **settings)]
@@ -88,7 +88,7 @@ def test_beams_of_ragged_prompts_equal_their_solo_runs(lm: LM) -> None:
     np.testing.assert_allclose([o.score for o in together], [o.score for o in alone], atol=1e-5)
 
 
-def test_the_text_is_the_likeliest_by_a_model_without_cache(lm: LM) -> None:
+def test_greedy_text_equals_the_argmax_without_a_cache(lm: LM) -> None:
     ids = lm.tokenizer.encode("abc").tolist()
     [out] = jaxgpt.generate(lm, [ids], temperature=0, max_new_tokens=30)
     apply = jax.jit(lambda t: GPT(lm.config.model).apply({"params": lm.params}, t))
@@ -98,7 +98,7 @@ def test_the_text_is_the_likeliest_by_a_model_without_cache(lm: LM) -> None:
         assert int(apply(padded)[0, 2 + i].argmax()) == token
 
 
-def test_one_device_and_eight_give_the_same_text() -> None:
+def test_one_and_eight_devices_give_the_same_text() -> None:
     from jaxgpt.config import MeshConfig
     from jaxgpt.model.params import boxed_params
     from jaxgpt.parallel import make_mesh, shardings
@@ -112,14 +112,14 @@ def test_one_device_and_eight_give_the_same_text() -> None:
     assert jaxgpt.generate(spread, RAGGED, **settings) == jaxgpt.generate(lm, RAGGED, **settings)
 
 
-def test_a_seed_gives_one_text_and_another_another(lm: LM) -> None:
+def test_the_same_seed_gives_the_same_text(lm: LM) -> None:
     texts = [jaxgpt.generate(lm, ["a"], max_new_tokens=30, key=jax.random.key(s))[0].text for s in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
     two = jaxgpt.generate(lm, ["a"], max_new_tokens=30, num_return_sequences=2)
     assert two[0].text != two[1].text
 
 
-def test_prompts_of_fifty_lengths_cost_as_many_compilations_as_there_are_buckets() -> None:
+def test_one_compilation_per_bucket_of_prompt_lengths() -> None:
     lm = tiny(n_layer=1)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 101, 50)
@@ -138,7 +138,7 @@ def test_prompts_of_fifty_lengths_cost_as_many_compilations_as_there_are_buckets
 # --- stopping ------------------------------------------------------------------------------------------------------
 
 
-def test_an_end_token_ends_a_row_and_only_that_row() -> None:
+def test_an_end_token_ends_only_its_row() -> None:
     words = WordTokenizer(["</s>", *"abcdefgh"])
     lm = tiny(words)
     free = jaxgpt.generate(lm, [[i] for i in range(1, 9)], max_new_tokens=20, key=jax.random.key(1))
@@ -148,8 +148,8 @@ def test_an_end_token_ends_a_row_and_only_that_row() -> None:
         assert len(out.ids) == 20 or out.finish_reason == "stop"
 
 
-def test_a_long_text_is_made_in_blocks_and_stays_the_same(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the blocks progress is shown, and Ctrl-C has its chance."""
+def test_long_texts_are_the_same_in_blocks(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between blocks, progress is updated and Ctrl-C is handled."""
     settings = {"max_new_tokens": 40, "temperature": 0.9}
     at_once = jaxgpt.generate(lm, ["ab", "c"], **settings)
     monkeypatch.setattr("jaxgpt.lm.generation.LONG_BLOCK", 16)
@@ -166,7 +166,7 @@ def test_stop_ids(lm: LM) -> None:
     assert out.finish_reason == "stop"
 
 
-def test_a_stop_string_across_tokens_ends_the_text_where_it_begins(lm: LM) -> None:
+def test_a_stop_string_across_tokens_is_cut_off(lm: LM) -> None:
     free = jaxgpt.generate(lm, ["a", "b", "c"], max_new_tokens=90)
     stop = free[1].text[40:43]
     stopped = jaxgpt.generate(lm, ["a", "b", "c"], max_new_tokens=90, stop=stop)
@@ -178,7 +178,7 @@ def test_a_stop_string_across_tokens_ends_the_text_where_it_begins(lm: LM) -> No
     assert stopped[1].finish_reason == "stop"
 
 
-def test_beams_end_at_stop_strings_and_no_row_depends_on_its_company(lm: LM) -> None:
+def test_beams_end_at_stop_strings_independently_of_other_rows(lm: LM) -> None:
     rows = ["a", "abcabc"]
     beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12}
     free = jaxgpt.generate(lm, rows, **beams)
@@ -193,14 +193,14 @@ def test_beams_end_at_stop_strings_and_no_row_depends_on_its_company(lm: LM) -> 
     ended = [(i // 3, out) for i, out in enumerate(together) if out.finish_reason == "stop"]
     assert len(ended) > 1
     apply = jax.jit(lambda t: jax.nn.log_softmax(GPT(lm.config.model).apply({"params": lm.params}, t)[0]))
-    for row, out in ended:  # what ended it counts, and nothing beyond
+    for row, out in ended:  # up to and including the stop string
         means = []
         for stop in stops:
             before, new = lm.tokenizer.encode(rows[row]).tolist(), lm.tokenizer.encode(out.text + stop).tolist()
             log_p = apply(np.array([(before + new + [0] * 32)[:32]]))
             means.append(np.mean([log_p[len(before) + i - 1, token] for i, token in enumerate(new)]))
         assert min(abs(mean - out.score) for mean in means) < 1e-5
-    # A stop string that does not come changes nothing, though the host looks at every candidate.
+    # A stop string that does not occur changes nothing, although the host checks every candidate.
     looked = jaxgpt.generate(lm, rows, stop="abcdefgh", **beams)
     assert [out.ids for out in looked] == [out.ids for out in free]
 
@@ -211,7 +211,7 @@ def test_length_counts_new_tokens_or_all(lm: LM) -> None:
     assert {out.finish_reason for out in outs} == {"length"}
     whole = jaxgpt.generate(lm, ["a", "abcdef"], max_new_tokens=30, temperature=0)
     assert whole[1].ids[:14] == outs[1].ids
-    # By default as many as the context holds, at most 200.
+    # The default is what the context allows, at most 200.
     assert [len(out.ids) for out in jaxgpt.generate(lm, ["a", "abc"], temperature=0)] == [127, 125]
 
 
@@ -220,7 +220,7 @@ def test_length_counts_new_tokens_or_all(lm: LM) -> None:
 
 @pytest.mark.parametrize("block", [1, 4, 7, None])
 @pytest.mark.parametrize("kind", ["char", "byte"])
-def test_pieces_put_together_are_the_text(kind: str, block: int | None) -> None:
+def test_streamed_pieces_join_to_the_text(kind: str, block: int | None) -> None:
     lm = tiny(make_tokenizer(kind, LETTERS, 0, 0))
     [plain] = jaxgpt.generate(lm, ["abc"], max_new_tokens=50)
     for stop in ((), (plain.text[20:22], plain.text[30:34])):
@@ -239,14 +239,14 @@ def test_pieces_put_together_are_the_text(kind: str, block: int | None) -> None:
 
 @pytest.mark.parametrize("positions", ["learned", "rope"])
 @pytest.mark.parametrize("length", [5, 16, 40])
-def test_sliding_equals_the_crop_without_a_cache(positions: str, length: int) -> None:
+def test_a_sliding_window_equals_cropping_without_a_cache(positions: str, length: int) -> None:
     lm = tiny(block_size=16, positions=positions, n_layer=2)
     prompts = [np.random.default_rng(length).integers(0, 16, length).tolist(), [3, 1]]
     outs = jaxgpt.generate(lm, prompts, temperature=0, max_new_tokens=40, overflow="slide")
     apply = jax.jit(lambda t: GPT(lm.config.model).apply({"params": lm.params}, t))
     for prompt, out in zip(prompts, outs, strict=True):
         ids = list(prompt)
-        # The rows share their window: a short one keeps all it has, as nanoGPT would crop it alone.
+        # Rows share the window; a short row keeps all its tokens, as nanoGPT would crop it alone.
         for token in out.ids:
             window = ids[-16:]
             padded = np.zeros((1, 16), np.int32)
@@ -255,7 +255,7 @@ def test_sliding_equals_the_crop_without_a_cache(positions: str, length: int) ->
             ids.append(token)
 
 
-def test_beyond_the_context_is_an_error_with_both_numbers_unless_asked_for() -> None:
+def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
     lm = tiny(block_size=16)
     with pytest.raises(UserError, match=r"10 tokens and 20 new .* context of 16: generate at most 7"):
         jaxgpt.generate(lm, [[1] * 10], max_new_tokens=20)
@@ -312,7 +312,7 @@ def test_beyond_the_context_is_an_error_with_both_numbers_unless_asked_for() -> 
         ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per sequence \(2\)"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(lm: LM, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise_one_line(lm: LM, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         jaxgpt.generate(lm, ["a"], **settings)
     assert "\n" not in str(error.value)
@@ -342,21 +342,21 @@ def test_what_cannot_work_is_said_in_one_line(lm: LM, settings: dict[str, Any], 
         ([[]], "no ids"),
     ],
 )
-def test_prompts_that_cannot_work_are_said_in_one_line(lm: LM, prompts: Any, message: str) -> None:
+def test_invalid_prompts_raise_one_line(lm: LM, prompts: Any, message: str) -> None:
     for call in (jaxgpt.generate, jaxgpt.stream):
         with pytest.raises(UserError, match=message) as error:
             call(lm, prompts)
         assert "\n" not in str(error.value)
 
 
-def test_what_is_no_model_or_no_block_is_said() -> None:
+def test_arguments_of_the_wrong_type_raise() -> None:
     with pytest.raises(UserError, match=r"jaxgpt\.load.*'runs/abc'"):
         jaxgpt.generate("runs/abc", "a")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="block must be at least 1"):
         jaxgpt.stream(tiny(), "a", block=0)
 
 
-def test_a_string_or_ids_is_one_prompt_and_numbers_may_be_of_any_kind(lm: LM) -> None:
+def test_a_string_or_ids_are_one_prompt_and_numbers_may_have_any_type(lm: LM) -> None:
     ids = lm.tokenizer.encode("abc")
     plain = jaxgpt.generate(lm, ["abc"], max_new_tokens=8, stop_ids=[5])
     assert len(plain) == 1
@@ -375,7 +375,7 @@ def test_a_string_or_ids_is_one_prompt_and_numbers_may_be_of_any_kind(lm: LM) ->
         jaxgpt.generate(lm, "abc", max_new_tokens=np.int64(8), stop_ids=np.array([5]), key=3)
     )
     assert [p.done for p in jaxgpt.stream(lm, "abc", max_new_tokens=8, stop_ids={5}) if p.done] == plain
-    # A number of the wrong kind leaves no trace.
+    # A call that raises does not affect later calls.
     with pytest.raises(UserError, match="must be an integer"):
         jaxgpt.generate(lm, "abc", max_new_tokens=8.0, stop_ids=5)  # type: ignore[arg-type]
     assert jaxgpt.generate(lm, "abc", max_new_tokens=jnp.int32(8), stop_ids=jnp.int32(5)) == plain
@@ -384,7 +384,7 @@ def test_a_string_or_ids_is_one_prompt_and_numbers_may_be_of_any_kind(lm: LM) ->
 # --- keys ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_is_a_key_of_any_kind(lm: LM) -> None:
+def test_keys_may_be_seeds_or_any_type_of_key(lm: LM) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 20, "num_return_sequences": 2}
     plain = jaxgpt.generate(lm, ["a", "b"], key=jax.random.key(5), **settings)
     for key in (
@@ -403,10 +403,10 @@ def test_no_two_texts_share_their_randomness(lm: LM) -> None:
     for key in (1, keys[0], keys[:1], keys[:3], jax.random.key_data(keys[:3]), keys):
         outs = jaxgpt.generate(lm, ["a", "a", "a"], num_return_sequences=2, max_new_tokens=20, key=key)
         assert len({out.text for out in outs}) == 6
-    # One key a prompt: what comes of a prompt does not depend on the others.
+    # One key per prompt: the text of a prompt does not depend on the others.
     alone = jaxgpt.generate(lm, "a", num_return_sequences=2, max_new_tokens=20, key=keys[1:2])
     assert alone == jaxgpt.generate(lm, ["b", "a"], num_return_sequences=2, max_new_tokens=20, key=keys[:2])[2:]
-    # One key a text: as each alone; the same key twice is the same text twice.
+    # One key per text: the same text as alone; the same key twice gives the same text twice.
     each = jaxgpt.generate(lm, ["a", "b"], num_return_sequences=2, max_new_tokens=20, key=keys[:4])
     for i, prompt in enumerate("aabb"):
         assert jaxgpt.generate(lm, prompt, max_new_tokens=20, key=keys[i : i + 1]) == [each[i]]
@@ -414,7 +414,7 @@ def test_no_two_texts_share_their_randomness(lm: LM) -> None:
     assert same[0] == same[1]
 
 
-def test_64_bits_change_no_text() -> None:
+def test_x64_does_not_change_texts() -> None:
     lm = tiny(n_layer=1)
     calls: list[dict[str, Any]] = [
         {
@@ -437,7 +437,7 @@ def test_64_bits_change_no_text() -> None:
 # --- defaults ------------------------------------------------------------------------------------------------------
 
 
-def test_defaults_stand_in_one_place() -> None:
+def test_defaults_are_the_same_everywhere() -> None:
     from jaxgpt.cli import explain as explain_command
     from jaxgpt.cli import sample as sample_command
 
@@ -469,10 +469,10 @@ def test_explain_names_the_first_token_of_generate(lm: LM) -> None:
         assert explain(lm, "abc", top_k=5, key=again).token == choice.token
 
 
-# --- ends of the possible ------------------------------------------------------------------------------------------
+# --- edge cases ----------------------------------------------------------------------------------------------------
 
 
-def test_a_text_ends_where_every_token_is_forbidden(lm: LM) -> None:
+def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
     for temperature in (0.0, 0.8):
         outs = jaxgpt.generate(lm, ["a", "abcb"], no_repeat_ngram_size=1, max_new_tokens=40, temperature=temperature)
         assert [(len(out.ids), out.finish_reason) for out in outs] == [(16, "exhausted"), (14, "exhausted")]
@@ -499,7 +499,7 @@ def test_beams_of_few_tokens() -> None:
         jaxgpt.generate(big, "a", num_beams=2**16)
 
 
-def test_weights_that_are_nan_are_said() -> None:
+def test_nan_weights_raise() -> None:
     lm = tiny(n_layer=1)
     broken = lm._replace(params=jax.tree.map(lambda x: x * jnp.nan, lm.params))
     for settings in ({"temperature": 0.8}, {"temperature": 0.0}, {"num_beams": 2}):
@@ -512,7 +512,7 @@ def test_weights_that_are_nan_are_said() -> None:
     [(WordTokenizer(["a", "b", "c"]), "a b"), (CharTokenizer(LETTERS), "ab")],
     ids=["word", "char"],
 )
-def test_prompt_and_text_are_the_whole(tokenizer: Tokenizer, prompt: str) -> None:
+def test_prompt_and_text_may_be_concatenated(tokenizer: Tokenizer, prompt: str) -> None:
     lm = tiny(tokenizer, n_layer=1)
     for out in jaxgpt.generate(lm, [prompt, prompt], max_new_tokens=6):
         assert prompt + out.text == tokenizer.decode([*tokenizer.encode(prompt), *out.ids])

@@ -1,4 +1,4 @@
-"""Presets: each can be built, has the published sizes, and promises only what was recorded."""
+"""Presets: each can be built, has the published size, and states only recorded results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 from jaxgpt.presets import PRESETS, describe, preset
 
-LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # gpt2 with other sizes, whose many layers take long to trace
+LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, whose layers take long to trace
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LARGE)) for name in PRESETS])
@@ -38,7 +38,7 @@ def test_every_preset_can_be_built(name: str) -> None:
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
-        ("gpt2-style", 124_439_808 + 50_257 * 768 + 50_257),  # the head is a matrix of its own, with a bias
+        ("gpt2-style", 124_439_808 + 50_257 * 768 + 50_257),  # the head is untied and has a bias
     ],
 )
 def test_parameters_of_published_models(name: str, parameters: int) -> None:
@@ -54,7 +54,7 @@ def test_parameters_of_published_models(name: str, parameters: int) -> None:
     ],
 )
 def test_sizes_and_shapes_of_the_study_notes(name: str, D: int, F: int, N: int, L: int, T: int) -> None:
-    """Logits, hidden states and attention maps at full size; nothing is allocated."""
+    """Logits, hidden states and attention maps at full size, without allocating them."""
     config = with_vocab(preset(name)).model
     params = abstract_params(config)
     assert params["h_0"]["mlp"]["up_proj"]["kernel"].shape == (D, F)
@@ -73,8 +73,8 @@ RESULTS = dict(
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_says_how_to_start_it_and_expects_a_recorded_result(name: str) -> None:
-    """Recorded in docs/performance.md, or by whoever is named."""
+def test_presets_have_a_command_and_a_recorded_result(name: str) -> None:
+    """Recorded in docs/performance.md, or by the named source."""
     said = describe(name)
     assert said.command.startswith("python train.py")
     if said.expect is None or "nanoGPT's run" in said.expect:

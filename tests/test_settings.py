@@ -1,4 +1,4 @@
-"""No dead setting: each is read somewhere, and described."""
+"""Every setting is used and has a description."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_setting_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_every_setting_says_what_it_is(section: type) -> None:
+def test_every_setting_has_a_description(section: type) -> None:
     source = (repository() / "jaxgpt/config.py").read_text()
     for f in fields(section):
         described = rf"^    ({f.name}: .*  # \S|# \S.*\n    {f.name}: )"

@@ -1,4 +1,4 @@
-"""With 64-bit types enabled (JAX_ENABLE_X64), everything keeps its types, and the same seed gives the same run."""
+"""With JAX_ENABLE_X64, all dtypes stay the same, and the same seed gives the same run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def types_of(state: Any) -> set[str]:
 
 
 def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
-    """The state after two steps, their metrics, and the losses of windows, with all that has a type of its own."""
+    """Return the state and metrics after two steps, and window losses, for a model that covers every dtype."""
     optim = OptimConfig(warmup_steps=2, ema_decay=0.9, spike_factor=3.0)
     config = replace(small_run(microbatch=4, steps_per_call=2), optim=optim).with_model(
         vocab_size=17, dropout=0.2, n_layer=1
@@ -41,7 +41,7 @@ def test_training() -> None:
         found = trained()
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
-    # Not the weights: Adam makes steps of full size of the rounding errors that are the gradient of the biases of keys.
+    # Not the weights: the gradient of the keys' bias is rounding error, which Adam scales to full-size updates.
     for name in ("loss", "grad_norm", "lr"):
         np.testing.assert_allclose([m[name] for m in found[1]], [m[name] for m in expected[1]], rtol=1e-5)
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-5)

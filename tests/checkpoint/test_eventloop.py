@@ -1,4 +1,4 @@
-"""Where one array of a checkpoint cannot be read, the others are not left behind to complain of a closed loop."""
+"""If reading one array of a checkpoint fails, the other reads finish before their event loop closes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAKERS = (asyncio.new_event_loop, uvloop.new_event_loop)
 
 
 @pytest.mark.parametrize("module", [asyncio, uvloop])
-def test_a_loop_ends_what_it_has_begun(module) -> None:  # type: ignore[no-untyped-def]
+def test_a_loop_finishes_its_tasks_before_it_closes(module) -> None:  # type: ignore[no-untyped-def]
     ended = []
 
     async def slow() -> None:
@@ -41,23 +41,23 @@ def test_a_loop_ends_what_it_has_begun(module) -> None:  # type: ignore[no-untyp
     loop.close()
     assert ended == ["slow"]
     assert loop.is_closed()
-    loop.close()  # a second time does nothing, as of any loop
+    loop.close()  # closing twice has no effect, as for any loop
     assert (asyncio.new_event_loop, uvloop.new_event_loop) == MAKERS
 
 
-def test_the_last_of_several_readers_puts_back_what_was_there() -> None:
+def test_the_last_reader_restores_the_original() -> None:
     first, second = eventloop.loops_that_finish(), eventloop.loops_that_finish()
     with contextlib.ExitStack() as stack:
         stack.enter_context(second)
         with first:
             stack.close()
-            assert asyncio.new_event_loop not in MAKERS, "the first one still reads"
+            assert asyncio.new_event_loop not in MAKERS, "the first reader is still active"
     assert (asyncio.new_event_loop, uvloop.new_event_loop) == MAKERS
 
 
 @pytest.mark.parametrize("turns", range(1, 9))
-def test_every_error_has_a_reader(turns: int) -> None:
-    """Also one that comes as the loop is left: what nobody read is logged when its task is forgotten."""
+def test_every_exception_is_retrieved(turns: int) -> None:
+    """Also one raised while the loop closes; asyncio logs exceptions that are never retrieved."""
 
     async def failing(after: int) -> None:
         for _ in range(after):

@@ -1,4 +1,4 @@
-"""What is on disk: whole or noticed, kept as the rules say, written by one process at a time."""
+"""Checkpoints on disk: integrity, retention and locking."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def written(folder: Path, *which: int) -> Path:
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of three steps, not to be touched."""
+    """Checkpoints of three steps; do not modify."""
     return written(tmp_path_factory.mktemp("three"), 1, 2, 3)
 
 
@@ -69,8 +69,8 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.long)])
-def test_every_damage_is_noticed(three: Path, rounds: int) -> None:
-    """Every file of a checkpoint with a bit flipped, with its end missing, and gone."""
+def test_damage_is_detected(three: Path, rounds: int) -> None:
+    """Every file of a checkpoint with a flipped bit, truncated, and missing."""
     shutil.copytree(three / "3", "3")
     path, dice, made, missed = Path("3"), random.Random(0), 0, []
     assert damage(path) == ""
@@ -96,7 +96,7 @@ def test_every_damage_is_noticed(three: Path, rounds: int) -> None:
     assert damage(path) == ""
 
 
-def test_the_manifest_is_one_of_sha256sum(three: Path) -> None:
+def test_the_manifest_has_the_format_of_sha256sum(three: Path) -> None:
     command = ["sha256sum", "--check", "--strict", manifest.NAME]
     assert subprocess.run(command, cwd=three / "3", capture_output=True, check=False).returncode == 0
     listed = set(manifest.read(three / "3"))
@@ -143,13 +143,13 @@ def test_the_last_valid_checkpoint_is_used(three: Path, words: str) -> None:
     assert told[0].endswith("it is kept as checkpoints/3.damaged")
     assert (folder / "3.damaged").is_dir()
     assert steps(folder) == [1, 2]
-    with Checkpoints(folder, Keep(last=9)) as writer:  # the step is free again
+    with Checkpoints(folder, Keep(last=9)) as writer:  # the step can be saved again
         save(writer, 3)
     assert latest_valid(folder, CONFIG, told.append) == 3
 
 
 def test_none_is_valid(three: Path) -> None:
-    """Then nothing is renamed: where config.json is at fault, all checkpoints are good."""
+    """Nothing is renamed then, because config.json may be the damaged file."""
     shutil.copytree(three, "checkpoints")
     before = sorted(Path("checkpoints").rglob("*"))
     with pytest.raises(UserError, match=r"no valid checkpoint in checkpoints: 3: its model.n_layer is 2.*; 2: .*; 1: "):
@@ -166,7 +166,7 @@ def test_a_checkpoint_of_an_older_version_needs_no_manifest(three: Path) -> None
     assert damage(Path("3")) == ""
 
 
-def test_weights_are_checked_but_not_what_is_not_read(three: Path) -> None:
+def test_only_files_that_are_read_are_checked(three: Path) -> None:
     shutil.copytree(three, "checkpoints")
     abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
     [file] = Path("checkpoints/3/opt_state/d").iterdir()
@@ -180,7 +180,7 @@ def test_weights_are_checked_but_not_what_is_not_read(three: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_reader_takes_the_next_where_its_checkpoint_goes_away(monkeypatch: pytest.MonkeyPatch, three: Path) -> None:
+def test_a_reader_retries_if_its_checkpoint_is_deleted(monkeypatch: pytest.MonkeyPatch, three: Path) -> None:
     """Training deletes old checkpoints while others read."""
     shutil.copytree(three, "checkpoints")
     chosen = iter([1, 3, 3])
@@ -192,8 +192,8 @@ def test_a_reader_takes_the_next_where_its_checkpoint_goes_away(monkeypatch: pyt
     )
 
 
-def test_a_state_of_another_optimizer_is_one_line(three: Path) -> None:
-    """Without warnings of coroutines that Orbax abandons."""
+def test_the_state_of_another_optimizer_raises_one_line(three: Path) -> None:
+    """Without warnings about abandoned coroutines of Orbax."""
     other = TrainState(jnp.asarray(3), state(3).params, [state(3).opt_state], None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -203,13 +203,13 @@ def test_a_state_of_another_optimizer_is_one_line(three: Path) -> None:
     assert not [w for w in caught if "never awaited" in str(w.message)]
 
 
-def test_what_is_kept() -> None:
+def test_retention() -> None:
     folder, keep = Path("checkpoints"), Keep(last=2, best=1, every=5)
     with Checkpoints(folder, keep) as writer:
         for step, loss in enumerate([5.0, 1.0, 4.0, 3.0, 3.5, 2.0, 6.0], 1):
             save(writer, step, loss)
     assert steps(folder) == [2, 5, 6, 7]
-    with Checkpoints(folder, keep) as writer:  # after a restart the best is still known
+    with Checkpoints(folder, keep) as writer:  # the best checkpoint is known after a restart
         for step, loss in ((8, 2.0), (9, 3.0)):
             save(writer, step, loss)
         assert choose(folder, "best") == 2
@@ -219,7 +219,7 @@ def test_what_is_kept() -> None:
     assert val_losses(folder)[10] == 0.5
 
 
-def test_a_temporary_one_stays_until_the_next() -> None:
+def test_a_temporary_checkpoint_is_kept_until_the_next() -> None:
     folder = Path("checkpoints")
     with Checkpoints(folder, Keep(last=1, best=1)) as writer:
         save(writer, 1, 1.0)
@@ -234,7 +234,7 @@ def test_a_temporary_one_stays_until_the_next() -> None:
     assert steps(folder) == [1, 5]
 
 
-def test_a_loss_that_comes_later_counts_like_others() -> None:
+def test_a_loss_recorded_later_counts() -> None:
     folder = Path("checkpoints")
     with Checkpoints(folder, Keep(last=1, best=1)) as writer:
         save(writer, 1, temporary=True)
@@ -247,7 +247,7 @@ def test_a_loss_that_comes_later_counts_like_others() -> None:
     assert val_losses(folder) == {1: 0.1, 3: 0.3}
 
 
-def test_what_a_kill_left_half_deleted_is_cleared_away() -> None:
+def test_half_deleted_checkpoints_are_removed() -> None:
     folder = written(Path("checkpoints"), 1, 2, 3)
     shutil.rmtree(folder / "1" / "params")
     (folder / "1" / "_CHECKPOINT_METADATA").unlink()
@@ -267,7 +267,7 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_takes_no_more() -> None:
+def test_a_full_disk() -> None:
     folder = Path("checkpoints")
     with Checkpoints(folder, Keep(last=1)) as writer:
         save(writer, 1)
@@ -284,8 +284,8 @@ def test_a_disk_that_takes_no_more() -> None:
     assert latest_valid(folder, CONFIG, print) == 3
 
 
-def test_one_mesh_to_another() -> None:
-    """8 ways, 2 x 2, one device: the same numbers, placed as asked."""
+def test_restore_on_another_mesh() -> None:
+    """From 8 devices to 2 x 2 and to one: the same values, with the requested sharding."""
     config = small_run().with_model(vocab_size=17)
     programs = [
         build(replace(config, mesh=mesh))
@@ -303,8 +303,8 @@ def test_one_mesh_to_another() -> None:
         whole = whole._replace(step=jnp.asarray(step + 1))
 
 
-def test_runs_that_start_at_once_get_folders_of_their_own() -> None:
-    """Each appears with its settings in it, locked, and nothing else is left behind."""
+def test_concurrent_starts_get_separate_folders() -> None:
+    """Each folder appears locked and with its settings, and no temporary files remain."""
     config, tokenizer = small_run(), make_tokenizer("byte", "", 0, 0)
     barrier = threading.Barrier(8)
 
@@ -335,7 +335,7 @@ def test_one_writer() -> None:
         pass
 
 
-def test_the_lock_of_a_killed_writer_is_none() -> None:
+def test_a_killed_writer_releases_its_lock() -> None:
     code = "import sys, time; from pathlib import Path; from jaxgpt.checkpoint.lock import sole_writer\n"
     code += "with sole_writer(Path()): print('mine', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""A terminal for commands that run in this process."""
+"""A terminal for commands that run in the test process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, Callable[[], str]]]:
-    """A stream that is a terminal, and a function that returns what it has received."""
+    """Return a stream that is a terminal, and a function that returns what was written to it."""
     monkeypatch.setenv("TERM", "xterm")
     leader, follower = pty.openpty()
     os.set_blocking(leader, False)

@@ -1,4 +1,4 @@
-"""import, export, finetune and info, as a person calls them."""
+"""The commands import, export, finetune and info."""
 
 import json
 
@@ -62,7 +62,7 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
         (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "knows 16 positions"),
     ],
 )
-def test_finetune_says_what_is_wrong(tmp_path, capsys, monkeypatch, flags, message):
+def test_finetune_errors(tmp_path, capsys, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "base", SMALL)
     (tmp_path / "my.txt").write_text(TEXT * 40)
@@ -72,7 +72,7 @@ def test_finetune_says_what_is_wrong(tmp_path, capsys, monkeypatch, flags, messa
     assert err.count("\n") == 1
 
 
-def test_info_has_the_figures_of_the_notes(capsys):
+def test_info_has_the_sizes_of_the_notes(capsys):
     assert main(["info", "gpt2"]) == 0
     out = capsys.readouterr().out
     for figure in (38_597_376, 786_432, 1_771_776, 590_592, 2_362_368, 4_722_432, 124_439_808):

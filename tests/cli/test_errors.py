@@ -1,4 +1,4 @@
-"""A command that refuses its input says one line on standard error, whatever the libraries beneath have to say."""
+"""Errors of a command are one line on standard error, whatever its libraries print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxgpt.data.encode import quiet_stderr
 
 
 def panicking_tokenizer(run: Path) -> None:
-    """The library's Rust gives up on this one, and says so by itself."""
+    """A tokenizer on which the library's Rust code panics and prints."""
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     none = dict.fromkeys(("pre_tokenizer", "post_processor", "decoder"))
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0]]}
@@ -39,7 +39,7 @@ def bottomless_metadata(run: Path) -> None:
 
 
 def resealed(run: Path, name: str, change: Callable[[bytes], bytes]) -> None:
-    """A file changed together with its checksum, so that Orbax comes to read it."""
+    """Change a file and its checksum, so that Orbax reads it."""
     folder = run / "checkpoints" / "0"
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     manifest.write(folder, manifest.checksums(folder, manifest.read(folder)))
@@ -60,7 +60,7 @@ def test_standard_error_is_one_line(
     assert str(run) in err
 
 
-def test_what_is_said_where_nothing_fails_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_libraries_is_kept_without_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     with quiet_stderr():
         os.write(2, b"a warning\n")
     assert capfd.readouterr().err == "a warning\n"
@@ -73,7 +73,7 @@ def test_what_is_said_where_nothing_fails_is_not_lost(capfd: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("said", "expected"), [("RESOURCE_EXHAUSTED: no room", "lower train.microbatch"), ("INTERNAL: x", "")]
 )
-def test_what_xla_says_anywhere_is_one_line(said: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(f"{said}\nand much more")
 

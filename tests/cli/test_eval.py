@@ -1,4 +1,4 @@
-"""jaxgpt eval: every token once, on whatever text and machine."""
+"""jaxgpt eval: every token counts once, for any text and machine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def evaluate(run: Path, *args: str) -> dict[str, Any]:
     return values
 
 
-def test_every_token_counts_once_whatever_the_stride(run: Path) -> None:
+def test_every_token_counts_once_for_any_stride(run: Path) -> None:
     change(run, "data", path="text.txt", train_fraction=0.5)
     found = []
     for stride in (0, 1, T):
@@ -78,8 +78,8 @@ def test_a_text_without_a_token_to_predict(run: Path) -> None:
     assert "short.txt (all): 1 token(s) are too few to evaluate on; give a longer text" in result.err
 
 
-def test_bits_per_byte_are_of_the_text_as_it_stands(run: Path) -> None:
-    """Words: white space has no ids, but bytes."""
+def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:
+    """For a word tokenizer, whitespace has bytes but no ids."""
     words = sorted(set(TEXT.split()))
     vocab = load(run).config.model.vocab_size
     filler = (f"word{n}" for n in range(vocab - len(words)))
@@ -90,7 +90,7 @@ def test_bits_per_byte_are_of_the_text_as_it_stands(run: Path) -> None:
     bits = found["loss"] / math.log(2)
     n = len(spread.split())
     assert found["bits_per_byte"] == pytest.approx(bits * n / len(spread), rel=1e-6)
-    # The run's own split begins in the middle of the text.
+    # The validation split of the run starts within the text.
     change(run, "data", path="text.txt", train_fraction=0.55)
     found = evaluate(run)
     begin = int(0.55 * n)
@@ -100,7 +100,7 @@ def test_bits_per_byte_are_of_the_text_as_it_stands(run: Path) -> None:
 
 
 def test_token_files(run: Path, tmp_path: Path) -> None:
-    """A folder's validation files count, and say so; ids of words have no bytes."""
+    """Of a folder, the validation files are used, which is reported; word ids have no bytes."""
     ids = np.arange(400) % 15
     folder = tmp_path / "tokens"
     folder.mkdir()
@@ -117,7 +117,7 @@ def test_token_files(run: Path, tmp_path: Path) -> None:
     assert "bits" not in jaxgpt("eval", str(run), "--data.path", str(folder)).out
 
 
-def test_a_mesh_and_a_kernel_that_this_machine_lacks(run: Path) -> None:
+def test_a_run_with_a_mesh_and_kernel_of_another_machine(run: Path) -> None:
     here = evaluate(run, "--data.path", "text.txt")
     change(run, "mesh", data=4, fsdp=4, tensor=2)
     change(run, "train", attention="cudnn", remat="offload")

@@ -23,7 +23,7 @@ cli.entry()
 """
 
 
-def test_native_code_is_not_waited_for() -> None:
+def test_ctrl_c_does_not_wait_for_native_code() -> None:
     process = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -34,8 +34,8 @@ def test_native_code_is_not_waited_for() -> None:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="the heaps are glibc's")
-def test_the_watching_thread_has_no_heap_of_its_own() -> None:
-    """With a second heap, `keep_memory` cannot keep a step's memory: nine times the page faults, a step a tenth longer."""
+def test_the_watching_thread_has_no_separate_heap() -> None:
+    """A second heap defeats `keep_memory`: nine times the page faults, and steps a tenth slower."""
     code = (
         "import ctypes, threading; from jaxgpt.cli.interrupt import interruptible; libc = ctypes.CDLL(None)\n"
         "with interruptible():\n"

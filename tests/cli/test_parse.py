@@ -1,4 +1,4 @@
-"""Arguments and options: one meaning for every spelling, and one clear line for what is wrong."""
+"""Arguments and options: every spelling means the same, and errors are one clear line."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def test_bad_options(args: list[str], message: str) -> None:
         values(args)
 
 
-def test_arguments_stand_anywhere() -> None:
+def test_positional_arguments_may_be_anywhere() -> None:
     arguments, given = read(Outer, ["a", "--dry-run", "b", "--init-from", "c", "d", "--", "--dry-run", "-x"], str)
     assert arguments == ["a", "b", "d", "--dry-run", "-x"]
     assert given == {"dry_run": True, "init_from": "c"}
 
 
-def test_what_follows_the_command_of_launch_is_its_own() -> None:
+def test_arguments_after_the_command_of_launch_belong_to_it() -> None:
     command = module_of("launch")
     arguments, given = command.COMMAND.read(
         command.Args, ["--processes=3", "train", "gpt2", "--train.steps", "2", "-h"]
@@ -109,7 +109,7 @@ def test_what_follows_the_command_of_launch_is_its_own() -> None:
     assert (arguments, given) == (["train", "gpt2", "--train.steps", "2", "-h"], {"processes": 3})
 
 
-def test_build_changes_only_what_is_given() -> None:
+def test_build_changes_only_given_options() -> None:
     default = Outer(init_from="x", inner=Inner(n_layer=7, bias=False))
     assert build(Outer, {}, default) == default
     assert build(Outer, {"inner.kind": "b"}, default) == Outer(
@@ -118,7 +118,7 @@ def test_build_changes_only_what_is_given() -> None:
 
 
 def sample_value(option: Option) -> tuple[str, object]:
-    """A value as it is written, and as it is read."""
+    """Return a value as written on the command line, and as parsed."""
     if get_origin(option.kind) is Literal:
         word = get_args(option.kind)[-1]
         return str(word), word
@@ -127,7 +127,7 @@ def sample_value(option: Option) -> tuple[str, object]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_every_command_is_read_in_every_spelling(command: str) -> None:
-    """Each way of writing an option, for all options at once."""
+    """Each spelling, with all options at once."""
     cls = module_of(command).Args
     known = options(cls)
     values = {option.name: sample_value(option) for option in known if option.kind is not bool}
@@ -154,7 +154,7 @@ def test_every_option_of_every_command_is_read_in_every_spelling(command: str) -
 @given(
     st.lists(st.sampled_from([o.flag for o in options(Outer)] + ["--", "-h", "=", "x", "1", "-1", "", "true", "--x"]))
 )
-def test_any_words_are_read_or_refused_in_one_line(words: list[str]) -> None:
+def test_any_words_parse_or_raise_one_line(words: list[str]) -> None:
     with contextlib.suppress(UserError):
         build(Outer, read(Outer, words, lambda flag: f"unknown option {flag}")[1])
 
@@ -193,7 +193,7 @@ def test_examples_of_every_command_parse() -> None:
                 module.COMMAND.read(module.Args, words[2:])
 
 
-def test_help_comes_before_what_is_missing() -> None:
+def test_help_comes_before_errors() -> None:
     for args in (["sample", "-h"], ["export", "runs/x", "--json", "--help"], ["train", "--resume", "--help"]):
         assert jaxgpt(*args).out.startswith(f"usage: jaxgpt {args[0]}")
     assert "preset gpt2:" in jaxgpt("train", "gpt2", "--help").out
@@ -262,7 +262,7 @@ def test_main_help_and_version() -> None:
         (["qwertyuiop"], "unknown command 'qwertyuiop'; see jaxgpt --help"),
     ],
 )
-def test_errors_say_what_to_write(args: list[str], message: str) -> None:
+def test_errors_name_the_fix(args: list[str], message: str) -> None:
     result = jaxgpt(*args)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
@@ -278,7 +278,7 @@ def test_suggested_options_exist() -> None:
     assert not set(COMMANDS) & {name for names in OTHER_COMMANDS for name in names.split()}
 
 
-def test_errors_of_settings_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_settings_have_no_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--model.n-head", "3"]) == 2
     err = capsys.readouterr().err
     assert err == ("jaxgpt: model.n_head 3 does not divide model.n_embd 128: choose a divisor, or set model.head_dim\n")

@@ -1,4 +1,4 @@
-"""Progress on standard error: late, on a terminal one line that goes away, and never on standard output."""
+"""Progress on standard error: only for slow commands, as one line that disappears on a terminal."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 0.02)
 
 
-def test_nothing_is_shown_of_what_is_quick(capfd: pytest.CaptureFixture[str]) -> None:
+def test_quick_commands_show_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with progress("evaluating") as update:
         update(1, 2)
     assert capfd.readouterr() == ("", "")
 
 
-def test_plain_lines_where_standard_error_is_no_terminal(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_lines_without_a_terminal(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
     with progress("evaluating") as update:
         update(3, 4)
         time.sleep(0.3)
@@ -35,7 +35,7 @@ def test_plain_lines_where_standard_error_is_no_terminal(soon: None, capsys: pyt
     assert re.fullmatch(r"(jaxgpt: evaluating, 75%, 0:00:00, 0:00:00 left\n)+", err)
 
 
-def test_one_line_on_a_terminal_that_goes_away(
+def test_one_line_on_a_terminal_that_disappears(
     soon: None, terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, received = terminal
@@ -46,25 +46,23 @@ def test_one_line_on_a_terminal_that_goes_away(
         time.sleep(0.3)
         shown = received()
         print("{}")
-        assert sys.stdout.getvalue() == "{}\n", "what is printed meanwhile stays on standard output"
+        assert sys.stdout.getvalue() == "{}\n", "other output stays on standard output"
     assert "evaluating" in shown
     assert "75%" in shown
     assert "\x1b[?25l" in shown
     end = received()
     assert "\x1b[2K" in end, "the line is erased"
-    assert "\x1b[?25h" in end, "and the cursor is back"
+    assert "\x1b[?25h" in end, "and the cursor is visible again"
 
 
-def test_standard_error_that_is_closed(
-    soon: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_closed_standard_error(soon: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     with progress("evaluating"):
         time.sleep(0.1)
     assert capsys.readouterr().out == ""
 
 
-def test_time_left_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_proportional(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("jaxgpt.cli.progress.time.monotonic", lambda: now[0])
     activity = Activity("evaluating")

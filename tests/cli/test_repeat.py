@@ -1,4 +1,4 @@
-"""Runs are repeated from their settings, and the commands that `train` prints work as they stand."""
+"""Runs can be repeated from their settings, and the commands that `train` prints work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxgpt.data.tokens import Tokens
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """The configs that would have been trained."""
+    """Collect configs instead of training them."""
     configs: list[Config] = []
     monkeypatch.setattr(train, "_train", lambda config, args, old: configs.append(config) or 0)
     return configs
@@ -75,7 +75,7 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
         (["run", "--out", "run", "--data.path", "text.txt"], "run already holds a run"),
     ],
 )
-def test_what_cannot_be_repeated(args: list[str], message: str) -> None:
+def test_runs_that_cannot_be_repeated(args: list[str], message: str) -> None:
     Path("text.txt").write_text(TEXT * 20)
     run_folder(Path("run"), SMALL)
     Path("bad.json").write_text('{"modle": {}}')
@@ -84,7 +84,7 @@ def test_what_cannot_be_repeated(args: list[str], message: str) -> None:
     assert message in result.err.splitlines()[-1]
 
 
-def test_the_name_of_a_preset_in_a_file_is_no_path() -> None:
+def test_the_preset_name_in_a_file_is_not_a_path() -> None:
     from jaxgpt.cli.train import _config_file
 
     Path("config.json").write_text('{"preset": "../../outside"}')
@@ -92,14 +92,14 @@ def test_the_name_of_a_preset_in_a_file_is_no_path() -> None:
 
 
 @pytest.mark.long
-def test_the_printed_command_samples_where_the_context_is_short() -> None:
+def test_the_printed_command_works_with_a_short_context() -> None:
     run_folder(Path("-short run"), SMALL)
     assert jaxgpt(*shlex.split(sample_command(Path("-short run"), "To"))[1:]).code == 0
 
 
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "ids"])
 @pytest.mark.parametrize("prompt", ["\n", "", "to be", "ZZZ", "-x", "--out", "a\nb 'c' \"d\" $e `f` \\g", "be " * 30])
-def test_the_prompt_of_the_last_sample_can_be_typed(kind: str, prompt: str) -> None:
+def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> None:
     text = "12 7 7 12\n3 12\n" if kind == "ids" else "to be or not to be\nthat is the question -\n"
     tokenizer = make_tokenizer(kind, text, 0, 20)
     tokens = Tokens([np.asarray(tokenizer.encode(text))])
@@ -116,7 +116,7 @@ def test_the_prompt_of_the_last_sample_can_be_typed(kind: str, prompt: str) -> N
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(bool))
-def test_printed_paths_are_read_as_they_were_written(name: str) -> None:
+def test_printed_paths_can_be_pasted(name: str) -> None:
     words = shlex.split(command_line("train", "--resume", "--out", path_word(Path(name))))
     _, given_ = COMMAND.read(Args, words[2:])
     assert Path(given_["out"]) == Path(name)

@@ -26,7 +26,7 @@ METRICS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0}
 def reporting(
     terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Report, Callable[[], str]]]:
-    """A report that has begun on a terminal, and a function that returns what that shows from then on."""
+    """Return a started report on a terminal, and a function that returns what the terminal shows."""
     Path("text.txt").write_text(TEXT)
     config = small_run(steps=300)
     data = load_dataset(config)
@@ -36,7 +36,7 @@ def reporting(
     monkeypatch.setattr(sys, "stderr", stream)
 
     def shown() -> str:
-        time.sleep(0.3)  # the line is renewed four times a second
+        time.sleep(0.3)  # the line is redrawn four times a second
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
     with Report(program, data, Run(Path()), 157) as report:
@@ -54,7 +54,7 @@ def test_the_line_follows_the_run(terminal: tuple[TextIO, Callable[[], str]], mo
         after = shown()
         assert "compiled in 6.1 s" in after
         assert re.search(r"step   158/300 \S+ loss 2.5000  lr 1.00e-03(\s|$)", after), (
-            "no speed and no time left are known"
+            "speed and time left are not known yet"
         )
         report.progress({"step": 158, "tokens_per_second": 12345.6, "seconds_left": 83.0} | METRICS)
         assert "loss 2.5000  lr 1.00e-03  12,346 tok/s  0:01:23 left" in shown()

@@ -1,4 +1,4 @@
-"""`jaxgpt train --resume`: what it says, what it refuses, and that it works from any moment at which a run was killed."""
+"""`jaxgpt train --resume`: messages, errors, and resuming after a kill at any time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps. Not to be touched."""
+    """A run of four steps; do not modify."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "text.txt").write_text(TEXT)
     result = jaxgpt(*START, "--data.path", str(folder / "text.txt"), "--out", str(folder / "run"))
@@ -58,7 +58,7 @@ def run(finished: Path) -> Path:
     return Path("run")
 
 
-def test_where_it_resumes_and_every_setting_that_changes(run: Path) -> None:
+def test_the_step_and_every_changed_setting_are_printed(run: Path) -> None:
     shutil.rmtree(run / "checkpoints/4")
     result = resume("run", "--train.steps", "6", "--train.batch-size", "8", "--optim.learning-rate", "0.003")
     assert result.code == 0, result.err
@@ -74,7 +74,7 @@ def test_where_it_resumes_and_every_setting_that_changes(run: Path) -> None:
     assert noted(run / "checkpoints/6")["tokens"] == 640
 
 
-def test_the_old_schedule_is_kept_without_a_word(run: Path) -> None:
+def test_the_old_schedule_is_kept_without_a_note(run: Path) -> None:
     result = resume("run", "--train.steps", "5", "--optim.decay-steps", "4")
     assert result.code == 0
     assert len(result.err.splitlines()) == 2, result.err
@@ -90,8 +90,8 @@ def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
     assert (run / "config.json").read_bytes() == before
 
 
-def test_a_last_evaluation_is_made_up_for(run: Path) -> None:
-    """Killed during it, a run is at its last step but not finished."""
+def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
+    """A run killed during its last evaluation is at the last step but not finished."""
     straight = lines(run)
     last = run / "checkpoints/4"
     manifest.write(last, {name: digest for name, digest in manifest.read(last).items() if name != METRICS})
@@ -102,7 +102,7 @@ def test_a_last_evaluation_is_made_up_for(run: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["1", "3"])
-def test_steps_that_have_been_reached_are_refused(run: Path, wanted: str) -> None:
+def test_train_steps_below_the_current_step_raise(run: Path, wanted: str) -> None:
     before = (run / "config.json").read_bytes()
     result = resume("run", "--train.steps", wanted)
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -110,7 +110,7 @@ def test_steps_that_have_been_reached_are_refused(run: Path, wanted: str) -> Non
     assert (run / "config.json").read_bytes() == before
 
 
-def test_other_data_is_refused(run: Path) -> None:
+def test_other_data_raises(run: Path) -> None:
     shutil.rmtree(run / "checkpoints/4")
     config = json.loads((run / "config.json").read_text())
     Path("text.txt").write_text(TEXT[:-1] + "7")
@@ -123,7 +123,7 @@ def test_other_data_is_refused(run: Path) -> None:
     assert sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()) == before
 
 
-def test_a_model_without_an_optimizer_is_refused() -> None:
+def test_a_model_without_an_optimizer_raises() -> None:
     run_folder(Path("imported"), SMALL)
     result = resume("imported")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -131,7 +131,7 @@ def test_a_model_without_an_optimizer_is_refused() -> None:
 
 
 def test_a_run_of_an_older_version_is_resumed(run: Path) -> None:
-    """Its checkpoints note neither data nor tokens, its config.json not what it started from."""
+    """Its checkpoints have no data fingerprint or token count, and its config.json has no init_from."""
     straight = lines(run)
     shutil.rmtree(run / "checkpoints/4")
     (run / "checkpoints/2" / manifest.NAME).unlink()
@@ -186,7 +186,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
 
 
 def test_weights_of_another_run_are_used_again(finished: Path) -> None:
-    """Also where that run has a better checkpoint by now."""
+    """Even if that run has a better checkpoint now."""
     shutil.copytree(finished, "base")
     Path("text.txt").write_text(TEXT)
     command = ["train", "finetune", *TINY[-14:], "--init-from", "base", "--data.path", "text.txt", "--out", "run"]
@@ -205,7 +205,7 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     assert "run started from base/checkpoints/" in refused.err
 
 
-def test_the_tokenizer_of_the_weights_stays(finished: Path) -> None:
+def test_the_tokenizer_of_the_weights_is_kept(finished: Path) -> None:
     Path("text.txt").write_text(TEXT)
     for words in (["finetune"], ["shakespeare", *TINY[2:10]]):
         command = ["train", *words, "--init-from", str(finished), "--data.path", "text.txt", "--out", "run"]

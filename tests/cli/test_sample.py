@@ -1,4 +1,4 @@
-"""`jaxgpt sample`, `explain` and `eval --weights` on a run that was trained for two steps."""
+"""`jaxgpt sample`, `explain` and `eval --weights` on a run of two steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
         "optim.name": "adamw", "model.positions": "learned",
     }  # fmt: skip
     flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    # optax adds floats to ints; what is tested here does not.
+    # optax needs type promotion; the tested code does not.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         assert main(["train", "shakespeare", "--out", str(folder / "run"), *flags]) == 0
     return str(folder / "run")
@@ -50,7 +50,7 @@ def test_samples_as_text_and_as_json(run: str, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "\n---\n".join(texts) + "\n"
 
 
-def test_a_stream_is_the_sample(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streamed_text_equals_the_sample(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--stop", "mmm", "ppp")
     text = ask(capsys, *flags[:-3])["samples"][0]["text"]
     assert main([*flags, "--stream"]) == 0
@@ -64,7 +64,7 @@ def test_beams(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(samples[0]["ids"]) == 17
 
 
-def test_an_explanation_names_the_token_that_sample_takes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_names_the_token_that_sample_takes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--prompt", "abc", "--seed", "5", "--top-k", "4", "--top-p", "0.9")
     told = ask(capsys, "explain", run, *flags)
     [sample] = ask(capsys, "sample", run, *flags, "--max-new-tokens", "1")["samples"]
@@ -77,7 +77,7 @@ def test_an_explanation_names_the_token_that_sample_takes(run: str, capsys: pyte
     assert str(told["key"][0]) in capsys.readouterr().out
 
 
-def test_eval_tells_what_low_precision_costs(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_reports_the_cost_of_low_precision(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain = ask(capsys, "eval", run)
     low = ask(capsys, "eval", run, "--weights", "int8")
     assert low["loss_float32"] == plain["loss"]
@@ -89,7 +89,7 @@ def test_eval_tells_what_low_precision_costs(run: str, capsys: pytest.CaptureFix
     assert len(sample["samples"][0]["ids"]) == 5
 
 
-def test_an_empty_prompt_says_where_it_begins(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", run, "--max-new-tokens", "2"]) == 0
     assert "begins after a new line" in capsys.readouterr().err
 
@@ -137,7 +137,7 @@ def test_a_bad_line_of_a_prompts_file_is_numbered(run: str, capsys: pytest.Captu
         capsys.readouterr()
         assert main(["sample", run, "--prompts-file", str(path)]) == 2
         assert message in capsys.readouterr().err
-    path.write_text("ab\u2028c\n")  # lines end at new lines alone
+    path.write_text("ab\u2028c\n")  # only newlines end lines
     assert main(["sample", run, "--prompts-file", str(path)]) == 2
     assert "line 1: character '\\u2028'" in capsys.readouterr().err
     path.write_bytes(b"\xef\xbb\xbfabc\r\nde\r\n")
@@ -145,14 +145,14 @@ def test_a_bad_line_of_a_prompts_file_is_numbered(run: str, capsys: pytest.Captu
     assert [sample["prompt"] for sample in samples] == ["abc", "de"]
 
 
-def test_python_gives_the_sample_of_the_command_line(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_and_the_command_line_give_the_same_sample(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     [sample] = ask(capsys, "sample", run, "--prompt", "abc")["samples"]
     [out] = jaxgpt.generate(jaxgpt.load(run, weights="float32"), "abc")
     assert sample == {"prompt": "abc"} | out._asdict()
     assert len(out.ids) == 29  # the rest of the context
 
 
-def test_a_sample_that_ends_early_says_why(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_that_ends_early_reports_why(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["sample", run, "--prompt", "abc", "--no-repeat-ngram-size", "1"]
     for more in ([], ["--stream"]):
         assert main([*flags, *more]) == 0
@@ -161,7 +161,7 @@ def test_a_sample_that_ends_early_says_why(run: str, capsys: pytest.CaptureFixtu
         assert sorted(said.out.removesuffix("\n")) == sorted(set(TEXT))
 
 
-def test_what_is_loaded_is_named_by_any_integer_and_checked(run: str) -> None:
+def test_load_takes_any_integer_and_checks_its_arguments(run: str) -> None:
     plain = jaxgpt.load(run).params
     for checkpoint in ("last", "2", 2, np.int64(2)):
         chex.assert_trees_all_equal(jaxgpt.load(run, checkpoint).params, plain)

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or read by nobody; and text that is printed as it is."""
+"""Standard streams that are closed, full or not read; and text printed verbatim."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_errors_with_closed_streams(closed: tuple[int, int]) -> None:
     redirect = " ".join({0: "<&-", 1: ">&-", 2: "2>&-"}[number] for number in closed)
     result = shell(f"{JAXGPT} info nosuch {redirect}")
     assert result.returncode == 2
-    assert result.stdout == b"", "an error must not get into the results"
+    assert result.stdout == b"", "an error must not be written to the results"
     if 2 not in closed:
         assert result.stderr == b"jaxgpt: no preset or run 'nosuch'; jaxgpt presets lists the presets\n"
 
 
-def test_a_run_is_read_with_all_streams_closed(tmp_path: Path) -> None:
-    """Files opened in their stead get numbers that libuv refuses to close, and what is printed."""
+def test_reading_a_run_with_all_streams_closed(tmp_path: Path) -> None:
+    """Files opened then would get their descriptors, which receive printed text and which libuv refuses to close."""
     run_folder(tmp_path / "run", SMALL)
     result = shell(f"{JAXGPT} sample run --prompt To --max-new-tokens 2 <&- >&- 2>&-")
     assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
@@ -49,7 +49,7 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     assert result.stderr == b"jaxgpt: cannot write: No space left on device\n"
 
 
-def test_a_console_prints_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (False, True):
         out = io.StringIO()
         monkeypatch.setattr(sys, "stdout", out)
@@ -62,8 +62,8 @@ def test_a_console_prints_text_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
         assert out.getvalue() == HOSTILE + "\n"
 
 
-def test_there_is_one_console() -> None:
-    """Rich's own would read markup and emoji codes in paths and samples."""
+def test_only_one_console_class_is_used() -> None:
+    """Rich's default console would interpret markup and emoji codes in paths and samples."""
     for path in (repository() / "jaxgpt").rglob("*.py"):
         if path.name == "console.py":
             continue
@@ -73,7 +73,7 @@ def test_there_is_one_console() -> None:
                 assert not names & {"Console", "print", "get_console"}, f"{path}: {names}"
 
 
-def test_a_reader_that_goes_away_does_not_end_the_work(tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_stop_the_work(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, time; from jaxgpt.cli.console import Console; console = Console()\n"
         "for _ in range(1000): console.write('x' * 1000)\n"

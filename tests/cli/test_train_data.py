@@ -1,4 +1,4 @@
-"""Whatever the data, training ends with a sample and a summary."""
+"""Training ends with a sample and a summary for any data."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TINY = flags(
         pytest.param("char", "", marks=pytest.mark.long),
     ],
 )
-def test_a_prompt_that_cannot_begin_a_sample_is_known_before_training(tokenizer: str, prompt: str) -> None:
+def test_an_invalid_sample_prompt_is_replaced_with_a_warning(tokenizer: str, prompt: str) -> None:
     Path("text.txt").write_text(TEXT)
     settings = flags(data__path="text.txt", data__tokenizer=tokenizer, model__vocab_size=2000, train__prompt=prompt)
     result = jaxgpt("train", "nanogpt-cpu", *TINY, *settings)
     assert result.code == 0, result.err
     assert "--- a sample, after" in result.out
-    assert "uniform baseline: ln 2,000 = 7.60" in result.out, "of the head, whatever the tokenizer has"
+    assert "uniform baseline: ln 2,000 = 7.60" in result.out, "vocab_size is that of the head"
     assert ("train.prompt" in result.err) == bool(prompt)
     assert ("model.vocab_size 2000 is more than" in result.err) == (tokenizer == "char")
 

@@ -1,4 +1,4 @@
-"""Runs become folders that transformers reads: strict, the same logits, the same text."""
+"""Exported folders load in transformers strictly, with the same logits and text."""
 
 import json
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_transformers_reads_it(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "python-char"])
-def test_there_and_back(tmp_path, name):
+def test_export_and_import_round_trip(tmp_path, name):
     run = run_folder(tmp_path / "run", MODELS[name])
     export_model(run, tmp_path / "hf")
     import_model(tmp_path / "hf", tmp_path / "again")
@@ -80,7 +80,7 @@ def test_there_and_back(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_counterpart_is_named(tmp_path, name):
+def test_settings_without_an_equivalent_are_named(tmp_path, name):
     model, message = REFUSED[name]
     run = run_folder(tmp_path / "run", model)
     with pytest.raises(UserError, match=message):
@@ -88,8 +88,8 @@ def test_what_has_no_counterpart_is_named(tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_difference_is_no_success(tmp_path, monkeypatch):
-    """The certificate is read from the files: a writer that is wrong is found out, and leaves nothing."""
+def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
+    """The check reads the exported files back, so it finds a faulty writer."""
     run = run_folder(tmp_path / "run", SMALL)
     wrong = models.save_weights
     monkeypatch.setattr(

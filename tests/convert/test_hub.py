@@ -1,4 +1,4 @@
-"""Names on the hub: the cache, the pinned commit, one line for each thing that can go wrong. No network is touched."""
+"""Imports from the hub, without network: the cache, the pinned commit, one-line errors."""
 
 import shutil
 
@@ -17,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache as the hub's client lays it out: blobs, and a snapshot of links."""
+    """A cache in the layout of the hub's client: blobs, and a snapshot of links."""
     root = tmp_path / "cache"
     snapshot = root / "models--someone--tiny" / "snapshots" / COMMIT
     blobs = root / "models--someone--tiny" / "blobs"
@@ -44,13 +44,13 @@ def test_offline_from_the_cache(cache, tmp_path, revision):
 
 
 @pytest.mark.parametrize(("name", "revision"), [("someone/tiny", "f" * 40), ("someone/else", "")])
-def test_offline_and_not_there(cache, name, revision):
+def test_offline_and_not_in_the_cache(cache, name, revision):
     with pytest.raises(UserError, match="not in the cache") as e:
         fetch_model(name, revision)
     assert "\n" not in str(e.value)
 
 
-def test_what_is_asked_for(monkeypatch):
+def test_requested_files(monkeypatch):
     asked = {}
 
     def download(repo, **options):
@@ -82,7 +82,7 @@ def test_what_is_asked_for(monkeypatch):
 )
 def test_errors_are_one_line(monkeypatch, error, message):
     def fail(*_, **__):
-        # Made without the answer from the network that its own initialiser asks for.
+        # Created without the HTTP response that its initializer needs.
         made = error.__new__(error)
         made.args = ("disk\nfull",)
         raise made
@@ -94,6 +94,6 @@ def test_errors_are_one_line(monkeypatch, error, message):
 
 
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "a b/c"])
-def test_no_name(name):
+def test_invalid_names(name):
     with pytest.raises(UserError, match="neither a folder nor a name"):
         fetch_model(name)

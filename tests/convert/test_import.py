@@ -1,4 +1,4 @@
-"""Folders of other systems become runs: whole, the same numbers, or nothing."""
+"""Imported folders become complete runs with the same weights, or nothing is written."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ from jaxgpt.convert.tensors import expand, flatten, leaf_shapes, to_leaves, to_t
 
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA], ids=["gpt2", "llama"])
-def test_a_run_like_any_other(tmp_path, config):
+def test_an_import_is_a_run(tmp_path, config):
     done = import_model(hf_folder(tmp_path / "hf", config), tmp_path / "run")
     assert done.max_logit_change == 0.0
     lm = jaxgpt.load(tmp_path / "run")
@@ -58,8 +58,8 @@ def change(folder, edit):
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_names_as_the_first_gpt2_files_have_them(tmp_path):
-    """No prefix, buffers with masks, a head that repeats the embedding, numbers of 16 bits."""
+def test_names_of_the_original_gpt2_files(tmp_path):
+    """No prefix, buffers with masks, a copy of the embedding as head, 16-bit numbers."""
 
     def edit(tensors):
         for name in list(tensors):
@@ -101,7 +101,7 @@ BAD_TENSORS = {
 
 
 @pytest.mark.parametrize("case", BAD_TENSORS)
-def test_bad_tensors_are_named_and_nothing_is_written(tmp_path, case):
+def test_bad_tensors_raise_and_nothing_is_written(tmp_path, case):
     edit, message = BAD_TENSORS[case]
     folder = hf_folder(tmp_path / "hf")
     change(folder, edit)
@@ -130,7 +130,7 @@ BAD_OPTIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_options_that_are_not_computed_are_named(tmp_path, case):
+def test_unsupported_options_are_named(tmp_path, case):
     values, message = BAD_OPTIONS[case]
     folder = hf_folder(tmp_path / "hf")
     config = json.loads((folder / "config.json").read_text()) | values
@@ -150,7 +150,7 @@ LLAMA_OPTIONS = {
 
 
 @pytest.mark.parametrize("case", LLAMA_OPTIONS)
-def test_llama_options_that_are_not_computed_are_named(case):
+def test_unsupported_llama_options_are_named(case):
     values, message = LLAMA_OPTIONS[case]
 
     def read():
@@ -172,7 +172,7 @@ def test_qwen3_layers_must_be_alike():
         llama.config_from_hf(Options(values, "config.json"), qwen3=True)
 
 
-def test_rope_is_read_as_both_versions_write_it():
+def test_rope_settings_of_both_versions():
     values = llama.config_to_hf(replace(LLAMA, rope_theta=5e5, rope_factor=8.0))
     old = {k: v for k, v in values.items() if k != "rope_parameters"}
     new = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
@@ -207,7 +207,7 @@ def test_an_index_stays_in_its_folder(tmp_path, place):
     refused(folder, tmp_path, "refused")
 
 
-def test_an_index_that_promises_too_much(tmp_path):
+def test_an_index_with_missing_tensors(tmp_path):
     folder = hf_folder(tmp_path / "hf")
     index = shard(folder)
     index["weight_map"]["transformer.odd.weight"] = "model-2-of-2.safetensors"
@@ -215,7 +215,7 @@ def test_an_index_that_promises_too_much(tmp_path):
     refused(folder, tmp_path, r"odd\.weight is missing")
 
 
-def test_what_is_there_is_not_overwritten(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     folder = hf_folder(tmp_path / "hf")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").touch()
@@ -226,8 +226,8 @@ def test_what_is_there_is_not_overwritten(tmp_path):
 
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_tables_lose_nothing(n_head, n_kv_head, bias, tied, seed):
-    """Cutting a tensor into leaves and joining them is the identity, for every family."""
+def test_weight_tables_are_invertible(n_head, n_kv_head, bias, tied, seed):
+    """Splitting a tensor into leaves and joining them is the identity, for every family."""
     n_kv_head = min(n_kv_head, n_head)
     wide = ModelConfig(vocab_size=7, block_size=5, n_layer=2, n_head=n_head, n_embd=8, tie_embeddings=tied)
     rope = replace(wide, positions="rope", norm="rmsnorm", mlp="gated", n_kv_head=n_kv_head, bias=bias, head_dim=6)
@@ -267,7 +267,7 @@ print((kilobytes("VmHWM") - before) / size)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
-    """A model of 316 MB, half of it one tensor, needs less than 1.3 times that, the compiler's 30 MB among them."""
+    """Importing 316 MB, half of it one tensor, takes less than 1.3 times that, including 30 MB for compilation."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )

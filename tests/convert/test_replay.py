@@ -1,4 +1,4 @@
-"""nanoGPT's recorded run, done again."""
+"""Replay of recorded nanoGPT runs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes:
     return "."
 
 
-def test_another_recipe_of_the_same_form() -> None:
+def test_another_recording() -> None:
     result = jaxgpt("replay", recording(), "--json")
     assert result.code == 0, result.err
     rows = result.json["rows"]
@@ -123,7 +123,7 @@ def test_another_recipe_of_the_same_form() -> None:
         ({"recipe": {"text": "other.txt"}}, "no such file or folder: other.txt"),
     ],
 )
-def test_a_recording_that_does_not_fit_is_refused_in_one_line(kwargs: dict, message: str) -> None:  # type: ignore[type-arg]
+def test_an_inconsistent_recording_raises_one_line(kwargs: dict, message: str) -> None:  # type: ignore[type-arg]
     import re
 
     result = jaxgpt("replay", recording(**kwargs))
@@ -133,11 +133,11 @@ def test_a_recording_that_does_not_fit_is_refused_in_one_line(kwargs: dict, mess
 
 
 def test_the_activation_is_nanogpts_exact_gelu() -> None:
-    """The tanh approximation would go unnoticed in four digits of a loss."""
+    """Four digits of a loss would not show the tanh approximation."""
     assert config_from_recipe(RECIPE, 65).model.activation == "gelu"
 
 
-def test_a_folder_that_is_no_recording() -> None:
+def test_a_folder_without_a_recording() -> None:
     result = jaxgpt("replay", ".")
     assert result.code == 2
     assert "it has no recipe.json" in result.err

@@ -29,7 +29,7 @@ def test_an_epoch_uses_every_window_once(size: tuple[int, int, int, int], seed: 
         assert used[0] >= 0
         assert used[-1] + T + 1 <= n
         assert used[0] < (1 if stride else T)
-    # Nothing but a rest shorter than what a phase may cost is left out.
+    # At most two strides and a window of tokens are left out.
     assert (w.per_epoch + 2) * (stride or T) + T >= n
 
 
@@ -45,7 +45,7 @@ def test_a_stride_keeps_documents_whole() -> None:
     assert sorted(np.concatenate([w.starts(0, 1), w.starts(1, 1)])) == [0, 6]
 
 
-def test_any_step_without_those_before_it() -> None:
+def test_any_step_without_the_steps_before() -> None:
     a, b = windows(), windows()
     later = a.batch_at(7, 4)
     for step in range(7):
@@ -55,7 +55,7 @@ def test_any_step_without_those_before_it() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
-def test_the_stream_is_the_same_for_ever(sampling: str) -> None:
+def test_windows_do_not_change_between_versions(sampling: str) -> None:
     """Resuming with another version of NumPy, or of this program, must draw the same windows."""
     known = {"epoch": [[865, 715, 505], [741, 461, 131]], "random": [[171, 495, 187], [943, 586, 762]]}
     w = windows(sampling=sampling, seed=1337)
@@ -80,7 +80,7 @@ def test_evaluation_covers_the_split(n: int, expected: int) -> None:
     assert eval_windows(Tokens([np.arange(n)]), 64, 64) == expected
 
 
-def test_evaluation_batches_end_in_rows_that_do_not_count() -> None:
+def test_evaluation_batches_end_in_padding() -> None:
     tokens = Tokens([np.arange(33)])
     batch = eval_batch(tokens, 8, 8, np.array([3, -1, -1]))
     assert batch[0].tolist() == list(range(24, 33))

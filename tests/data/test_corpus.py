@@ -1,4 +1,4 @@
-"""Where text comes from, and what is no text."""
+"""Sources of text, and files that are not text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgpt.presets import preset
 
 
 def test_tinyshakespeare(data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The published facts, from a copy in the cache."""
+    """The published size and split, from a copy in the cache."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "tinyshakespeare.txt").write_bytes((data_dir / "tinyshakespeare.txt").read_bytes())
     data = load_dataset(preset("nanogpt-cpu"))
@@ -37,7 +37,7 @@ def test_offline_and_not_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         assert part in str(error.value)
 
 
-def test_pythons_own_sources_are_plain_and_many() -> None:
+def test_python_sources() -> None:
     text = python_sources()
     assert sorted(PYTHON_MODULES) == PYTHON_MODULES
     assert len(text.text) > 2_000_000
@@ -45,13 +45,13 @@ def test_pythons_own_sources_are_plain_and_many() -> None:
     assert "modules of Python's standard library, abc to zipapp" in text.source
 
 
-def test_a_python_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(UserError, match=f"not at {tmp_path}.*--data.path FILE"):
         python_sources()
 
 
-def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+def test_folders_are_read_in_order_of_names(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     (folder / "b").mkdir(parents=True)
     (folder / ".git").mkdir()
@@ -69,7 +69,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
         ("zeros.txt", b"a" * 1000 + b"\0b", r"zeros.txt is not text \(NUL at byte 1000\)"),
     ],
 )
-def test_what_is_no_text(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_path(tmp_path / name)
@@ -97,8 +97,8 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_files_that_are_not_text_come_with_a_way_to_convert_them(name: str, tmp_path: Path) -> None:
-    """By name or by content, alone or as all that a folder holds."""
+def test_errors_for_other_file_types_suggest_a_conversion(name: str, tmp_path: Path) -> None:
+    """By name or content, for a single file or a folder of them."""
     content, kind, advice = FOREIGN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{name} is {kind}, not plain UTF-8 text: .*{advice}"):
@@ -107,7 +107,7 @@ def test_files_that_are_not_text_come_with_a_way_to_convert_them(name: str, tmp_
         read_path(tmp_path)
 
 
-def test_a_mixed_folder_says_what_was_read_and_what_was_skipped(tmp_path: Path) -> None:
+def test_a_mixed_folder_reports_read_and_skipped_files(tmp_path: Path) -> None:
     for name in ("a.parquet", "a.jsonl", "b.jsonl", "a.tar.gz"):
         (tmp_path / name).write_bytes(FOREIGN.get(name, FOREIGN["a.jsonl"])[0])
     (tmp_path / "__init__.py").touch()
@@ -121,7 +121,7 @@ def test_a_mixed_folder_says_what_was_read_and_what_was_skipped(tmp_path: Path) 
     )
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name, "utf-8-sig")
     assert read_path(tmp_path / "a.txt").text == "a.txt"
@@ -129,7 +129,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=40), st.integers(5, 9))
-def test_blocks_are_the_text(text: str, size: int) -> None:
+def test_blocks_join_to_the_text(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "BLOCK", size)
         whole = Text(text.encode(), "")
@@ -139,7 +139,7 @@ def test_blocks_are_the_text(text: str, size: int) -> None:
 
 
 @given(st.binary(max_size=30), st.integers(5, 9))
-def test_bytes_that_are_not_utf8_are_found_in_their_place(data: bytes, size: int) -> None:
+def test_invalid_utf8_is_reported_with_its_position(data: bytes, size: int) -> None:
     def check(decode: Callable[[], object]) -> tuple[object, int | None]:
         try:
             return decode(), None

@@ -1,4 +1,4 @@
-"""What a run trains on: read, tokenized, split, and told apart from any other data."""
+"""The data of a run: reading, tokenization, splits and fingerprints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_fingerprint_of_a_text_changes_with_every_character(place: int) -> N
     assert fingerprint(TEXT) == fingerprint(TEXT) != fingerprint(TEXT[:place] + changed + TEXT[place + 1 :])
 
 
-def test_the_fingerprint_of_token_files_is_of_their_ids(tmp_path: Path) -> None:
+def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None:
     ids = (np.arange(5000) % 90).astype("<u2")
     config = config_of(tmp_path, tokenizer="ids").with_model(vocab_size=90)
     found = []
@@ -40,7 +40,7 @@ def test_the_fingerprint_of_token_files_is_of_their_ids(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 500_000))
-def test_parts_and_types_do_not_change_a_fingerprint(cuts: int, cut: int) -> None:
+def test_chunks_and_dtypes_do_not_change_a_fingerprint(cuts: int, cut: int) -> None:
     ids = np.arange(cuts * 1000) % 251
     one, many = Tokens([ids.astype(np.uint8)]), Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
     assert one.fingerprint() == many.fingerprint()

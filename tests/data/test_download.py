@@ -1,4 +1,4 @@
-"""Downloads, against a server on this machine that lies, stalls, truncates and redirects."""
+"""Downloads from a local server that sends wrong data, stalls, truncates and redirects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(BaseHTTPRequestHandler):
-    """A server whose path says how it behaves."""
+    """A server whose paths select its behavior."""
 
     asked: list[str] = []  # noqa: RUF012 - of all requests, as the handler has no owner
 
@@ -92,7 +92,7 @@ def left_in(folder: Path) -> list[str]:
     return [p.name for p in folder.iterdir() if p.suffix != ".lock"]
 
 
-def test_once_and_from_then_on_from_the_cache(url: str, tmp_path: Path) -> None:
+def test_downloads_once_then_uses_the_cache(url: str, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "text.txt"
     for _ in range(2):
         assert get(f"{url}/good", path).read_bytes() == CONTENT
@@ -100,7 +100,7 @@ def test_once_and_from_then_on_from_the_cache(url: str, tmp_path: Path) -> None:
     assert left_in(path.parent) == ["text.txt"]
 
 
-def test_a_damaged_copy_is_fetched_again(url: str, tmp_path: Path) -> None:
+def test_a_damaged_copy_is_downloaded_again(url: str, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(CONTENT[:50])
     assert get(f"{url}/chain", path).read_bytes() == CONTENT
@@ -121,7 +121,7 @@ def test_a_damaged_copy_is_fetched_again(url: str, tmp_path: Path) -> None:
         ("no-http", "SSH-2.0"),
     ],
 )
-def test_another_file_is_never_in_its_place(what: str, message: str, url: str, tmp_path: Path) -> None:
+def test_a_failed_download_leaves_no_file(what: str, message: str, url: str, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     with pytest.raises(UserError, match=message) as error:
         get(f"{url}/{what}", folder / "text.txt")
@@ -131,7 +131,7 @@ def test_another_file_is_never_in_its_place(what: str, message: str, url: str, t
     assert "--data.path FILE" in str(error.value)
 
 
-def test_without_a_network_one_line(tmp_path: Path) -> None:
+def test_without_a_network_the_error_is_one_line(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         port = nobody.getsockname()[1]
@@ -141,7 +141,7 @@ def test_without_a_network_one_line(tmp_path: Path) -> None:
     assert len(str(error.value)) < 500
 
 
-def test_a_cache_that_cannot_be_written(url: str, tmp_path: Path) -> None:
+def test_a_read_only_cache(url: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "x").touch()
@@ -151,7 +151,7 @@ def test_a_cache_that_cannot_be_written(url: str, tmp_path: Path) -> None:
 
 
 def test_a_full_disk(url: str, tmp_path: Path) -> None:
-    """The system's limit on a file's size stands in for a full disk."""
+    """Simulated by the limit on file size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
     try:
@@ -162,7 +162,7 @@ def test_a_full_disk(url: str, tmp_path: Path) -> None:
     assert get(f"{url}/good", tmp_path / "text.txt").read_bytes() == CONTENT
 
 
-def test_many_at_once_download_once(url: str, tmp_path: Path) -> None:
+def test_concurrent_downloads_happen_once(url: str, tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         got = list(pool.map(lambda _: get(f"{url}/good", tmp_path / "text.txt", 5).read_bytes(), range(4)))
     assert got == [CONTENT] * 4

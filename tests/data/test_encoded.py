@@ -1,4 +1,4 @@
-"""Long texts in blocks have the ids of the whole, and are encoded once."""
+"""Encoding long texts in blocks gives the ids of the whole text, and is cached."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KINDS = {
 
 
 def at_once(kind: str, tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text by another way: the library's own, or a table."""
+    """Return the ids of a text by another implementation: the library's, or a table."""
     if kind in ("char", "word"):
         parts = list(text) if kind == "char" else text.split()
         known = sorted(set(parts)) if kind == "char" else list(dict.fromkeys(parts))
@@ -63,7 +63,7 @@ def ids_of(done: Encoded) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_have_the_ids_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_give_the_ids_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "BLOCK", 40)
     monkeypatch.setattr(pieces, "PIECE", 7)
     monkeypatch.setattr(pieces, "AROUND", 5)
@@ -77,7 +77,7 @@ def test_blocks_have_the_ids_of_the_whole(kind: str, monkeypatch: pytest.MonkeyP
         ids = ids_of(done)
         assert ids == at_once(kind, tokenizer, text)
         assert kind == "byte" or seen[-1] == (len(whole.data), len(whole.data))
-        # How many bytes come from an id on: those of the text that has the ids from there to the end.
+        # `count_bytes` counts the bytes of the text from an id to the end.
         begin = data.draw(st.integers(0, len(ids)))
         rest = whole.data[len(whole.data) - count_bytes(tokenizer, whole, done, begin) :]
         if kind == "word":
@@ -86,7 +86,7 @@ def test_blocks_have_the_ids_of_the_whole(kind: str, monkeypatch: pytest.MonkeyP
             assert rest.decode() == text[begin:]
         elif kind == "byte":
             assert list(rest) == ids[begin:]
-        elif kind == "bpe":  # a token may begin within a character; the character's first byte counts
+        elif kind == "bpe":  # a token may begin within a character, which counts by its first byte
             assert abs(len(rest) - sum(len(token_bytes(tokenizer, i)) for i in ids[begin:])) < 4
 
     check()
@@ -98,7 +98,7 @@ def token_bytes(tokenizer: Tokenizer, index: int) -> bytes:
 
 @pytest.fixture
 def tokenizer(monkeypatch: pytest.MonkeyPatch) -> SubwordTokenizer:
-    """One whose ids are kept, whatever the size of a text; `calls` counts the pieces that it has encoded."""
+    """A tokenizer whose ids are cached for texts of any size; `calls` counts the pieces that it encoded."""
     monkeypatch.setattr(encoded, "SMALLEST", 1)
     made = KINDS[CACHED]("")
     made.calls = 0
@@ -128,13 +128,13 @@ def test_a_text_is_encoded_once(tokenizer: SubwordTokenizer) -> None:
     assert (first.blocks == again.blocks).all()
     assert isinstance(again.tokens.parts[0], np.memmap)
     assert again.tokens.parts[0].itemsize == 2
-    # Another text, or another tokenizer of the same size, has a file of its own.
+    # Another text, or another tokenizer of the same size, has its own file.
     encode_text(tokenizer, Text(TEXT.data + b" ", ""))
     encode_text(make_tokenizer("bpe", WORDS[::-1] * 20, 300, 0), TEXT)
     assert len(files()) == 3
 
 
-def test_a_damaged_file_is_written_anew(tokenizer: SubwordTokenizer) -> None:
+def test_a_damaged_file_is_rewritten(tokenizer: SubwordTokenizer) -> None:
     ids = ids_of(encode_text(tokenizer, TEXT))
     [path] = files()
     whole = path.read_bytes()
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_written_anew(tokenizer: SubwordTokenizer) -> None:
     @given(st.integers(0, len(whole) - 1), st.sampled_from(["flip", "cut", "extend", "empty"]))
     def check(place: int, damage: str) -> None:
         flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
-        path.unlink()  # those that have it mapped keep what they have
+        path.unlink()  # processes that have mapped it keep the old contents
         path.write_bytes({"flip": flipped, "cut": whole[:place], "extend": whole + whole[:9], "empty": b""}[damage])
         assert ids_of(encode_text(tokenizer, TEXT)) == ids
         assert path.read_bytes() == whole
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_written_anew(tokenizer: SubwordTokenizer) -> None:
     check()
 
 
-def test_a_writer_that_fails_leaves_nothing(tokenizer: SubwordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_file(tokenizer: SubwordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(pieces: Sequence[str]) -> np.ndarray:
         raise KeyboardInterrupt
 
@@ -164,11 +164,11 @@ def test_a_writer_that_fails_leaves_nothing(tokenizer: SubwordTokenizer, monkeyp
 
 
 def test_a_folder_that_cannot_be_written(tokenizer: SubwordTokenizer, tmp_path: Path) -> None:
-    (tmp_path / "cache").touch()  # a file where the folder would be
+    (tmp_path / "cache").touch()  # a file at the path of the folder
     assert ids_of(encode_text(tokenizer, TEXT)) == at_once("bpe", tokenizer, WORDS * 30)
 
 
-def test_the_files_used_longest_ago_make_room(tokenizer: SubwordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_files_are_deleted(tokenizer: SubwordTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [Text(TEXT.data + bytes([n]), "") for n in b"abc"]
     for age, text in zip((300, 100, 200), texts, strict=True):
         encode_text(tokenizer, text)
@@ -183,7 +183,7 @@ def test_the_files_used_longest_ago_make_room(tokenizer: SubwordTokenizer, monke
     assert tokenizer.calls == calls, "the newest are there"
 
 
-def test_many_at_once_encode_once(tokenizer: SubwordTokenizer) -> None:
+def test_concurrent_processes_encode_once(tokenizer: SubwordTokenizer) -> None:
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(lambda _: ids_of(encode_text(tokenizer, TEXT)), range(4)))
     assert all(ids == done[0] for ids in done)
@@ -213,7 +213,7 @@ print((memory("VmHWM") - before) / 2**10)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("kind", "megabytes"), [("byte", 32), ("char", 16), ("bpe", 3)])
 def test_memory_is_a_small_multiple_of_the_text(kind: str, megabytes: int) -> None:
-    """At once, the library takes some 100 times the text."""
+    """Encoding all at once takes about 100 times the size of the text."""
     command = [sys.executable, "-c", MEMORY, kind, str(megabytes)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 4 * megabytes + 60

@@ -1,4 +1,4 @@
-"""Tokenizers: the public ids, round trips, special tokens as text, long texts in pieces."""
+"""Tokenizers: published ids, round trips, special tokens in text, splitting of long texts."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def trained():
 KINDS = {"byte": lambda: make_tokenizer("byte", "", 0, 0), "bpe": trained, "gpt2": gpt2}
 
 
-def test_public_ids():
+def test_published_ids():
     ids = gpt2().encode("Recurrent Neural Network will change the")
     assert ids.tolist() == [6690, 6657, 47986, 7311, 481, 1487, 262]
     assert ids.dtype == np.int32
@@ -59,7 +59,7 @@ def test_round_trip(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_in_text_are_text(kind):
+def test_special_tokens_in_text_are_plain_text(kind):
     tokenizer = KINDS[kind]()
     text = "a<|endoftext|>b"
     ids = tokenizer.encode(text).tolist()
@@ -76,7 +76,7 @@ def test_tokenizer_json_round_trip(kind, tmp_path):
     assert (again.vocab_size, again.eos_id) == (tokenizer.vocab_size, tokenizer.eos_id)
 
 
-def test_bpe_has_the_size_asked_for_and_shortens():
+def test_bpe_has_the_requested_size():
     tokenizer = trained()
     assert tokenizer.vocab_size == 280
     assert len(tokenizer.encode(WORDS)) < len(WORDS) / 1.5
@@ -85,7 +85,7 @@ def test_bpe_has_the_size_asked_for_and_shortens():
 
 
 def pattern_tokenizer(pattern):
-    """A BPE of bytes whose merges are those of the trained one, over another pattern."""
+    """A byte BPE with the merges of the trained one and another pattern."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
     tokenizer = Tokenizer.from_str(trained().to_json())
@@ -98,8 +98,8 @@ def pattern_tokenizer(pattern):
 
 
 @pytest.mark.parametrize("pattern", ["", *LLAMA3], ids=["gpt2", "llama3", "qwen2"])
-def test_known_cuts_keep_words(pattern, monkeypatch):
-    """Compared are the words that the pattern finds: what BPE does within one depends on nothing else."""
+def test_known_splits_keep_words(pattern, monkeypatch):
+    """Compares the words that the pattern finds; BPE treats each word separately."""
     tokenizer = pattern_tokenizer(pattern)
     find = find_by(known_cuts(tokenizer.to_str()))
     monkeypatch.setattr(pieces, "PIECE", 1)
@@ -117,7 +117,7 @@ def test_known_cuts_keep_words(pattern, monkeypatch):
     check()
 
 
-def test_the_librarys_white_space_is_pythons():
+def test_the_librarys_whitespace_is_pythons():
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
@@ -127,7 +127,7 @@ def test_the_librarys_white_space_is_pythons():
     assert set(every) - dark <= set(re.findall(r"\s", every))
 
 
-def test_texts_are_cut_only_where_that_changes_nothing(monkeypatch):
+def test_texts_are_split_only_where_ids_do_not_change(monkeypatch):
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     monkeypatch.setattr(pieces, "PIECE", 1000)
@@ -144,7 +144,7 @@ def test_texts_are_cut_only_where_that_changes_nothing(monkeypatch):
         return SubwordTokenizer(made)
 
     split = pre_tokenizers
-    # A mark that is put before every text would stand before every piece, too; Metaspace's not before a space.
+    # A mark added before every text would be added before every piece; Metaspace adds none before a space.
     threes = split.Split(Regex(r"\s{3}|\S+"), "isolated")
     for whole, made in (
         (False, strange(pre_tokenizer=split.Metaspace(prepend_scheme="first"))),

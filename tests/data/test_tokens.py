@@ -1,4 +1,4 @@
-"""Token files: nanoGPT's and llm.c's, recognised and mapped."""
+"""Token files of nanoGPT and llm.c: detection and memory mapping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(path: Path, kind: str, ids: np.ndarray = IDS) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["nanogpt", "llmc", "llama"])
-def test_formats_are_recognised(kind: str, tmp_path: Path) -> None:
+def test_formats_are_detected(kind: str, tmp_path: Path) -> None:
     ids = open_tokens(write(tmp_path / "train.bin", kind))
     assert isinstance(ids, np.memmap)
     assert (ids == IDS + (100_000 if kind == "llama" else 0)).all()
@@ -49,7 +49,7 @@ def test_formats_are_recognised(kind: str, tmp_path: Path) -> None:
         (header(20240520, 1, -1), "promises -1 ids"),
     ],
 )
-def test_broken_files_are_named(data: bytes, message: str, tmp_path: Path) -> None:
+def test_broken_files_raise(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(data)
     with pytest.raises(UserError, match=message) as error:
@@ -73,7 +73,7 @@ def test_a_folder_of_shards(tmp_path: Path) -> None:
     write(tmp_path / "fineweb_val_000000.bin", "llmc", IDS[:10])
     train, val, _ = open_splits(tmp_path, 0.9)
     assert (len(train), len(val)) == (5000, 10)
-    assert (train.take(1990, 30) == IDS[1990:2020]).all(), "across the border of two files"
+    assert (train.take(1990, 30) == IDS[1990:2020]).all(), "across two files"
 
 
 WORDS = ["train", "training", "val", "valid", "validation"]
@@ -81,7 +81,7 @@ OTHERS = ["retrieval", "constraint", "interval", "trainer", "Valley", "evaluate"
 
 
 @given(st.lists(st.sampled_from(WORDS + OTHERS), min_size=1, max_size=4), st.sampled_from("_-. +07"), st.booleans())
-def test_a_split_is_a_word_of_the_name(words: list[str], between: str, upper: bool) -> None:
+def test_splits_are_words_of_file_names(words: list[str], between: str, upper: bool) -> None:
     path = Path(between.join(words).upper() + ".bin" if upper else between.join(words) + ".bin")
     meant = {"train" if word.startswith("t") else "val" for word in words if word in WORDS}
     if len(meant) > 1:
@@ -91,7 +91,7 @@ def test_a_split_is_a_word_of_the_name(words: list[str], between: str, upper: bo
         assert split_of(path) == "".join(meant)
 
 
-def test_splits_with_the_other_splits_letters_in_their_names(tmp_path: Path) -> None:
+def test_split_names_that_contain_each_other(tmp_path: Path) -> None:
     for name in ("retrieval", "constraint"):
         folder = tmp_path / name
         folder.mkdir()
@@ -102,7 +102,7 @@ def test_splits_with_the_other_splits_letters_in_their_names(tmp_path: Path) -> 
         assert source == f"2 token files at {folder}"
 
 
-def test_a_folder_says_which_files_are_skipped(tmp_path: Path) -> None:
+def test_skipped_files_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "train.bin", "nanogpt")
     write(tmp_path / "._train.bin", "nanogpt")
     write(tmp_path / "test.bin", "nanogpt")
@@ -112,9 +112,9 @@ def test_a_folder_says_which_files_are_skipped(tmp_path: Path) -> None:
     assert source == f"1 token file at {tmp_path}; skipped 2 other files"
 
 
-def test_a_binary_among_texts_makes_no_token_folder(tmp_path: Path) -> None:
+def test_a_binary_among_texts_is_not_a_token_folder(tmp_path: Path) -> None:
     write(tmp_path / "weights.bin", "nanogpt")
-    assert is_token_path(tmp_path), "nothing else is there"
+    assert is_token_path(tmp_path), "there is nothing else"
     (tmp_path / "a.txt").write_text("text")
     assert not is_token_path(tmp_path)
 
@@ -133,7 +133,7 @@ def test_a_folder_without_training_files(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())
-def test_parts_read_like_one(lengths: list[int], data: st.DataObject) -> None:
+def test_reading_across_parts(lengths: list[int], data: st.DataObject) -> None:
     whole = np.arange(sum(lengths))
     tokens = Tokens(np.split(whole, np.cumsum(lengths)[:-1]))
     start = data.draw(st.integers(0, len(whole)))

@@ -1,4 +1,4 @@
-"""Explanations add up, agree with the choice, and can be replayed."""
+"""Explanations: probabilities add up, agree with the sampler, and can be replayed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAST = TokenBuffer(jnp.array([[3, 5, 3]]), jnp.array([0]), jnp.int32(3))
         SamplingParams(top_p=0.0),
     ],
 )
-def test_masses_add_up_and_the_choice_is_the_samplers(sampling: SamplingParams) -> None:
+def test_masses_add_up_and_agree_with_the_sampler(sampling: SamplingParams) -> None:
     for seed in range(5):
         logits = jax.random.normal(jax.random.key(seed), (1, 60)) * 2
         key = jax.random.key(100 + seed)
@@ -40,11 +40,11 @@ def test_masses_add_up_and_the_choice_is_the_samplers(sampling: SamplingParams) 
         assert (replayed.token, replayed.uniform) == (told.token, told.uniform)
 
 
-def test_the_mass_that_a_filter_removes_is_told() -> None:
+def test_the_mass_removed_by_each_filter() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
     top_k, top_p = explain(logits, PAST, SamplingParams(temperature=1, top_k=2, top_p=0.6), jax.random.key(0)).stages
     assert top_k[:3] == ("top-k 2", 2, pytest.approx(0.25))
-    # Of 2/3 and 1/3 that are left, the first alone reaches 0.6.
+    # 2/3 and 1/3 remain; the first alone reaches 0.6.
     assert top_p[:3] == ("top-p 0.6", 1, pytest.approx(1 / 3))
     [cooler] = explain(logits, PAST, SamplingParams(temperature=0.5), jax.random.key(0)).stages
     expected = np.array([0.25, 0.0625, 0.015625, 0.015625])

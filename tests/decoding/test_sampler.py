@@ -1,4 +1,4 @@
-"""The sampler against a naive loop without a cache, and against a stub for a model."""
+"""The sampler compared with a naive loop without a cache, and with a stub model."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def test_greedy_equals_a_naive_loop(name: str) -> None:
     out = session(functions, params, prompt.tolist(), 6, sampling=SamplingParams(temperature=0)).next_tokens(6)
     forward = jax.jit(lambda text: model.apply({"params": params}, text))
     text = jnp.zeros((2, 10), jnp.int32).at[:, :4].set(prompt)
-    for t in range(4, 10):  # what stands after t is not seen from t - 1
+    for t in range(4, 10):  # tokens from t on do not affect the logits at t - 1
         text = text.at[:, t].set(forward(text)[:, t - 1].argmax(-1).astype(jnp.int32))
     assert (out == text[:, 4:]).all()
 
 
-# A model that always wants the next id: no parameters, no cache worth the name.
+# A model that always predicts the next id, without parameters and with a trivial cache.
 STUB = Model(
     lambda params, tokens, cache, last: (jax.nn.one_hot((tokens[:, -1:] + 1) % 10, 10) * 100, cache),
     lambda start, size: (),
 )
 
 
-def test_a_stub_for_a_model() -> None:
+def test_a_stub_model() -> None:
     assert session(STUB, None, [[4], [7]], 4, sampling=SamplingParams()).next_tokens(4).tolist() == [
         [5, 6, 7, 8],
         [8, 9, 0, 1],
     ]
 
 
-def test_a_row_that_has_ended_stays() -> None:
+def test_an_ended_row_does_not_change() -> None:
     out = session(STUB, None, [[4], [7]], 4, sampling=SamplingParams(), stop_ids=(6,)).next_tokens(4)
     assert out.tolist() == [[5, 6, 6, 6], [8, 9, 0, 1]]
 
 
-def test_in_portions_as_in_one() -> None:
+def test_tokens_do_not_depend_on_steps_per_call() -> None:
     parts = session(STUB, None, [[4], [7]], 5, sampling=SamplingParams())
     assert [parts.next_tokens(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]

@@ -1,4 +1,4 @@
-"""Filters and sampling parameters: what may be chosen, and how often it is."""
+"""Filters and sampling parameters: allowed tokens and their frequencies."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ warp = jax.jit(warp_, static_argnums=2)
 
 
 def buffer(*rows: list[int], size: int = 0) -> TokenBuffer:
-    """Rows aligned at their ends, with `size` empty slots after them."""
+    """Make a buffer of left-padded rows with `size` empty slots after them."""
     longest = max(map(len, rows))
-    ids = np.full((len(rows), longest + size), 7, np.int32)  # what stands outside a row must not count
+    ids = np.full((len(rows), longest + size), 7, np.int32)  # tokens outside a row must not count
     for out, row in zip(ids, rows, strict=True):
         out[longest - len(row) : longest] = row
     start = jnp.array([longest - len(row) for row in rows], jnp.int32)
@@ -34,7 +34,7 @@ def kept(logits_BV: jax.Array) -> list[list[int]]:
 ANY = buffer([0])
 
 
-def test_repetition_penalty_divides_what_is_above_zero_and_multiplies_the_rest() -> None:
+def test_repetition_penalty_divides_positive_logits_and_multiplies_others() -> None:
     logits = jnp.array([[1.0, -1.0, 2.0, -2.0, 0.0]])
     out = warp(logits, buffer([0, 1, 0], size=3), SamplingParams(temperature=1, repetition_penalty=2.0))
     np.testing.assert_array_equal(out[0], [0.5, -2.0, 2.0, -2.0, 0.0])
@@ -50,14 +50,14 @@ def test_repetition_penalty_divides_what_is_above_zero_and_multiplies_the_rest()
         (3, [1, 2], set()),
     ],
 )
-def test_an_ngram_never_comes_twice(n: int, ids: list[int], forbidden: set[int]) -> None:
-    other = [4, 4]  # a second row, shorter, must neither see the first nor the slots outside its own
+def test_no_ngram_repeats(n: int, ids: list[int], forbidden: set[int]) -> None:
+    other = [4, 4]  # a second, shorter row must not depend on the first or on slots outside itself
     out = kept(warp(jnp.zeros((2, 8)), buffer(ids, other, size=3), SamplingParams(no_repeat_ngram_size=n)))
     assert set(range(8)) - set(out[0]) == forbidden
     assert set(range(8)) - set(out[1]) == ({4} if n < 3 else set())
 
 
-def test_top_k_keeps_what_equals_the_kth() -> None:
+def test_top_k_keeps_ties_with_the_kth() -> None:
     logits = jnp.array([[3.0, 2.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
     assert kept(filters.keep_top_k(logits, 2)) == [[0, 1, 2], [2, 3]]
     assert kept(filters.keep_top_k(logits, 9)) == [[0, 1, 2, 3]] * 2
@@ -70,20 +70,20 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 0.999])
-def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort(p: float) -> None:
+def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p: float) -> None:
     rng = np.random.default_rng(0)
-    for spread in (0.01, 1.0, 5.0):  # flat: the slice does not reach p; peaked: it does
+    for spread in (0.01, 1.0, 5.0):  # flat: the largest logits do not reach p; peaked: they do
         logits = rng.normal(0, spread, (3, 2000)).astype(np.float32)
         out = kept(filters.keep_top_p(jnp.asarray(logits), p))
         for row, ids in zip(logits.astype(np.float64), out, strict=True):
             order = np.argsort(-row)
             probability = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
             size = max(1, int(np.searchsorted(np.cumsum(probability[order]), p) + 1)) if p else 1
-            assert abs(len(ids) - size) <= 1  # the border itself is a matter of the last bit
+            assert abs(len(ids) - size) <= 1  # the boundary itself depends on the last bit
             assert set(order[: size - 1].tolist()) <= set(ids) <= set(order[: size + 1].tolist())
 
 
-def test_min_p_is_relative_to_the_likeliest() -> None:
+def test_min_p_is_relative_to_the_top_probability() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
     assert kept(filters.keep_min_p(logits, 0.25)) == [[0, 1, 2]]
     assert kept(filters.keep_min_p(logits, 1.0)) == [[0]]
@@ -101,13 +101,13 @@ def test_min_p_is_relative_to_the_likeliest() -> None:
     ],
 )
 @pytest.mark.parametrize("vocabulary", [30, 700])
-def test_frequencies_are_the_probabilities(sampling: SamplingParams, vocabulary: int) -> None:
+def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabulary: int) -> None:
     draws = 40_000
     logits = jax.random.normal(jax.random.key(1), (1, vocabulary)) * 2
     past = buffer([3, 5, 3])
     probability = np.asarray(jax.nn.softmax(warp(logits, past, sampling)), np.float64)[0]
     keys = jax.random.split(jax.random.key(2), draws)
-    # One row of logits for all: the draws differ by their keys alone.
+    # All rows have the same logits and differ only in their keys.
     ids = jax.jit(
         lambda: filters.inverse_cdf_sample(
             jnp.broadcast_to(warp(logits, past, sampling), (draws, vocabulary)), row_uniform(keys, 0)
@@ -121,18 +121,18 @@ def test_frequencies_are_the_probabilities(sampling: SamplingParams, vocabulary:
     wanted = np.append(expected[~rare], expected[rare].sum())
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
     chi2, freedom = float(((observed - wanted) ** 2 / wanted).sum()), len(wanted) - 1
-    # Chi-square with f degrees has mean f and variance 2f; the seed is fixed, so this does not flicker.
+    # Chi-square with f degrees has mean f and variance 2f; the seed is fixed, so this is not flaky.
     assert abs(chi2 - freedom) < 4 * np.sqrt(2 * freedom), (chi2, freedom)
 
 
-def test_draw_never_takes_what_is_forbidden() -> None:
+def test_forbidden_tokens_are_never_drawn() -> None:
     logits = jnp.full((4, 1000), -jnp.inf).at[:, 601].set(0.0).at[:, 700].set(-20.0)
     just_below_one = np.nextafter(np.float32(1), np.float32(0))
     ids = filters.inverse_cdf_sample(logits, jnp.array([0.0, 0.5, 0.999, just_below_one]))
     assert set(ids.tolist()) <= {601, 700}
 
 
-def test_a_row_does_not_depend_on_its_company() -> None:
+def test_a_row_does_not_depend_on_the_others() -> None:
     logits = jax.random.normal(jax.random.key(0), (5, 400))
     keys = jax.random.split(jax.random.key(1), 5)
     sampling = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.2)
@@ -143,7 +143,7 @@ def test_a_row_does_not_depend_on_its_company() -> None:
         assert alone[0] == together[i]
 
 
-def test_temperature_zero_is_the_likeliest_the_first_of_equals() -> None:
+def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
     logits = jnp.array([[1.0, 5.0, 5.0], [-jnp.inf, -jnp.inf, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
     assert sample_token(logits, buffer([0], [0]), keys, jnp.int32(0), SamplingParams(temperature=0)).tolist() == [1, 2]
@@ -159,12 +159,12 @@ def test_temperature_zero_is_the_likeliest_the_first_of_equals() -> None:
         ("no_repeat_ngram_size", -1),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_work_is_named(setting: str, value: float) -> None:
+def test_invalid_settings_raise(setting: str, value: float) -> None:
     with pytest.raises(UserError, match=setting.replace("_", "-")):
         SamplingParams(**{setting: value})  # type: ignore[arg-type]
 
 
-def test_any_temperature_draws_what_float64_draws() -> None:
+def test_draws_at_any_temperature_equal_float64() -> None:
     temperatures = [
         1e-300,
         1e-45,
@@ -203,7 +203,7 @@ def test_any_temperature_draws_what_float64_draws() -> None:
         for row, token in enumerate(ids):
             assert 0 <= token < 300, (temperature, row)
             begin = ends[row, token - 1] if token else 0.0
-            # Float32 sums of 300 numbers: a border may move by a few of its last bits; the ratios at 0.01 by 1e-3.
+            # float32 sums of 300 numbers: boundaries may differ in their last bits, and ratios at temperature 0.01 by 1e-3.
             slack = 2e-3 if temperature < 1 else 1e-5
             assert begin - slack <= number[row] <= ends[row, token] + slack, (temperature, row)
             assert weight[row, token] > 0, (temperature, row)
@@ -212,7 +212,7 @@ def test_any_temperature_draws_what_float64_draws() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_no_token_and_nan_are_told_from_ids(temperature: float) -> None:
+def test_no_token_and_nan_are_distinguished_from_ids(temperature: float) -> None:
     logits = jnp.array([[0.0, 1.0, 2.0], [-jnp.inf] * 3, [0.0, jnp.nan, 1.0], [jnp.inf, 0.0, 0.0]])
     params = SamplingParams(temperature=temperature, top_k=2, top_p=0.9)
     ids = sample_token(logits, buffer([0], [0], [0], [0]), jax.random.split(jax.random.key(0), 4), jnp.int32(0), params)
@@ -220,7 +220,7 @@ def test_no_token_and_nan_are_told_from_ids(temperature: float) -> None:
     assert ids[0] >= 0
 
 
-def test_ngrams_are_those_of_a_plain_loop() -> None:
+def test_ngrams_equal_a_plain_loop() -> None:
     sizes = (1, 2, 3, 4, 7, 30)
     rng = np.random.default_rng(0)
     forbid = jax.jit(lambda *args: [filters.forbid_repeated_ngrams(jnp.zeros((4, 5)), *args, n) for n in sizes])
@@ -236,7 +236,7 @@ def test_ngrams_are_those_of_a_plain_loop() -> None:
                 assert set(np.flatnonzero(np.isneginf(out[row])).tolist()) == forbidden, (n, text)
 
 
-def test_the_program_of_long_ngrams_is_no_longer() -> None:
+def test_program_size_does_not_depend_on_ngram_length() -> None:
     text = buffer([0], size=5000)
     sizes = [
         len(
@@ -251,7 +251,7 @@ def test_the_program_of_long_ngrams_is_no_longer() -> None:
     assert np.isfinite(unchanged).all()
 
 
-def test_numbers_of_any_kind_make_the_same_settings() -> None:
+def test_settings_accept_any_type_of_number() -> None:
     plain = SamplingParams(0.5, 5, 1.0, 0.25, 2.0, 3)
     for one in (np.int8, np.int64, np.uint32, jnp.int32):
         other = SamplingParams(np.float32(0.5), one(5), np.int64(1), jnp.float32(0.25), 2, one(3))  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_numbers_of_any_kind_make_the_same_settings() -> None:
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [1], 1j, 1.5, np.float64(2), np.array([1]), 10**400, -1], ids=str)
-def test_what_is_no_number_of_the_right_kind_is_named(value: object) -> None:
+def test_settings_of_the_wrong_type_raise(value: object) -> None:
     for name in ("top_k", "no_repeat_ngram_size"):
         with pytest.raises(UserError, match=f"{name.replace('_', '-')} must be"):
             SamplingParams(**{name: value})  # type: ignore[arg-type]

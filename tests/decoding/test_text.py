@@ -1,4 +1,4 @@
-"""Ids to text as they come, however they are cut into portions, for every kind of tokenizer."""
+"""Streaming ids to text in chunks of any size, for every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LETTERS = "ab \n\u00e9\u20ac\u4e2d\U0001f600\U0001f389"
 
 
 def llama() -> Tokenizer:
-    """As Llama 2's: words begin with a marked space, the first of a text is stripped, other characters are bytes."""
+    """A tokenizer like Llama 2's: words begin with a marked space, the first space is stripped, other characters are bytes."""
     from tokenizers import Tokenizer as Library
 
     words = [
@@ -75,12 +75,12 @@ def run(tokenizer: Tokenizer, prompt: list[int], ids: list[int], portions: list[
 
 
 def ids_of(name: str, data: st.DataObject) -> list[int]:
-    """Those of a text, or any: models write nonsense, too."""
+    """Draw the ids of a text, or arbitrary ids."""
     tokenizer = TOKENIZERS[name]
     if name != "word" and data.draw(st.booleans(), label="text"):
         return tokenizer.encode(data.draw(st.text(LETTERS, max_size=12))).tolist()
     any_id = st.integers(0, tokenizer.vocab_size - 1)
-    if name == "llama":  # bytes that may or may not be characters, beside words
+    if name == "llama":  # valid or invalid UTF-8 bytes among words
         any_id = st.sampled_from([3 + byte for byte in b"\xf0\x9f\x98\x80\xe4\n\x80a"] + [259, 260, 262, 263, 264])
     return data.draw(st.lists(any_id, max_size=16))
 
@@ -88,7 +88,7 @@ def ids_of(name: str, data: st.DataObject) -> list[int]:
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(st.data())
 @settings(max_examples=150)
-def test_pieces_are_the_text_decoded_at_once_without_its_prompt(name: str, data: st.DataObject) -> None:
+def test_streamed_text_equals_decoding_at_once(name: str, data: st.DataObject) -> None:
     tokenizer, ids = TOKENIZERS[name], ids_of(name, data)
     cut = data.draw(st.integers(0, len(ids)), label="cut")
     portions = data.draw(st.lists(st.integers(1, 4), max_size=16))
@@ -116,8 +116,8 @@ def test_pieces_are_the_text_decoded_at_once_without_its_prompt(name: str, data:
         ("a \U0001f600", "\U0001f389b", ["\U0001f389b"]),
     ],
 )
-def test_bytes_of_neighboring_characters_come_together(prompt: str, text: str, pieces: list[str]) -> None:
-    """A byte that is no character yet shows all bytes before it as none: what is given out must not be taken back."""
+def test_incomplete_characters_are_held_back(prompt: str, text: str, pieces: list[str]) -> None:
+    """An incomplete character changes how the bytes before it decode, and emitted text cannot be taken back."""
     tokenizer = TOKENIZERS["llama"]
     assert tokenizer.byte_ids == set(range(3, 259))
     before = tokenizer.encode(prompt).tolist()
@@ -133,7 +133,7 @@ def test_bytes_of_neighboring_characters_come_together(prompt: str, text: str, p
     st.lists(st.text("ab\u00e9\u20ac", min_size=1, max_size=3), max_size=2),
 )
 @settings(max_examples=300, deadline=None)
-def test_portions_do_not_matter(ids: list[int], portions: list[int], stops: list[str]) -> None:
+def test_chunk_sizes_do_not_matter(ids: list[int], portions: list[int], stops: list[str]) -> None:
     pieces, stream = run(BYTES, [], ids, portions, stops)
     whole, at_once = run(BYTES, [], ids, [], stops)
     assert "".join(pieces) == stream.text == "".join(whole)
@@ -143,13 +143,13 @@ def test_portions_do_not_matter(ids: list[int], portions: list[int], stops: list
 
 @given(st.text(min_size=1, max_size=30), st.lists(st.integers(1, 3), max_size=60))
 @settings(deadline=None)
-def test_never_half_a_character(text: str, portions: list[int]) -> None:
+def test_no_partial_characters(text: str, portions: list[int]) -> None:
     pieces, _ = run(BYTES, [], list(text.encode()), portions, [])
     assert "".join(pieces) == text
     assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
 
 
-def test_what_may_become_a_stop_string_is_held_back() -> None:
+def test_a_possible_stop_string_is_held_back() -> None:
     stream = TextStream(BYTES.decode, 20, (), ["END"])
     assert [stream.add([ord(c)]) for c in "xEEN"] == ["x", "", "E", ""]
     assert stream.add(b"x") == "ENx"
@@ -157,12 +157,12 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     assert (stream.text, stream.finish_reason, stream.add(b"more")) == ("xEENx", "stop", "")
 
 
-def test_the_stop_string_that_is_complete_first_counts() -> None:
+def test_the_first_complete_stop_string_counts() -> None:
     for portions in ([], [1] * 9):
         assert run(BYTES, [], list(b"xabcdeab"), portions, ["abcde", "cd"])[1].text == "xab"
 
 
-def test_what_is_no_id_ends_the_text() -> None:
+def test_a_value_that_is_no_id_ends_the_text() -> None:
     stream = TextStream(BYTES.decode, 20)
     assert stream.add([97, 98, -1, 99]) == "ab"
     assert (stream.ids, stream.finish_reason) == ([97, 98], "exhausted")

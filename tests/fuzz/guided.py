@@ -1,11 +1,11 @@
-"""The same targets, led by coverage, where atheris is installed, which is no dependency:
+"""Coverage-guided fuzzing of the same targets, with atheris, which is not a dependency:
 
     python -m venv venv && venv/bin/pip install atheris -e '.[test]'
     venv/bin/python tests/fuzz/guided.py TARGET -max_total_time=90
 
-TARGET is one of `inputs.MAKES`, the rest are options of libFuzzer (-runs=N, ...). Atheris changes bytes so that they reach
-new branches of our own code. It stops at the first input that is neither refused in one line nor dealt with rightly, and
-keeps it as a file `crash-...` in the folder that it names.
+TARGET is one of `inputs.MAKES`, the rest are options of libFuzzer (-runs=N, ...). Atheris mutates bytes to reach new branches
+of jaxgpt. It stops at the first input that neither raises a one-line error nor gives a right result, and saves it as
+`crash-...` in the folder that it prints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["jaxgpt"]):
 
 
 def main() -> None:
-    """Fuzz one target from a hundred inputs of `inputs.py`, in a folder of its own."""
+    """Fuzz one target, starting from a hundred inputs of `inputs.py`, in a temporary folder."""
     name, *options = sys.argv[1:]
     os.chdir(tempfile.mkdtemp(prefix=f"fuzz-{name}-"))
     Path("shards").mkdir()

@@ -1,4 +1,4 @@
-"""For every target, the inputs: valid ones to begin with, and what hypothesis makes of them."""
+"""The inputs of every target: valid seeds, and strategies that mutate them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ TOKEN_FILES = [
 
 
 def _lying_header(rng: Random) -> bytes:
-    """A header of safetensors changed over data that stay as they are."""
+    """Change the header of a safetensors file, but not its data."""
     data = rng.choice(SAFETENSORS)
     length = int.from_bytes(data[:8], "little")
     header = changed_json([json.loads(data[8 : 8 + length])], ["dtype", "shape", "data_offsets", "__metadata__"])(rng)
@@ -114,7 +114,7 @@ def _metrics_lines(rng: Random) -> bytes:
 
 @lru_cache(maxsize=1)
 def _beside_arrays() -> list[tuple[bytes, Make]]:
-    """The files beside a checkpoint's arrays, in the order of their names, and how each is changed."""
+    """Return the files next to a checkpoint's arrays, in order of names, with a mutation for each."""
     with TemporaryDirectory() as folder:
         root = run_folder(Path(folder) / "run", SMALL) / "checkpoints" / "0"
         files = [p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file() and p.parent.name != "d"]

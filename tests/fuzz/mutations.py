@@ -1,6 +1,6 @@
-"""Inputs that are nearly right: valid files with bytes, or parts of their JSON, changed; and structures of the same words.
+"""Nearly valid inputs: files with changed bytes or JSON values, and random structures of the same words.
 
-Hypothesis draws a number, the rest follows from that: drawn piece by piece, an input would take longer than its test.
+Hypothesis draws only a seed; drawing each part of an input would take longer than the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Numbers and words at which programs stumble, in the spelling of JSON.
+# Numbers and words that often cause errors, as JSON.
 HARD = [
     "0",
     "-0.0",
@@ -57,12 +57,12 @@ Make = Callable[[Random], bytes]
 
 
 def inputs(*makes: Make) -> st.SearchStrategy[bytes]:
-    """Inputs of all the ways in which they can be made."""
+    """Make a strategy that combines all kinds of inputs."""
     return st.integers(0, 2**64 - 1).map(Random).map(lambda rng: rng.choice(makes)(rng))
 
 
 def changed_bytes(examples: Sequence[bytes]) -> Make:
-    """A valid file after one to three accidents."""
+    """Return a maker of valid files with one to three mutations."""
 
     def make(rng: Random) -> bytes:
         data = rng.choice(examples)
@@ -74,7 +74,7 @@ def changed_bytes(examples: Sequence[bytes]) -> Make:
 
 
 def changed_json(examples: Sequence[Any], keys: Sequence[str]) -> Make:
-    """A JSON value with one to three of its parts replaced, removed, added, renamed or given twice."""
+    """Return a maker of JSON values with one to three parts replaced, removed, added, renamed or duplicated."""
 
     def make(rng: Random) -> bytes:
         value = copy.deepcopy(rng.choice(examples))
@@ -86,12 +86,12 @@ def changed_json(examples: Sequence[Any], keys: Sequence[str]) -> Make:
 
 
 def any_json(rng: Random) -> bytes:
-    """A structure of no meaning."""
+    """Return a random JSON structure."""
     return dump(_any(rng, 3)).encode("utf-8", "surrogatepass")
 
 
 def changed(examples: Sequence[Any], keys: Sequence[str]) -> tuple[Make, ...]:
-    """Accidents to the structure and to the bytes of JSON files, and structures of no meaning."""
+    """Return makers of JSON files with mutated structure or bytes, and of random structures."""
     plain = changed_bytes([json.dumps(example).encode() for example in examples])
     nearly = changed_json(examples, keys)
     return nearly, nearly, nearly, plain, any_json
@@ -131,7 +131,7 @@ def _change(rng: Random, value: Any, keys: Sequence[str]) -> Any:
             inside[key] = _near(rng, inside[key])
         case "other":
             inside[key] = _any(rng, 2)
-        case "same":  # the value of another place
+        case "same":  # a value from elsewhere
             other, name = rng.choice(places)
             inside[key] = copy.deepcopy(other[name])
         case "remove":
@@ -147,7 +147,7 @@ def _change(rng: Random, value: Any, keys: Sequence[str]) -> Any:
 
 
 def _near(rng: Random, value: Any) -> Any:
-    """A value of the same kind."""
+    """Return a value of the same type."""
     match value:
         case bool():
             return not value
@@ -177,7 +177,7 @@ def _any(rng: Random, depth: int) -> Any:
 
 
 class _Raw(str):
-    """JSON text that is put in as it stands."""
+    """JSON text that is inserted verbatim."""
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -191,7 +191,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def dump(value: Any) -> str:
-    """JSON, or what stands in its place."""
+    """Serialize to JSON, inserting raw text verbatim."""
     match value:
         case _Raw():
             return str(value)

@@ -1,6 +1,6 @@
-"""What every input is held against: a `UserError` of one line that names the file or the setting, or a right result.
+"""Fuzz targets: every input must raise a one-line `UserError` that names the file or setting, or give a right result.
 
-Each target takes the bytes of an input and says whether it was accepted; anything but a `UserError` passes through it.
+Each target takes the bytes of an input and returns whether it was accepted; other exceptions are not caught.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from jaxgpt.presets import preset
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.plots import plot_losses
 
-SECONDS = 5.0  # of the processor, in which an input must be dealt with
+SECONDS = 5.0  # of CPU time per input
 PROBES = ("", "a", "the cat  sat\n on 12 mats", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!", "\u00e9\u4e2d\U0001f600")
 
 
 def outcome(target: Callable[[bytes], None], data: bytes) -> bool:
-    """Run a target; whether the input was accepted."""
+    """Run a target and return whether the input was accepted."""
     began = time.process_time()
     try:
         target(data)
@@ -55,7 +55,7 @@ def outcome(target: Callable[[bytes], None], data: bytes) -> bool:
 
 
 def config(data: bytes) -> None:
-    """config.json of a run: it comes back the same, and nothing in it is another type than it says."""
+    """config.json of a run: round-trips, and every value has the declared type."""
     found = from_json(data)
     assert from_json(to_json(found)) == found
     assert isinstance(found, Config)
@@ -68,7 +68,7 @@ def config(data: bytes) -> None:
 
 
 def tokenizer(data: bytes) -> None:
-    """tokenizer.json: ids are below vocab_size, the same every time, and survive being written and read."""
+    """tokenizer.json: ids are below vocab_size, deterministic, and the same after saving and loading."""
     path = Path("tokenizer.json")
     path.write_bytes(data)
     one = load_tokenizer(path)
@@ -90,12 +90,12 @@ def tokenizer(data: bytes) -> None:
 
 
 def hf_config(data: bytes) -> None:
-    """config.json of another system: the model it describes has just the tensors that are there, or it is refused."""
+    """config.json of another system: the model has exactly the tensors of the files, or an error is raised."""
     _described(Path("hf"), SMALL, data)
 
 
 def llama_config(data: bytes) -> None:
-    """The same, of a Llama."""
+    """The same for Llama."""
     _described(Path("llama"), LLAMA, data)
 
 
@@ -109,7 +109,7 @@ def _described(folder: Path, of: ModelConfig, data: bytes) -> None:
 
 
 def checkpoint(data: bytes) -> None:
-    """One of the files beside a checkpoint's arrays, its checksum made anew or not: the weights that were saved, or refused."""
+    """A file next to a checkpoint's arrays, with or without a new checksum: the saved weights, or an error."""
     run, saved = _saved_run(Path.cwd())
     folder = run.checkpoints / "0"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.parent.name != "d")
@@ -130,20 +130,20 @@ def checkpoint(data: bytes) -> None:
 
 @lru_cache(maxsize=1)
 def _saved_run(folder: Path) -> tuple[Run, Any]:
-    """A run in a folder, and its weights."""
+    """Save a run and return its weights."""
     run = Run(run_folder(folder / "run", SMALL))
     return run, load(run.path).params
 
 
 def safetensors(data: bytes) -> None:
-    """A safetensors file: what is read has the shape that the header says, and is finite."""
+    """A safetensors file: arrays have the shapes of the header and are finite."""
     path = Path("model.safetensors")
     path.write_bytes(data)
     weights = Weights(path)
     for name, stored in weights.tensors.items():
         weights.check({name: stored.shape}, lambda _: True)
         if not stored.shape or not all(stored.shape):
-            continue  # no model has a weight without an axis, or without a number
+            continue  # no model has a scalar or empty weight
         assert np.prod(stored.shape) * 2 <= len(data)
         value = weights.read(name)
         assert value.shape == stored.shape
@@ -151,7 +151,7 @@ def safetensors(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    """model.safetensors.index.json: every tensor is in the file of this folder that it names."""
+    """model.safetensors.index.json: every tensor is in the file that the index names, in this folder."""
     folder = Path("shards")
     (folder / INDEX).write_bytes(data)
     weights = Weights(folder)
@@ -160,7 +160,7 @@ def index(data: bytes) -> None:
 
 
 def token_file(data: bytes) -> None:
-    """A `.bin`: as many ids as its size says, and those that stand there."""
+    """A `.bin` file: its ids, as many as its size implies."""
     path = Path("train.bin")
     path.write_bytes(data)
     ids = open_tokens(path)
@@ -171,7 +171,7 @@ def token_file(data: bytes) -> None:
 
 
 def metrics(data: bytes) -> None:
-    """metrics.jsonl: lines that are read are lines that are there; whatever they hold can be drawn."""
+    """metrics.jsonl: the lines read are lines of the file, and can be plotted."""
     path = Path("metrics.jsonl")
     path.write_bytes(data)
     lines = list(read_metrics(path))
@@ -179,12 +179,12 @@ def metrics(data: bytes) -> None:
     for line in lines:
         assert type(line["step"]) is int
         assert any(line == _loads(text) for text in there)
-    if len(data) % 100 == 0:  # drawing takes a thousand times as long as reading
+    if len(data) % 100 == 0:  # plotting takes a thousand times as long as reading
         plot_losses(path, Path("loss.png"), "a $title^")
 
 
 def arguments(data: bytes) -> None:
-    """The command line up to where a command begins to work: settings that hold what was typed."""
+    """The command line up to the start of the work: settings have the given values."""
     words = data.decode("utf-8", "surrogateescape").split("\x1f")
     name = words[0] if words[0] in COMMANDS else "train"
     module = module_of(name)

@@ -1,4 +1,4 @@
-"""Files that are not what they say, made here for several tests."""
+"""Forged files for several tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Bomb:
-    """A pickle that writes a file when it is read."""
+    """An object whose pickle writes a file when loaded."""
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("it-ran",)

@@ -1,4 +1,4 @@
-"""Configs that claim more than their files or any memory hold are refused before memory is taken."""
+"""Configs that claim more than their files or memory hold raise before memory is allocated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxgpt.presets import PRESETS, preset
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_parameters_are_counted_before_there_are_any(name: str, bias: bool) -> None:
+def test_parameters_are_counted_before_they_are_allocated(name: str, bias: bool) -> None:
     config = small(name, bias=bias)
     assert config.parameters == sum(int(np.prod(shape)) for shape in leaf_shapes(config).values())
 
@@ -49,12 +49,12 @@ def test_all_presets_are_allowed() -> None:
         ({"block_size": 2**24, "n_embd": 2**20}, "TB in float32"),
     ],
 )
-def test_a_model_that_no_memory_holds(settings: dict[str, int], message: str) -> None:
+def test_a_model_larger_than_memory(settings: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ModelConfig(**settings)  # type: ignore[arg-type]
 
 
-def test_a_batch_that_no_memory_holds() -> None:
+def test_a_batch_larger_than_memory() -> None:
     with pytest.raises(UserError, match=r"is 137,438,953,472 token ids: at most 268,435,456 are allowed per step"):
         Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=2**29))
     with pytest.raises(UserError, match=r"^train\.steps_per_call 1000000 x .* 8,192,000,000 token ids: .* per call$"):
@@ -62,7 +62,7 @@ def test_a_batch_that_no_memory_holds() -> None:
 
 
 def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:
-    """Also where the tokenizer would have as many words as the model claims ids."""
+    """Also if the tokenizer has as many words as the model claims ids."""
     folder = hf_folder(tmp_path / "hf")
     for claim in ({"n_layer": 1000}, {"vocab_size": 2**24}, {"n_embd": 2**16}, {"n_layer": 10**12}):
         config = json.loads((folder / "config.json").read_text()) | claim
@@ -98,12 +98,12 @@ QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
         ({"rope_parameters": [1, 2]}, "rope_parameters .* must be an object"),
     ],
 )
-def test_layers_are_counted_not_spelled_out(values: dict[str, Any], message: str) -> None:
+def test_layers_are_counted_not_listed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         llama.config_from_hf(Options(QWEN | values, "config.json"), qwen3=True)
 
 
-def test_a_model_type_of_any_kind(tmp_path: Path) -> None:
+def test_a_model_type_of_any_json_type(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "hf")
     (folder / "config.json").write_text('{"model_type": ["gpt2"]}')
     assert "model_type ['gpt2'] is not computed here" in jaxgpt("import", str(folder), "run").err
@@ -122,8 +122,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
-def test_nothing_large_is_made_of_a_claim(tmp_path: Path) -> None:
-    """Files that claim terabytes: each command ends with 2 and one line, and all of them take less than 100 MB."""
+def test_claims_allocate_no_memory(tmp_path: Path) -> None:
+    """For files that claim terabytes, each command exits with 2 and one line, and all need less than 100 MB."""
     cases = []
     for name, claim in {
         "layers": {"n_layer": 1024},

@@ -1,4 +1,4 @@
-"""Headers, links and archives that lie about what is in them, or where; ids that no vocabulary has."""
+"""Forged headers, links and archives; ids outside the vocabulary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lying(header: dict[str, Any], length: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("case", LIES)
-def test_a_header_that_lies(case: str, tmp_path: Path) -> None:
+def test_forged_headers(case: str, tmp_path: Path) -> None:
     said, message = LIES[case]
     path = tmp_path / "model.safetensors"
     path.write_bytes(lying({"x": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]} | said}))
@@ -44,7 +44,7 @@ def test_a_header_that_lies(case: str, tmp_path: Path) -> None:
         Weights(path)
 
 
-def test_overlapping_tensors_and_a_header_without_end(tmp_path: Path) -> None:
+def test_overlapping_tensors_and_an_endless_header(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     entry = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
     for data in (lying({"x": entry, "y": entry}), lying({"x": entry}, 2**62), lying({"x": entry}, 10**8), b"\xff" * 8):
@@ -53,7 +53,7 @@ def test_overlapping_tensors_and_a_header_without_end(tmp_path: Path) -> None:
             Weights(path)
 
 
-def test_a_link_may_not_lead_elsewhere(tmp_path: Path) -> None:
+def test_links_out_of_the_folder_raise(tmp_path: Path) -> None:
     secret, folder = tmp_path / "secret.safetensors", hf_folder(tmp_path / "hf")
     (folder / "model.safetensors").rename(secret)
     (folder / "model.safetensors").symlink_to(secret)
@@ -64,7 +64,7 @@ def test_a_link_may_not_lead_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../x", "", "a\0", "..\\..\\x", "x" * 300])
-def test_a_recipe_names_no_text_elsewhere(name: str, tmp_path: Path) -> None:
+def test_a_recipe_may_not_name_a_text_elsewhere(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither in its folder nor beside it"):
         text_beside(tmp_path / "recording", name)
     folder, _ = nanogpt_folder(tmp_path / "nano")
@@ -73,7 +73,7 @@ def test_a_recipe_names_no_text_elsewhere(name: str, tmp_path: Path) -> None:
     assert jaxgpt("import", str(folder), "run").code == 2
 
 
-def test_arrays_as_numpy_writes_them(tmp_path: Path) -> None:
+def test_arrays_written_by_numpy(tmp_path: Path) -> None:
     a, b = np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(3, 2))
     np.savez_compressed(tmp_path / "x.npz", a=a, b=b)
     got = read_arrays(tmp_path / "x.npz", "a", "b")
@@ -91,13 +91,13 @@ ARRAYS = {
 
 
 @pytest.mark.parametrize("case", ARRAYS)
-def test_an_archive_that_lies(case: str, tmp_path: Path) -> None:
+def test_forged_archives(case: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no a that can be read"):
         read_arrays(npz(tmp_path / "x.npz", a=ARRAYS[case]), "a")
     assert not (tmp_path / "it-ran").exists()
 
 
-def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
+def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     ids = np.arange(5000, dtype="<u4") % 256
     ids[4000] = 2**31 + 5
     head = np.array([20240801, 7, len(ids)] + [0] * 253, "<i4").tobytes()
@@ -105,7 +105,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
     config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
     with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is beyond the vocabulary of 300"):
         load_dataset(config)
-    with pytest.raises(UserError, match="id 300 is beyond"):  # past what is looked at when files are opened
+    with pytest.raises(UserError, match="id 300 is beyond"):  # after the part that is checked when files are opened
         Tokens([np.array([299, 300, 1])], 300).take(1, 2)
     with pytest.raises(UserError, match="id -1 is beyond"):
         Tokens([np.array([299, -1, 1])]).take(0, 2)

@@ -1,4 +1,4 @@
-"""Nothing runs what it reads: our code has no way to, and a pickle is named and never opened."""
+"""No code runs what it reads: there is no pickle in the code, and pickle files raise without being opened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
-def test_nothing_runs_what_it_reads(path: Path) -> None:
+def test_no_code_runs_what_it_reads(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert not {alias.name.split(".")[0] for alias in node.names} & UNSAFE_MODULES
@@ -45,27 +45,27 @@ def test_nothing_runs_what_it_reads(path: Path) -> None:
                 assert {k.arg: ast.literal_eval(k.value) for k in node.keywords} == {"allow_pickle": False}
             if name == "importlib.import_module":
                 assert ast.unparse(node.args[0]).startswith(("f'jaxgpt.cli.", "'jaxgpt.", "_HOME[")), (
-                    "names of our own alone"
+                    "only our own names"
                 )
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "ckpt.pth", "weights.pkl"])
 @pytest.mark.parametrize("content", [pickled, torch_zip])
-def test_a_pickle_is_named_and_never_opened(name: str, content: Any, tmp_path: Path) -> None:
+def test_pickles_raise_without_being_opened(name: str, content: Any, tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "hf")
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(content())
     result = jaxgpt("import", str(folder), "run")
     assert (result.code, result.out) == (2, "")
     assert f"{name} is a pickle, which can run code" in result.err
-    # Under the name of something else it is not that either.
+    # The same under the name of another file type.
     (folder / "model.safetensors").write_bytes(content())
     assert jaxgpt("import", str(folder), "run").code == 2
     assert not (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.parametrize("start", [torch_zip(), bytes.fromhex("80028a0a6cfc9c46f920") + b"\0" * 100])
-def test_a_file_of_torch_is_no_row_of_ids(start: bytes, tmp_path: Path) -> None:
+def test_a_torch_file_is_not_a_token_file(start: bytes, tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(start + b"\0" * (len(start) % 2))
     with pytest.raises(UserError, match="a file of torch's"):
         open_tokens(tmp_path / "train.bin")

@@ -1,4 +1,4 @@
-"""JSON that readers disagree on, files without end, names and values that would break a line: one line says so."""
+"""Ambiguous JSON, endless files, and names and values with line breaks raise one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JSON = {
 
 
 @pytest.mark.parametrize("case", JSON)
-def test_json_that_readers_disagree_on(case: str) -> None:
+def test_ambiguous_json_raises(case: str) -> None:
     text, message = JSON[case]
     with pytest.raises(UserError, match=message) as error:
         parse_json(text, "config.json")
@@ -39,12 +39,12 @@ def test_json_that_readers_disagree_on(case: str) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_json_of_64_bits_and_pairs_is_fine() -> None:
+def test_64_bit_integers_and_surrogate_pairs_are_accepted() -> None:
     value = {"a": [2**64 - 1, -(2**63), 1.7e308, "\U0001f600"]}
     assert parse_json(json.dumps(value), "x") == value
 
 
-def test_only_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
+def test_the_size_of_files_is_limited(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="it is not a file"):
         read_json(tmp_path / "pipe")
@@ -54,7 +54,7 @@ def test_only_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
         read_bytes(tmp_path / "large")
 
 
-def test_an_error_is_one_line_whatever_it_quotes() -> None:
+def test_an_error_is_one_line_for_any_quoted_value() -> None:
     assert str(UserError("no file a\nb\r\x1b[31m\u2028\udc80: give another")) == (
         "no file a\\nb\\r\\x1b[31m\\u2028\\udc80: give another"
     )
@@ -63,18 +63,18 @@ def test_an_error_is_one_line_whatever_it_quotes() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\udcff"])
-def test_a_path_that_no_file_has(value: str) -> None:
+def test_invalid_paths(value: str) -> None:
     with pytest.raises(UserError, match=r"data\.path .* contains a NUL or an unpaired surrogate"):
         DataConfig(path=value)
 
 
-def test_a_deep_value_of_a_setting_is_named_shortly() -> None:
+def test_deeply_nested_values_are_shortened() -> None:
     with pytest.raises(UserError, match=r"model\.n_layer must be of type int") as error:
         from_json('{"model": {"n_layer": ' + "[" * 500 + "]" * 500 + "}}")
     assert len(str(error.value)) < 200
 
 
-def test_metrics_of_every_wrong_kind(tmp_path: Path) -> None:
+def test_metrics_of_wrong_types(tmp_path: Path) -> None:
     lines = [b'{"step": 1, "loss": 2.0}', b'{"step": true, "loss": 1.0}', b'{"step": -1}', b'{"step": 2, "loss": NaN}']
     lines += [
         b"[" * 5000,

@@ -1,4 +1,4 @@
-"""Tokenizers that would hang or lie, and published ones that look as if they would."""
+"""Tokenizers that would hang or give wrong ids, and published ones that look similar."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("case", TOKENIZERS)
-def test_a_tokenizer_that_would_hang_or_lie(case: str, tmp_path: Path) -> None:
+def test_tokenizers_that_would_hang_or_give_wrong_ids_raise(case: str, tmp_path: Path) -> None:
     value, message = TOKENIZERS[case]
     (tmp_path / "tokenizer.json").write_text(json.dumps(value))
     with pytest.raises(UserError, match=message):
         load_tokenizer(tmp_path)
 
 
-def test_patterns_of_published_models_are_read(tmp_path: Path) -> None:
-    """Brackets within a class of characters are no group: DeepSeek's and GPT-4o's patterns have such."""
+def test_patterns_of_published_models_are_accepted(tmp_path: Path) -> None:
+    """Brackets within a character class are not a group; patterns of DeepSeek and GPT-4o have them."""
     for text in (
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|\s+",
         r"[^\r\n\p{L}]?\p{Lu}*\p{Ll}+(?i:'s|'t)?|\p{N}{1,3}",
@@ -67,8 +67,8 @@ def test_ids_with_holes_are_below_the_vocabulary_size(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).vocab_size == 1000
 
 
-def test_a_text_has_one_row_of_ids(tmp_path: Path) -> None:
-    """Dropout of merges, and pieces cut where an unknown pattern finds other words, would give it several."""
+def test_tokenization_is_deterministic(tmp_path: Path) -> None:
+    """BPE dropout, or splitting a text where an unknown pattern finds other words, would give different ids."""
     base = json.loads(make_tokenizer("bpe", TEXT, 300, 0).to_json())
     (tmp_path / "tokenizer.json").write_text(json.dumps(changed(base, model={"dropout": 0.5})))
     plain = make_tokenizer("bpe", TEXT, 300, 0).encode(TEXT).tolist()

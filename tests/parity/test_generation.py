@@ -1,4 +1,4 @@
-"""Generation equal to transformers': scores after every filter, beams, the calls that tutorials give."""
+"""Generation equals transformers: scores after every filter, beam search, and the calls of tutorials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARP = jax.jit(warp, static_argnums=2)
 
 
 def theirs(scores: np.ndarray, ids: list[list[int]], p: SamplingParams) -> np.ndarray:
-    """transformers' processors in the order in which its `generate` puts them."""
+    """Return transformers' logits processors in the order of its `generate`."""
     t = transformers
     chain = t.LogitsProcessorList()
     if p.repetition_penalty != 1:
@@ -84,7 +84,9 @@ def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
     for sampling in many_params():
         expected, found = theirs(scores, ids, sampling), ours(scores, ids, sampling)
         where = np.isfinite(expected)
-        if kind == "ties":  # torch's sort is not stable: which of equals at the nucleus' border stays is anyone's guess
+        if (
+            kind == "ties"
+        ):  # torch's sort is not stable: which of equal logits at the top-p boundary is kept is undefined
             found, expected = np.sort(found), np.sort(expected)
             where = np.isfinite(expected)
         np.testing.assert_array_equal(np.isfinite(found), where, err_msg=str(sampling))
@@ -95,7 +97,7 @@ def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
 
 
 def twins(seed: int, vocabulary: int = 40, context: int = 64, eos: bool = True, layers: int = 2) -> tuple[Any, LM]:
-    """The same random weights in transformers and here. Larger than at the start of a training, so that texts vary."""
+    """Make the same random weights in transformers and here, larger than initial weights so that texts vary."""
     torch.manual_seed(seed)
     c = transformers.GPT2Config(
         vocab_size=vocabulary, n_positions=context, n_embd=32, n_layer=layers, n_head=4,
@@ -105,7 +107,7 @@ def twins(seed: int, vocabulary: int = 40, context: int = 64, eos: bool = True, 
     with torch.no_grad():
         for p in hf.parameters():
             p.normal_(0, 0.3)
-        # Sharper than these weights alone would be, and fond of the end token.
+        # Sharpens the distribution and makes the end token likely.
         hf.transformer.ln_f.weight *= 4
         hf.transformer.ln_f.bias += 0.25 * hf.transformer.wte.weight[0].sign()
     tensors = {k: v.numpy() for k, v in hf.state_dict().items() if k != "lm_head.weight"}
@@ -124,7 +126,7 @@ def cut(ids: list[int], eos: int | None) -> list[int]:
     return ids[: ids.index(eos)] if eos in ids else ids
 
 
-BATCH = 8  # cases of one part; 25 parts
+BATCH = 8  # cases per part; 25 parts
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, 25))])
@@ -156,7 +158,7 @@ def test_beams_equal_those_of_transformers(part: int) -> None:
             assert out.ids == cut(sequence[5:].tolist(), 0 if eos else None), (case, settings)
             assert out.score == pytest.approx(float(score), abs=1e-5, rel=1e-5), (case, settings)
             stopped += out.finish_reason == "stop"
-    assert stopped  # or the end token was not tried
+    assert stopped  # otherwise the end token is not tested
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, 20))])
@@ -176,7 +178,7 @@ def test_beams_with_stop_strings_equal_those_of_transformers(part: int) -> None:
             "early_stopping": [False, True, "never"][rng.integers(0, 3)],
             "max_new_tokens": int(rng.choice([4, 12])),
         }
-        # transformers' prompts may hold the beginning of a stop string, ours may not: none of its letters is in these.
+        # In transformers a stop string may begin in the prompt, here it may not; these prompts contain none of its letters.
         [row] = prompts(rng, 1, 5, 6)
         stops = ["".join(rng.choice(list("ghijklmn"), n)) for n in (1, *rng.integers(1, 3, rng.integers(0, 4)))]
         expected = hf.generate(
@@ -190,7 +192,7 @@ def test_beams_with_stop_strings_equal_those_of_transformers(part: int) -> None:
             assert out.text == letters.decode(out.ids) == text[:ends], (case, settings, stops)
             assert out.score == pytest.approx(float(score), abs=1e-5, rel=1e-5), (case, settings, stops)
             stopped += ends < len(text)
-    assert stopped or part  # else no stop string was made
+    assert stopped or part  # otherwise stop strings are not tested
 
 
 @pytest.mark.parametrize("eos", [True, False])
@@ -223,7 +225,7 @@ def test_the_calls_of_the_notes() -> None:
     assert len(mixed.ids) == 90
     three = jaxgpt.generate(lm, prompt, top_p=0.9, top_k=0, num_return_sequences=3, max_length=50)
     assert len({tuple(out.ids) for out in three}) == 3
-    # Every drawn token is one that transformers' own filters leave.
+    # Every sampled token passes the filters of transformers.
     for text, sampling in (
         (mixed.ids, SamplingParams(0.8, 50, 0.95)),
         *((out.ids, SamplingParams(top_p=0.9)) for out in three),

@@ -1,4 +1,4 @@
-"""The four decoders of the study notes, each against an independent program."""
+"""The four decoders of the study notes, each compared with an independent implementation."""
 
 import functools
 
@@ -21,7 +21,7 @@ TOLERANCE = 2e-5
 
 
 def small(name, **changes):
-    """A preset's model, made small."""
+    """Return the model of a preset at a small size."""
     return preset(name).with_model(dropout=0.0, **changes).model
 
 
@@ -36,7 +36,7 @@ def logits(config, params, ids):
 
 
 def sinusoids(T, D):
-    """Written anew: Vaswani et al., section 3.5."""
+    """Independent implementation of Vaswani et al. 2017, section 3.5."""
     out = np.zeros((T, D))
     for p in range(T):
         for i in range(0, D, 2):
@@ -46,7 +46,7 @@ def sinusoids(T, D):
 
 
 def shaken(module, seed):
-    """The module with random weights, biases and gains among them."""
+    """Randomize all parameters of a module, including biases and gains."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -63,7 +63,7 @@ def params_of(table, module, config):
 
 
 def numpy_minimal(x, weights, n_layer):
-    """The notes' decoder: `x` is [T, D], weights are by name."""
+    """The decoder of the notes: `x` is [T, D], weights are looked up by name."""
 
     def norm(y):
         return (y - y.mean(-1, keepdims=True)) / (y.std(-1, keepdims=True) + 1e-5)
@@ -96,7 +96,7 @@ def test_numpy_minimal(seed, length):
 
 
 class TorchDecoder(nn.Module):
-    """`nn.TransformerDecoderLayer` needs a memory to attend to; with a causal mask the encoder's layer is a decoder."""
+    """Uses the encoder layer with a causal mask, because `nn.TransformerDecoderLayer` needs a memory to attend to."""
 
     def __init__(self, V, D, N, L):
         super().__init__()
@@ -135,7 +135,7 @@ class GPT2Style(nn.Module):
 
     def forward(self, ids):
         T = ids.shape[1]
-        # The notes' mask of three axes is refused by torch for several heads; two are meant.
+        # torch rejects the notes' mask of three axes for several heads; two axes mean the same.
         mask = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
         x = self.wte(ids) + self.wpe(torch.arange(T))
         for block in self.blocks:
@@ -180,7 +180,7 @@ class StatQuest(nn.Module):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_statquest_forward_and_one_step(seed):
-    """The first update of Adam moves every weight by about the learning rate, whatever its gradient: take two."""
+    """Adam's first update moves every weight by about the learning rate, so compare after two."""
     original = shaken(StatQuest(), seed)
     config = preset("statquest").with_model(vocab_size=5)
     params = params_of(notes.STATQUEST, original, config.model)
@@ -196,7 +196,7 @@ def test_statquest_forward_and_one_step(seed):
         adam.zero_grad()
         loss.backward()
         adam.step()
-        # optax's Adam adds Python's whole numbers to arrays.
+        # optax's Adam adds Python integers to arrays.
         with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
             state, figures = program.step(state, program.put(window[None]))
         assert abs(float(figures["loss"]) - loss.item()) < 1e-5

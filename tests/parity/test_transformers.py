@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Qwen3 against transformers: random weights, biases among them; forward, gradients, and the inside."""
+"""GPT-2, Llama and Qwen3 equal transformers with random weights: logits, gradients, hidden states and attention maps."""
 
 import functools
 
@@ -102,7 +102,7 @@ def test_logits(case, ours):
             ids = np.random.default_rng(seed).integers(0, V, (2, length))
             with torch.no_grad():
                 expected = original(case, seed)(torch.tensor(ids)).logits.numpy()
-            assert expected.std() > 0.1  # there is something to compare
+            assert expected.std() > 0.1  # the output is not constant
             with jax.default_matmul_precision("highest"):
                 out = np.asarray(compiled(config)(params, jnp.asarray(ids, jnp.int32)))
             assert np.abs(out - expected).max() < 2e-5
@@ -122,7 +122,7 @@ def test_gradients(case, ours):
     for row in expand(form.table, config):
         expected = theirs[row.name].grad.numpy()
         error = np.abs(to_tensor(row, {leaf: grads[leaf] for leaf in row.leaves}) - expected).max()
-        # A bias of keys moves all scores of a query alike: its gradient is zero but for rounding.
+        # The keys' bias shifts all scores of a query equally, so its gradient is zero except for rounding.
         scale = max(np.abs(expected).max(), 1e-4)
         assert error < 1e-4 * scale, (row.name, error, scale)
 
