@@ -1,4 +1,8 @@
-"""One writer a run: a lock that dies with the process that holds it, also by kill -9 or a power cut."""
+"""One writer per run: a lock that is released when its holder dies, by kill -9 and power cuts too.
+
+Not filelock's: in many of its releases a second process erases the holder's name, or the lock file of a renamed folder
+stays; and without flock it falls back by default to a file that outlives a killed process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system witho
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Within this, no other process writes the run in a folder.
+    """Keep other processes from writing the run in a folder.
 
     The kernel holds the lock (flock), the file only says whose it is. It is removed at the end, also where the folder has
     been renamed. A file left behind by a killed process is not locked.

@@ -65,7 +65,6 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=1))
-    from jaxgpt.decoding import compilations
     from jaxgpt.lm import generate, load
 
     with progress("loading"):
@@ -78,7 +77,7 @@ def run(args: Sequence[str]) -> int:
     say_where_it_begins(lm.tokenizer, prompts)
     if parsed.stream:
         return _stream(lm, prompts[0], settings)
-    began, compiled = time.perf_counter(), compilations()
+    began = time.perf_counter()
     beams = settings_of(BeamParams, parsed)
     with progress("sampling") as activity:
         outs = generate(lm, prompts, **settings, **asdict(beams), progress=activity)
@@ -88,8 +87,7 @@ def run(args: Sequence[str]) -> int:
         _note_exhausted(out, f"sample {number}" if len(outs) > 1 else "the sample", parsed.no_repeat_ngram_size)
     if parsed.json:
         rows = [{"prompt": p} | out._asdict() for p, out in zip(repeated, outs, strict=True)]
-        metrics = {"compilations": compilations() - compiled, "seconds": seconds}
-        print_json({"run": target, "samples": rows} | metrics)
+        print_json({"run": target, "samples": rows, "seconds": seconds})
         return 0
     for number, (prompt, out) in enumerate(zip(repeated, outs, strict=True)):
         if number:

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, flatten_params
 
 
 class Tensor(NamedTuple):
@@ -40,7 +39,7 @@ Table = tuple[Tensor, ...]
 @lru_cache(maxsize=32)
 def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """The shape of every leaf of a model's weights, by path."""
-    return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
+    return {path: leaf.shape for path, leaf in flatten_params(abstract_params(config)).items()}
 
 
 def expand(table: Table, config: ModelConfig) -> list[Tensor]:
@@ -96,12 +95,6 @@ def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelCo
     if left:
         raise UserError(f"tensor {min(left)} is left over, the model has no such weight")
     return nest(leaves.items())
-
-
-def flatten(tree: Any) -> dict[str, Any]:
-    """Leaves of nested dicts by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {"/".join(key.key for key in path): leaf for path, leaf in leaves}
 
 
 def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

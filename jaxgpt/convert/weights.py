@@ -15,8 +15,9 @@ import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert.files import Weights, write_safetensors
-from jaxgpt.convert.tensors import Table, expand, flatten, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.tensors import Table, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
 from jaxgpt.model import GPT
+from jaxgpt.model.params import flatten_params
 
 HEAD = "lm_head.weight"
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # masks and constants that older files hold
@@ -88,7 +89,7 @@ def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
     """Write a tree of weights as a model of `config`, whose gains, biases and gates the tree may lack."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
-    ours = flatten(params)
+    ours = flatten_params(params)
 
     def tensors() -> Iterator[tuple[str, np.ndarray]]:
         for row in rows:

@@ -1,7 +1,7 @@
 """Decoding: logits -> the next token -> text. Filters, sampling, the sampler, beam search, streams of text."""
 
 from jaxgpt.config import BeamParams, SamplingParams
-from jaxgpt.decoding.engine import DecodeSession, compilations, search
+from jaxgpt.decoding.engine import DecodeSession, search
 from jaxgpt.decoding.sampler import Model
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token, warp
 from jaxgpt.decoding.text import TextStream
@@ -13,7 +13,6 @@ __all__ = [
     "SamplingParams",
     "TextStream",
     "TokenBuffer",
-    "compilations",
     "sample_token",
     "search",
     "warp",

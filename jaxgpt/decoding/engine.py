@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -16,26 +15,6 @@ from jaxgpt.decoding.sampler import Model, RowLimits, SamplerState, decode_steps
 from jaxgpt.decoding.sampling import TokenBuffer
 
 BLOCK = 64  # a cache has a multiple of this many slots for new tokens
-
-_compiled = 0
-_lock = threading.Lock()
-
-
-def compilations() -> int:
-    """The number of decoding programs this process has compiled so far."""
-    return _compiled
-
-
-def counted(f: Callable[..., Any], **options: Any) -> Any:
-    """`jax.jit` that counts compilations: under jit the body of a function runs once per compiled program."""
-
-    def traced(*args: Any) -> Any:
-        global _compiled
-        with _lock:
-            _compiled += 1
-        return f(*args)
-
-    return jax.jit(traced, **options)
 
 
 def bucket(n: int, least: int = 1, most: int = 0) -> int:
@@ -163,9 +142,9 @@ def _programs(
         return go_on(params, prefill(params, text, rows, size, slots, model, sampling, stop_ids), rows, steps)
 
     return (
-        counted(start),
-        counted(go_on, donate_argnums=1),
-        counted(partial(go_on, window=window), donate_argnums=1),
+        jax.jit(start),
+        jax.jit(go_on, donate_argnums=1),
+        jax.jit(partial(go_on, window=window), donate_argnums=1),
     )
 
 
@@ -222,4 +201,4 @@ def _beam_programs(beam: BeamSearch) -> tuple[Any, Any, Any]:
 
         return program
 
-    return counted(beam.run), counted(then_look(beam.prefill)), counted(then_look(beam.step), donate_argnums=1)
+    return jax.jit(beam.run), jax.jit(then_look(beam.prefill)), jax.jit(then_look(beam.step), donate_argnums=1)

@@ -20,7 +20,7 @@ from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Model
 from jaxgpt.errors import as_int, shown
 from jaxgpt.model import GPT, KVCache, init_cache
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
 from jaxgpt.parallel import on_mesh
@@ -120,10 +120,7 @@ def _check_params(params: Any, expected: Any) -> None:
     Raises:
         UserError: the first difference.
     """
-    found, wanted = (
-        {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-        for tree in (params, expected)
-    )
+    found, wanted = flatten_params(params), flatten_params(expected)
     for name in wanted | found:
         if name not in found:
             raise UserError(

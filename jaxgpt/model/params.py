@@ -31,6 +31,12 @@ def boxed_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
     return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
+def flatten_params(params: Any) -> dict[str, Any]:
+    """Map the path of every leaf, such as "h_0/attn/q_proj/kernel", to the leaf."""
+    leaves = jax.tree.leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
 def abstract_params(config: ModelConfig) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
     return jax.eval_shape(lambda: init_params(GPT(config)))

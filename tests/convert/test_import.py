@@ -19,7 +19,8 @@ from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.models import import_model
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import expand, flatten, leaf_shapes, to_leaves, to_tensor
+from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
+from jaxgpt.model.params import flatten_params
 
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA], ids=["gpt2", "llama"])
@@ -37,8 +38,8 @@ def test_shards(tmp_path):
     shard(parts)
     import_model(whole, tmp_path / "a")
     import_model(parts, tmp_path / "b")
-    for path, leaf in flatten(jaxgpt.load(tmp_path / "a").params).items():
-        np.testing.assert_array_equal(leaf, flatten(jaxgpt.load(tmp_path / "b").params)[path])
+    for path, leaf in flatten_params(jaxgpt.load(tmp_path / "a").params).items():
+        np.testing.assert_array_equal(leaf, flatten_params(jaxgpt.load(tmp_path / "b").params)[path])
 
 
 def shard(folder):

@@ -1,4 +1,4 @@
-"""The four decoders of the study notes, each compared with an independent implementation."""
+"""The four decoders of the study notes, each compared with an independent implementation of the same weights."""
 
 import functools
 
@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.convert import notes
-from jaxgpt.convert.tensors import expand, from_arrays, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensors import Table, Tensor, expand, from_arrays, leaf_shapes, tensor_shape
 from jaxgpt.model import GPT
 from jaxgpt.presets import preset
 from jaxgpt.trainer.program import build
@@ -62,6 +61,37 @@ def params_of(table, module, config):
     return from_arrays(table, arrays(module), config)
 
 
+QKV = tuple(f"h_{{}}/attn/{q}_proj/kernel" for q in "qkv")
+
+
+def linear(name: str, *leaves: str, n_in: int = 1) -> Table:
+    return (
+        Tensor(f"{name}.weight", tuple(f"{leaf}/kernel" for leaf in leaves), n_in, output_first=True),
+        Tensor(f"{name}.bias", tuple(f"{leaf}/bias" for leaf in leaves)),
+    )
+
+
+def norm(name: str, leaf: str) -> Table:
+    return Tensor(f"{name}.weight", (f"{leaf}/scale",)), Tensor(f"{name}.bias", (f"{leaf}/bias",))
+
+
+def multihead(name: str) -> Table:
+    """torch's MultiheadAttention packs q, k and v as GPT-2 does, output first, under names of its own."""
+    return (
+        Tensor(f"{name}.in_proj_weight", QKV, 1, output_first=True),
+        Tensor(f"{name}.in_proj_bias", tuple(leaf.replace("kernel", "bias") for leaf in QKV)),
+        *linear(f"{name}.out_proj", "h_{}/attn/o_proj", n_in=2),
+    )
+
+
+# The original has neither embedding nor head; its matrices are (in, out).
+NUMPY_MINIMAL: Table = (
+    *(Tensor(f"layers.{{}}.W{q}", (f"h_{{}}/attn/{q}_proj/kernel",), 1) for q in "qkv"),
+    Tensor("layers.{}.W1", ("h_{}/mlp/up_proj/kernel",), 1),
+    Tensor("layers.{}.W2", ("h_{}/mlp/down_proj/kernel",), 1),
+)
+
+
 def numpy_minimal(x, weights, n_layer):
     """The decoder of the notes: `x` is [T, D], weights are looked up by name."""
 
@@ -85,14 +115,26 @@ def numpy_minimal(x, weights, n_layer):
 def test_numpy_minimal(seed, length):
     config = small("numpy-minimal", vocab_size=7, n_embd=16, n_inner=32, n_layer=3, block_size=16)
     rng = np.random.default_rng(seed)
-    rows = expand(notes.NUMPY_MINIMAL, config)
+    rows = expand(NUMPY_MINIMAL, config)
     weights = {row.name: rng.normal(0, 0.3, tensor_shape(row, leaf_shapes(config))) for row in rows}
-    params = from_arrays(notes.NUMPY_MINIMAL, weights, config)
+    params = from_arrays(NUMPY_MINIMAL, weights, config)
     x_BTD = rng.normal(0, 1, (2, length, 16))
     with jax.default_matmul_precision("highest"):
         out, _ = compiled(config, "stack")({"params": params}, jnp.asarray(x_BTD, jnp.float32))
     expected = np.stack([numpy_minimal(x, weights, 3) for x in x_BTD])
     assert np.abs(np.asarray(out) - expected).max() < TOLERANCE
+
+
+TORCH_DECODER: Table = (
+    Tensor("embedding.weight", ("wte/embedding",), 1),
+    *multihead("layers.{}.self_attn"),
+    *norm("layers.{}.norm1", "h_{}/ln_1"),
+    *linear("layers.{}.linear1", "h_{}/mlp/up_proj"),
+    *linear("layers.{}.linear2", "h_{}/mlp/down_proj"),
+    *norm("layers.{}.norm2", "h_{}/ln_2"),
+    *norm("norm", "ln_f"),
+    *linear("head", "lm_head"),
+)
 
 
 class TorchDecoder(nn.Module):
@@ -113,6 +155,19 @@ class TorchDecoder(nn.Module):
         for layer in self.layers:
             x = layer(x, src_mask=mask, is_causal=True)
         return self.head(self.norm(x))
+
+
+GPT2_STYLE: Table = (
+    Tensor("wte.weight", ("wte/embedding",), 1),
+    Tensor("wpe.weight", ("wpe/embedding",), 1),
+    *norm("blocks.{}.ln_1", "h_{}/ln_1"),
+    *multihead("blocks.{}.attn"),
+    *norm("blocks.{}.ln_2", "h_{}/ln_2"),
+    *linear("blocks.{}.c_fc", "h_{}/mlp/up_proj"),
+    *linear("blocks.{}.c_proj", "h_{}/mlp/down_proj"),
+    *norm("ln_f", "ln_f"),
+    *linear("head", "lm_head"),
+)
 
 
 class GPT2Style(nn.Module):
@@ -152,15 +207,20 @@ def test_torch_modules(name, seed, length):
     V, T, D, N, L = 29, 24, 32, 8, 3
     config = small(name, vocab_size=V, block_size=T, n_embd=D, n_head=N, n_layer=L)
     original, table = (
-        (TorchDecoder(V, D, N, L), notes.TORCH_DECODER)
-        if name == "torch-decoder"
-        else (GPT2Style(V, T, D, N, L), notes.GPT2_STYLE)
+        (TorchDecoder(V, D, N, L), TORCH_DECODER) if name == "torch-decoder" else (GPT2Style(V, T, D, N, L), GPT2_STYLE)
     )
     original = shaken(original, seed)
     ids = np.random.default_rng(seed).integers(0, V, (2, length))
     with torch.no_grad():
         expected = original(torch.tensor(ids)).numpy()
     assert np.abs(logits(config, params_of(table, original, config), ids) - expected).max() < TOLERANCE
+
+
+STATQUEST: Table = (
+    Tensor("we.weight", ("wte/embedding",), 1),
+    *(Tensor(f"W_{q}.weight", (f"h_0/attn/{q}_proj/kernel",), 1, output_first=True) for q in "qkv"),
+    *linear("fc_layer", "lm_head"),
+)
 
 
 class StatQuest(nn.Module):
@@ -183,7 +243,7 @@ def test_statquest_forward_and_one_step(seed):
     """Adam's first update moves every weight by about the learning rate, so compare after two."""
     original = shaken(StatQuest(), seed)
     config = preset("statquest").with_model(vocab_size=5)
-    params = params_of(notes.STATQUEST, original, config.model)
+    params = params_of(STATQUEST, original, config.model)
     windows = np.array([[0, 1, 2, 4, 3, 4], [2, 1, 0, 4, 3, 4]], np.int32)
     expected = original(torch.tensor(windows[0, :5], dtype=torch.long)).detach().numpy()
     assert np.abs(logits(config.model, params, windows[:1, :5])[0] - expected).max() < TOLERANCE
@@ -200,5 +260,5 @@ def test_statquest_forward_and_one_step(seed):
         with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
             state, figures = program.step(state, program.put(window[None]))
         assert abs(float(figures["loss"]) - loss.item()) < 1e-5
-    after = params_of(notes.STATQUEST, original, config.model)
+    after = params_of(STATQUEST, original, config.model)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), jax.device_get(state.params), after)

@@ -10,9 +10,10 @@ import pytest
 import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.convert.models import read_model
-from jaxgpt.convert.tensors import expand, flatten, to_tensor
+from jaxgpt.convert.tensors import expand, to_tensor
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.model import GPT
+from jaxgpt.model.params import flatten_params
 from jaxgpt.train.loss import cross_entropy
 
 torch = pytest.importorskip("torch")
@@ -117,7 +118,7 @@ def test_gradients(case, ours):
     out = model(torch.tensor(ids[:, :-1])).logits
     torch.nn.functional.cross_entropy(out.reshape(-1, V), torch.tensor(ids[:, 1:]).reshape(-1)).backward()
     with jax.default_matmul_precision("highest"):
-        grads = flatten(jax.device_get(gradient(config)(params, jnp.asarray(ids, jnp.int32))))
+        grads = flatten_params(jax.device_get(gradient(config)(params, jnp.asarray(ids, jnp.int32))))
     theirs = dict(model.named_parameters())
     for row in expand(form.table, config):
         expected = theirs[row.name].grad.numpy()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.convert.models import read_model
-from jaxgpt.convert.tensors import flatten
+from jaxgpt.model.params import flatten_params
 from jaxgpt.study.verify.subject import Skipped, Subject, distance, same_bits
 
 
@@ -22,8 +22,8 @@ def exported(s: Subject) -> float:
 
     The export may hold more: ones and zeros for gains and biases that this model lacks.
     """
-    back = flatten(read_model(s.exported)[1])
-    ours = flatten(s.params)
+    back = flatten_params(read_model(s.exported)[1])
+    ours = flatten_params(s.params)
     return same_bits({path: back[path] for path in ours}, ours)
 
 
