@@ -58,12 +58,12 @@ def run(args: Sequence[str]) -> int:
     return 0 if equal else 1
 
 
-def _leg(order: Path) -> int:
+def _leg(job: Path) -> int:
     from jaxgpt.parallel import use_cores
 
-    config = from_json(json.dumps(json.loads(order.read_text())["config"]))
+    config = from_json(json.dumps(json.loads(job.read_text())["config"]))
     use_cores(config.mesh, model=config.model)
     from jaxgpt.study.check_resume import leg
 
-    print_json(leg(order))
+    print_json(leg(job))
     return 0

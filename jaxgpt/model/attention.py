@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -83,8 +83,9 @@ class Attention(nn.Module):
 
         if not c.attn_proj:
             return out_BTNH.reshape(x_BTD.shape), updated
-        out: Any = functools.partial(Linear, c, (c.n_head, c.head_width, c.n_embd), ("heads", "head_dim", "embed"))
-        return out(c.bias, self.dtype, residual=True, n_in=2, name="o_proj")(out_BTNH), updated
+        shape, axes = (c.n_head, c.head_width, c.n_embd), ("heads", "head_dim", "embed")
+        o_proj = Linear(c, shape, axes, c.bias, self.dtype, residual=True, n_in=2, name="o_proj")
+        return o_proj(out_BTNH), updated
 
     def _project(self, x_BTD: jax.Array, name: str, axis: str, heads: int) -> jax.Array:
         shape = (self.config.n_embd, heads, self.config.head_width)

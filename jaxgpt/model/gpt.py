@@ -136,7 +136,8 @@ class GPT(nn.Module):
         c = self.config
         T = x_BTD.shape[1]
         if cache is None:
-            _check_context(c, T)
+            if c.positions == "learned" and c.block_size < T:  # a lookup out of range would return NaN
+                raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
             slot_T = slot_S = jnp.arange(T)
             start_B = jnp.zeros((1,), jnp.int32)
         else:
@@ -208,9 +209,3 @@ def _rotation(config: ModelConfig, positions_BT: jax.Array) -> Rotation | None:
         config.rope_original_context,
     )
     return rope_rotation(positions_BT, rope_frequencies(config.head_width, config.rope_theta, scaling))
-
-
-def _check_context(config: ModelConfig, T: int) -> None:
-    """Raise if a position has no learned embedding; the lookup would silently return NaN."""
-    if config.positions == "learned" and config.block_size < T:
-        raise ValueError(f"{T} tokens do not fit the context of {config.block_size} (model.block_size)")

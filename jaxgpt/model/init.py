@@ -14,7 +14,7 @@ from jaxgpt.config import ModelConfig
 
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Attach the logical names of its axes to what an initializer returns, in a box that is removed after init."""
+    """Attach the logical names of its axes to what an initializer returns, in a box that `init_params` removes."""
     return nn.with_logical_partitioning(init, axes)
 
 

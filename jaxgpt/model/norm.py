@@ -12,7 +12,7 @@ from jaxgpt.ops.norms import NORMS
 
 
 class Norm(nn.Module):
-    """Normalize in float32, then multiply by a learned scale and add a learned bias (no bias for RMSNorm).
+    """Normalize in float32; if `norm_affine`, multiply by a learned scale and, except for RMSNorm, add a learned bias.
 
     Attributes:
         kind: overrides `config.norm`.

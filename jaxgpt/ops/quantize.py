@@ -28,7 +28,7 @@ class QuantizedMatrix:
     Attributes:
         values: float32, bfloat16 or int8, `[O, I]`.
         scale: float32, `[O]`; None means ones.
-        shape: of the original weight.
+        shape: shape of the original weight.
     """
 
     values: jax.Array

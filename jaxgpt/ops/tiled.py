@@ -9,6 +9,7 @@ tile of a few heads are in memory; for some hundreds of tokens they fit in a cor
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,10 +41,14 @@ def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int)
     return _attention(window, q, k, v).reshape(B, N, T, H).swapaxes(1, 2)
 
 
+def tile_size(T: int) -> int:
+    return math.ceil(T / min(max(T // TILE, TILES[0]), TILES[1]))
+
+
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
     """Return for each tile, in tokens: its begin and end, its first key, and the end of the queries that attend to its keys."""
-    size = -(-T // min(max(T // TILE, TILES[0]), TILES[1]))
-    reach = -(-(window or T) // size) * size  # whole tiles
+    size = tile_size(T)
+    reach = math.ceil((window or T) / size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]
 
 
@@ -80,8 +85,7 @@ def _for_each_query(q: jax.Array, *keys: jax.Array) -> list[jax.Array]:
 def _over_heads(function: Callable[..., Any], *arrays: jax.Array) -> Any:
     """Map `function` over the largest groups of heads that `SCORES` allows."""
     N, T = arrays[0].shape[:2]
-    size = tiles(T, 0)[0][1]
-    heads = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * size * T <= SCORES))
+    heads = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * tile_size(T) * T <= SCORES))
     results = jax.lax.map(lambda group: function(*group), [x.reshape(-1, heads, *x.shape[1:]) for x in arrays])
     return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
 

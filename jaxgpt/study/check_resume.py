@@ -42,10 +42,10 @@ def check_resume(config: Config, cut: int) -> dict[str, tuple[str, str]]:
     return {name: (straight[name], resumed[name]) for name in straight}
 
 
-def run_leg(place: Path, order: dict[str, Any]) -> dict[str, str]:
-    """Run one leg in a new process, which reads its order from a file and prints hashes as JSON."""
-    file = place / "order.json"
-    file.write_text(json.dumps(order | {"out": str(place / order["out"])}))
+def run_leg(place: Path, job: dict[str, Any]) -> dict[str, str]:
+    """Run one leg in a new process, which reads its job from a file and prints hashes as JSON."""
+    file = place / "job.json"
+    file.write_text(json.dumps(job | {"out": str(place / job["out"])}))
     command = [sys.executable, "-m", "jaxgpt", "prove-resume", "--leg", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -57,17 +57,17 @@ def run_leg(place: Path, order: dict[str, Any]) -> dict[str, str]:
 
 
 def leg(file: Path) -> dict[str, str]:
-    """Train as an order says, in the same way as `jaxgpt train`, and hash the final state."""
-    order = json.loads(file.read_text())
-    config, run = from_json(json.dumps(order["config"])), Run(Path(order["out"]))
-    data = load_dataset(config, run.tokenizer() if order["resume"] else None)
+    """Train as `jaxgpt train` would, with the settings of a job, and hash the final state."""
+    job = json.loads(file.read_text())
+    config, run = from_json(json.dumps(job["config"])), Run(Path(job["out"]))
+    data = load_dataset(config, run.tokenizer() if job["resume"] else None)
     config = config if config.model.vocab_size else config.with_model(vocab_size=data.tokenizer.vocab_size)
     run.path.mkdir(exist_ok=True)
     describe(run, config, data.tokenizer)
     program = build(config)
     silent = Reporter()
-    last = latest_valid(run.checkpoints, config, silent.note) if order["resume"] else None
-    state = fit(program, data, run, silent, last, None, order["until"]).state
+    last = latest_valid(run.checkpoints, config, silent.note) if job["resume"] else None
+    state = fit(program, data, run, silent, last, None, job["until"]).state
     step, block_size = int(state.step), config.model.block_size
     windows = Windows(data.train, block_size, config.train.seed, config.data.sampling, config.data.stride)
     lines = [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run.metrics)]

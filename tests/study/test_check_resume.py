@@ -35,9 +35,9 @@ def strict_types() -> None:
     """Disable strict type promotion: these tests trace optax, which relies on it."""
 
 
-def in_this_process(place: Path, order: dict) -> dict[str, str]:  # type: ignore[type-arg]
-    (place / "order.json").write_text(json.dumps(order | {"out": str(place / order["out"])}))
-    return check_resume.leg(place / "order.json")
+def in_this_process(place: Path, job: dict) -> dict[str, str]:  # type: ignore[type-arg]
+    (place / "job.json").write_text(json.dumps(job | {"out": str(place / job["out"])}))
+    return check_resume.leg(place / "job.json")
 
 
 def test_equal_in_separate_processes(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def cached(s: Subject) -> float:
     return distance(np.concatenate(parts, 1), s.forward(s.params, s.tokens))
 
 
-def ragged(s: Subject) -> float:
+def padded(s: Subject) -> float:
     """Compare the logits of prompts of different lengths, left-padded into one batch, to those of each prompt alone."""
     if s.length < 2:
         raise Skipped("needs a context length of at least 2, not 1")
@@ -55,8 +55,8 @@ def ragged(s: Subject) -> float:
     return max(distance(a, b) for a, b in zip(together, alone, strict=True))
 
 
-def loop(s: Subject) -> float:
-    """Compare the tokens and the cache of the sampler's on-device loop to those of the same steps unrolled in Python."""
+def sampler_loop(s: Subject) -> float:
+    """Compare the tokens and the cache of the sampler's on-device loop to those of the same steps run from Python."""
     if s.length < 3:
         raise Skipped(f"needs a context length of at least 3, not {s.length}")
     P = s.length // 2
@@ -82,7 +82,7 @@ def loop(s: Subject) -> float:
     return distance(looped.cache, cache)
 
 
-def leak(s: Subject) -> float:
+def causal(s: Subject) -> float:
     """Change the token at t and compare the bits of the logits before t: the same compiled program, two inputs.
 
     Raises:

@@ -50,8 +50,8 @@ class Row(NamedTuple):
     """The result of a law.
 
     Attributes:
-        name: of the law.
-        difference: of the two sides; None if it is not finite or was not measured.
+        name: the name of the law.
+        difference: difference of the two sides; None if it is not finite or was not measured.
         tolerance: the largest difference that passes.
         ok: whether the law holds; None if it does not apply.
         seconds: wall-clock time.
@@ -68,9 +68,9 @@ class Row(NamedTuple):
 
 LAWS = (
     Law("cached = uncached", forward.cached, SUMS),
-    Law("padded batch = single prompts", forward.ragged, SUMS),
-    Law("sampler loop = unrolled", forward.loop, SUMS),
-    Law("logits ignore later tokens", forward.leak, BITS),
+    Law("padded batch = single prompts", forward.padded, SUMS),
+    Law("sampler loop = unrolled", forward.sampler_loop, SUMS),
+    Law("logits ignore later tokens", forward.causal, BITS),
     Law("tied head = token table", forward.tied, SUMS),
     Law("remat dots = no remat", partial(training.remat, policy="dots"), GRADIENTS),
     Law("remat full = no remat", partial(training.remat, policy="full"), GRADIENTS),
@@ -80,7 +80,7 @@ LAWS = (
     Law("8 devices = 1 device", training.devices, GRADIENTS),
     Law(
         "XLA reductions = NumPy",
-        training.hazard,
+        training.fused_reductions,
         SUMS,
         f"start Python with {SAFE_FLAG} in XLA_FLAGS, or import jaxgpt before JAX is used",
     ),
@@ -135,8 +135,8 @@ def fresh(config: Config, seed: int = 0) -> LM:
     Zeros and ones would mask errors: a bias of zero can be applied anywhere.
 
     Args:
-        config: of a run, with `model.vocab_size` set.
-        seed: of the weights.
+        config: the config of a run, with `model.vocab_size` set.
+        seed: seed of the weights.
     """
     leaves, tree = jax.tree.flatten(init_params(GPT(replace(config.model, init="gpt2")), seed))
     keys = jax.random.split(jax.random.key(seed + 1), len(leaves))

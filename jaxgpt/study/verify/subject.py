@@ -20,7 +20,7 @@ from jaxgpt.trainer.program import make_loss_fn
 
 LENGTH = 48  # tokens per row of a forward pass, if the context length allows
 ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
-STEPS = 24  # tokens per row of that batch
+BATCH_LENGTH = 24  # tokens per row of that batch
 FLOOR = 1e-3  # smallest scale of a leaf, relative to the largest number of its tree
 
 
@@ -82,7 +82,7 @@ class Subject:
     @cached_property
     def windows(self) -> jax.Array:
         """Windows `[8, T + 1]` for gradients. Two rows are shorter, so that microbatches differ in their number of tokens."""
-        T = min(STEPS, self.model_config.block_size)
+        T = min(BATCH_LENGTH, self.model_config.block_size)
         return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
 
     def random_ids(self, shape: tuple[int, ...], below: int = 0) -> jax.Array:

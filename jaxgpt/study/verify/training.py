@@ -17,7 +17,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
-from jaxgpt.study.verify.subject import ROWS, STEPS, Skipped, Subject, distance
+from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance
 from jaxgpt.trainer.program import Program
 
 
@@ -66,7 +66,7 @@ def devices(s: Subject) -> float:
         grad_clip=0.0,
     )
     config = replace(s.config, optim=smooth, train=replace(s.config.train, batch_size=ROWS))
-    windows = np.asarray(s.random_ids((ROWS, min(STEPS, s.model_config.block_size) + 1)))
+    windows = np.asarray(s.random_ids((ROWS, min(BATCH_LENGTH, s.model_config.block_size) + 1)))
     params = jax.device_get(s.params)
 
     def update(config: Config) -> tuple[Any, Any]:
@@ -95,7 +95,7 @@ def split(config: Config, n_devices: int) -> MeshConfig:
     raise Skipped(f"the model's shapes cannot be divided among {n} devices")
 
 
-def hazard(s: Subject) -> float:
+def fused_reductions(s: Subject) -> float:
     """Compare `sum_j (E C)_ij E_ij`, and the same over i, with a constant matrix C to NumPy in float64.
 
     XLA's CPU backend can miscompile these fused reductions.
