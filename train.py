@@ -1,4 +1,4 @@
-"""Train a GPT: `python train.py [PRESET] [--flags]`, the same as `jaxgpt train`."""
+"""Train a model: `python train.py [PRESET] [OPTIONS]` is the same as `jaxgpt train`."""
 
 from jaxgpt.cli import entry
 

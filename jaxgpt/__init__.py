@@ -1,4 +1,4 @@
-"""jaxgpt: a decoder-only transformer in JAX and Flax linen. Importing it touches no device.
+"""jaxgpt: a decoder-only transformer in JAX and Flax linen. Importing it initializes no device.
 
 lm = jaxgpt.load("runs/shakespeare")
 outs = jaxgpt.generate(lm, ["ROMEO:"], max_new_tokens=100, temperature=0.8)
@@ -56,19 +56,19 @@ __all__ = [
     "train_step",
 ]
 
-# XLA's CPU backend in jaxlib 0.10 to 0.12 fuses some reductions into wrong numbers: sum((E @ full_like(E, c)) * E, -1)
-# under jit gives NaN or 1e31. It reads its flags once, when a backend starts, so this has to stand here.
+# XLA's CPU backend in jaxlib 0.10 to 0.12 miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under jit
+# gives NaN or 1e31. XLA reads its flags once, when the backend starts, so the flag must be set on import.
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 
 
 class MiscompiledReductions(RuntimeWarning):
-    """XLA's CPU backend runs with fused reductions, which it is known to compile into wrong numbers."""
+    """XLA's CPU backend runs with fused reductions, some of which it miscompiles."""
 
 
 def _said_of_reductions(flags: str) -> bool | None:
-    """Whether flags fuse reductions (true) or do not; None: they leave it to XLA, which does.
+    """Whether XLA flags enable fused reductions; None if they do not say, in which case XLA enables them.
 
-    Several such flags work one after the other; `+kind` and `-kind` change what is fused, a plain list replaces it.
+    Repeated flags apply in order: `+kind` and `-kind` add and remove a kind, a plain list replaces all kinds.
     """
     said = None
     for value in re.findall(SAFE_FLAG.split("=")[0] + r"=(\S*)", flags):
@@ -82,7 +82,9 @@ def _said_of_reductions(flags: str) -> bool | None:
 
 def _turn_off_fused_reductions() -> None:
     flags = os.environ.get("XLA_FLAGS", "").strip()
-    file = Path(flags) if flags and not flags.startswith("-") else None  # XLA takes what is no flag for a file of them
+    file = (
+        Path(flags) if flags and not flags.startswith("-") else None
+    )  # XLA reads flags from a file if this is not a flag
     said = _said_of_reductions(file.read_text() if file and file.is_file() else flags)
     bridge = sys.modules.get("jax._src.xla_bridge")
     late = bridge is not None and bridge.backends_are_initialized()
@@ -94,7 +96,7 @@ def _turn_off_fused_reductions() -> None:
     why = "XLA's CPU backend started before jaxgpt was imported" if late else f"XLA_FLAGS is {flags}"
     fix = f"add {SAFE_FLAG} to {file}" if file else f'start Python with XLA_FLAGS="{f"{flags} {SAFE_FLAG}".strip()}"'
     warnings.warn(
-        f"{why}: fused reductions are on, which jaxlib 0.10 to 0.12 can compile into wrong numbers; {fix}",
+        f"{why}: fused reductions are on, which jaxlib 0.10 to 0.12 can miscompile to wrong numbers; {fix}",
         MiscompiledReductions,
         stacklevel=3,
     )
@@ -102,7 +104,7 @@ def _turn_off_fused_reductions() -> None:
 
 _turn_off_fused_reductions()
 
-# Imported when they are asked for, so that `import jaxgpt` takes a moment and touches no device.
+# Imported on first access, so that `import jaxgpt` is fast and initializes no device.
 _HOME = {
     "Config": "jaxgpt.config",
     "GPT": "jaxgpt.model",

@@ -1,4 +1,4 @@
-"""`python -m jaxgpt` is `jaxgpt`."""
+"""Run `jaxgpt` as `python -m jaxgpt`."""
 
 from jaxgpt.cli import entry
 

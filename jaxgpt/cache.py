@@ -1,4 +1,4 @@
-"""What is kept between runs and can be made again: downloads, and programs that XLA has compiled."""
+"""The cache directory, for downloads and compiled programs. It can be deleted at any time."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-COMPILED_BYTES = 2 * 2**30  # beyond this, programs that were not used for longest make room
+COMPILED_BYTES = 2 * 2**30  # beyond this size, the least recently used programs are deleted
 
 
 def cache_dir() -> Path:
-    """`$JAXGPT_CACHE`, else the user's cache folder."""
+    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory."""
     if own := os.environ.get("JAXGPT_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"
 
 
 def keep_compiled() -> None:
-    """Have JAX keep what it compiles, and take it from there next time. Before JAX is imported.
+    """Enable JAX's compilation cache. Call this before JAX is imported.
 
-    What JAX's own variables say already stands. A size limit is set only for our own folder: JAX notes when a program was
-    used only where there is a limit, and warns of every program without that note, as others leave it.
-    Programs for a CPU use what that CPU can do, which JAX does not look at when it reads one: each kind of CPU has a
-    folder. Nor does it look at what it runs: JAX compresses programs, by zstandard where that is installed, and only
-    zlib, its other way, has a checksum and refuses a changed byte.
+    JAX's own environment variables take precedence. A size limit is set only for our own directory: with a limit, JAX
+    records when each program was last used, and warns about every program in the directory without that record.
+    Compiled CPU programs use the instructions of that CPU, which JAX does not check when it loads one, so each kind of CPU
+    has its own directory. JAX does not verify programs either: it compresses them with zstandard if installed, otherwise
+    with zlib. zstandard is hidden here because only zlib's format has a checksum, which detects damage.
     """
     sys.modules.setdefault("zstandard", None)  # type: ignore[arg-type]
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    # Attention by cuDNN carries a pointer, which would be another one in every process.
+    # cuDNN attention has a pointer in its cache key, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
     own, limit = str(cache_dir() / "compiled" / _cpu()), str(COMPILED_BYTES)
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", own) != own:
@@ -40,14 +40,15 @@ def keep_compiled() -> None:
 
 
 def _remove_cut_off(folder: Path) -> None:
-    """Delete programs whose writer was killed: those without the time of their use, which is written after them.
+    """Delete programs whose writer was killed. They lack the time of last use, which is written after the program.
 
-    JAX never writes a program again that is there: it would warn of one for ever, and up to 0.10 could add no others.
+    JAX never overwrites a cached program. It would warn about such a program in every process, and up to version 0.10 it
+    could not add any others.
     """
     if any(_cut_off(folder)):
         from filelock import FileLock
 
-        with FileLock(folder / ".lockfile"):  # JAX's own: what is being written now is not cut off
+        with FileLock(folder / ".lockfile"):  # JAX's lock: excludes programs that are being written
             for path in _cut_off(folder):
                 path.unlink()
 
@@ -59,7 +60,7 @@ def _cut_off(folder: Path) -> Iterator[Path]:
 
 
 def _cpu() -> str:
-    """A short name for this kind of CPU and its instructions."""
+    """Return a short name for this kind of CPU and its instruction set."""
     about = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

@@ -1,7 +1,7 @@
-"""All settings of a run: frozen dataclasses that check their values, and JSON both ways.
+"""Settings of a run: frozen dataclasses that validate their values, and conversion to and from JSON.
 
-The names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`); the comment beside a field
-is its help text. An invalid value raises `UserError` with one line that names the setting, the value and the fix.
+Names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`). The comment beside a field is
+its help text. An invalid value raises `UserError` with one line that names the setting, the value and the fix.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from jaxgpt.errors import did_you_mean as did_you_mean
 T = TypeVar("T")
 
 MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
-MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes as many angles before any weight exists
+MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes its angles before any weights are allocated
 MAX_VOCAB = 2**24  # the largest published vocabularies have about 2**18 ids
 MAX_PARAMETERS = 10**13  # 40 TB in float32
 MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
-MAX_TOKENS = 2**24  # tokens of one generated text, as many as the longest context has
+MAX_TOKENS = 2**24  # tokens of one generated text; equals the maximum context length
 MAX_ROWS = 2**16  # texts generated for one prompt
 
-NEW_TOKENS = 200  # tokens generated where no number is given and the context has room for them
-SEED = 1337  # of sampling where no key is given
+NEW_TOKENS = 200  # default number of new tokens, if they fit the context
+SEED = 1337  # default seed for sampling
 Overflow = Literal["error", "slide"]  # when a text exceeds the context: raise an error, or slide the window
 
 
@@ -95,16 +95,18 @@ class ModelConfig:
                 f"choose a divisor, or set model.head_dim"
             )
         if self.n_head % self.kv_heads:
-            raise UserError(f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}")
+            raise UserError(
+                f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
+            )
         if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
             raise UserError(
                 f"model.attn_proj is off, so n_head * head_dim {self.n_head * self.head_width} must equal "
                 f"model.n_embd {self.n_embd}"
             )
         if self.positions == "rope" and self.head_width % 2:
-            raise UserError(f"positions 'rope' turns pairs of coordinates: head_dim {self.head_width} must be even")
+            raise UserError(f"model.positions 'rope' needs an even head_dim, not {self.head_width}")
         if self.positions == "sinusoidal" and self.n_embd % 2:
-            raise UserError(f"positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}")
+            raise UserError(f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}")
         if self.tie_embeddings and self.head_bias:
             raise UserError("model.head_bias needs an untied head: set model.tie_embeddings to false")
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
@@ -120,22 +122,22 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """K, heads of keys and values."""
+        """K, number of key/value heads."""
         return self.n_kv_head or self.n_head
 
     @property
     def head_width(self) -> int:
-        """H, width of one head."""
+        """H, width of one attention head."""
         return self.head_dim or self.n_embd // self.n_head
 
     @property
     def mlp_width(self) -> int:
-        """F, width of the MLP's hidden layer."""
+        """F, hidden width of the MLP."""
         return self.n_inner or 4 * self.n_embd
 
     @property
     def parameters(self) -> int:
-        """How many numbers are learned; with a vocabulary that is not known yet, those besides its."""
+        """Number of trainable parameters, without those of the vocabulary if `vocab_size` is 0."""
         D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
         heads, gain = self.n_head * self.head_width, int(self.norm_affine)
         norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
@@ -160,7 +162,7 @@ class DataConfig:
     train_fraction: float = 0.9
     # epoch: windows without replacement; random: windows drawn independently
     sampling: Literal["epoch", "random"] = "epoch"
-    stride: int = 0  # tokens between the starts of two windows; 0: block_size, with a new offset each epoch
+    stride: int = 0  # tokens between the starts of consecutive windows; 0: block_size, with a new offset each epoch
 
     def __post_init__(self) -> None:
         _types(self, "data")
@@ -173,7 +175,7 @@ class DataConfig:
 class OptimConfig:
     """Optimizer and learning rate schedule."""
 
-    # optimizer, of optax; muon: Muon for the matrices of the blocks, AdamW for the rest
+    # optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest
     name: Literal["adamw", "muon", "lion", "sgd", "adafactor"] = "adamw"
     # peak learning rate of the schedule (lion: about a tenth of AdamW's; adafactor: relative to the RMS of each weight)
     learning_rate: float = 1e-3
@@ -218,7 +220,7 @@ class OptimConfig:
 
     @property
     def guarded(self) -> bool:
-        """Whether updates can be left out."""
+        """Whether updates can be skipped."""
         return self.not_finite == "skip" or self.spike_factor > 0
 
 
@@ -228,28 +230,28 @@ class TrainConfig:
 
     steps: int = 1000  # optimizer steps
     batch_size: int = 32  # windows per optimizer step, over all devices
-    # windows that a device computes at once, at most; 0: all of its share; -K: K microbatches on any number of devices
+    # maximum windows per device and microbatch; 0: one microbatch; -K: K microbatches on any number of devices
     microbatch: int = 0
-    steps_per_call: int = 1  # optimizer steps per jitted call; raise it when steps are short beside the host's overhead
+    steps_per_call: int = 1  # optimizer steps per jitted call; raise it if host overhead dominates short steps
     eval_every: int = 250  # steps between evaluations; the last step always evaluates the whole validation split
-    eval_windows: int = 0  # validation windows of each evaluation but the last; 0: all
+    eval_windows: int = 0  # validation windows per evaluation, except the last; 0: all
     eval_batch_size: int = 0  # windows per batch in evaluation; 0: as in training
     log_every: int = 10  # steps between lines of metrics.jsonl
     checkpoint_every: int = 0  # steps between checkpoints; 0: at every evaluation
     checkpoint_seconds: float = 0.0  # also save if this many seconds have passed since the last checkpoint; 0: off
     keep_last: int = 2  # number of most recent checkpoints to keep
     keep_best: int = 1  # number of checkpoints with the lowest validation loss to keep
-    keep_every: int = 0  # also keep the checkpoint of every this many steps; 0: off
+    keep_every: int = 0  # also keep the checkpoints at multiples of this step; 0: off
     seed: int = 1337  # random seed of the initial weights, the batches and dropout
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"  # type of the matrix products; weights are always float32
-    # attention kernel: cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest here
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of matrix products; weights are always float32
+    # attention kernel: cudnn (GPU), splash (TPU), tiled (CPU), xla (any); auto: the fastest for this device
     attention: Literal["auto", "xla", "cudnn", "splash", "tiled"] = "auto"
-    # activations to recompute in the backward pass, to save memory; offload: keep dots in host memory
+    # activations to recompute, to save memory: dots keeps matrix products, offload keeps them on the host, full keeps none
     remat: Literal["none", "dots", "offload", "full"] = "none"
     scan_layers: bool = False  # compile one block for all layers: faster compilation of deep models, slower on a CPU
     loss_chunk: int = 0  # compute logits for this many positions at a time, to save memory; 0: all at once
     prompt: str = "\n"  # prompt of the sample printed at the end
-    sample_tokens: int = 300  # tokens of that sample; 0: none
+    sample_tokens: int = 300  # number of tokens in that sample; 0: no sample
 
     def __post_init__(self) -> None:
         _types(self, "train")
@@ -286,7 +288,7 @@ class TrainConfig:
 class MeshConfig:
     """Device mesh: number of devices along each axis."""
 
-    data: int = -1  # devices that split the batch and replicate the weights; -1: those that fsdp and tensor leave
+    data: int = -1  # devices that split the batch and replicate the weights; -1: all remaining devices
     fsdp: int = 1  # devices that split both the batch and the weights; -1: all remaining devices
     tensor: int = 1  # devices that split heads, MLP and vocabulary; -1: all remaining devices
 
@@ -294,17 +296,19 @@ class MeshConfig:
         _types(self, "mesh")
         for f in fields(self):
             if getattr(self, f.name) < 1 and getattr(self, f.name) != -1:
-                raise UserError(f"mesh.{f.name} must be at least 1, or -1 for the rest, not {getattr(self, f.name)}")
+                raise UserError(
+                    f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not {getattr(self, f.name)}"
+                )
         if self.fsdp == self.tensor == -1:
             raise UserError("only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)")
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen from the logits: the defaults of `jaxgpt.generate` and of `jaxgpt sample`.
+    """Sampling parameters. The defaults are those of `jaxgpt.generate` and `jaxgpt sample`.
 
-    The filters apply in transformers' order: repetition penalty, n-grams, temperature, top-k, top-p, min-p. Numbers of any
-    kind (NumPy's too) become Python's, so that equal settings find the same compiled program.
+    Filters apply in the order of transformers: repetition penalty, n-grams, temperature, top-k, top-p, min-p. Numbers are
+    converted to Python's `int` and `float`, so that equal parameters share a compiled program.
     """
 
     temperature: float = 0.8  # divide the logits by this; 0 always takes the most probable token (greedy)
@@ -313,7 +317,7 @@ class SamplingParams:
     min_p: float = 0.0  # drop tokens below min_p x the top probability; 0 disables
     # divide positive (multiply negative) logits of tokens in the text by this; 1 disables
     repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0  # never generate the same n tokens in a row twice; 0 disables
+    no_repeat_ngram_size: int = 0  # forbid a second occurrence of any n-gram of this size; 0 disables
 
     def __post_init__(self) -> None:
         inf = math.inf
@@ -332,18 +336,18 @@ class SamplingParams:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn at random."""
+        """Whether tokens are sampled at random."""
         return self.temperature > 0
 
 
 @dataclass(frozen=True)
 class BeamParams:
-    """Beam search: how many texts are kept and how finished ones compare."""
+    """Parameters of beam search."""
 
-    num_beams: int = 1  # above 1: beam search with this many beams; nothing is drawn at random
-    num_return_sequences: int = 1  # texts returned for each prompt: samples, or the best beams
-    length_penalty: float = 1.0  # beams compare by log p / length ** length_penalty; above 0 favors longer texts
-    # true: stop at num_beams finished texts; false: when a better one is unlikely; never: when none is possible
+    num_beams: int = 1  # number of beams; 1: sampling; above 1: beam search, which is deterministic
+    num_return_sequences: int = 1  # texts to return per prompt: samples, or the best beams
+    length_penalty: float = 1.0  # rank beams by log p / length ** length_penalty; above 0 favors longer texts
+    # stop beam search at num_beams finished texts (true), or when a better text is unlikely (false) or impossible (never)
     early_stopping: bool | Literal["true", "false", "never"] = False
 
     def __post_init__(self) -> None:
@@ -358,8 +362,8 @@ class BeamParams:
             object.__setattr__(self, name, value)
         if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
             raise UserError(
-                f"num-return-sequences {self.num_return_sequences} is more than num-beams {self.num_beams}: "
-                f"raise num-beams, or return fewer"
+                f"num-return-sequences {self.num_return_sequences} exceeds num-beams {self.num_beams}: "
+                f"raise num-beams, or lower num-return-sequences"
             )
         stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
         if stopping not in (True, False, "never"):
@@ -368,19 +372,19 @@ class BeamParams:
 
 
 def settings_of(cls: type[T], source: Any) -> T:
-    """The dataclass `cls` made of the attributes of the same names of `source`, such as parsed flags."""
+    """Build a `cls` from the attributes of `source` with the same names, such as parsed flags."""
     return cls(**{f.name: getattr(source, f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """Processes of a distributed run. Not saved with the run, which may be resumed with another number of processes."""
+    """Processes of a distributed run. Not saved in config.json: a run can resume with another number of processes."""
 
-    coordinator: str = ""  # HOST:PORT of process 0; auto or none; empty: auto under Slurm, MPI and GKE, else none
+    coordinator: str = ""  # HOST:PORT of process 0, auto, or none; empty: auto under Slurm, MPI and GKE, else none
     num_processes: int = 0  # number of processes, if the coordinator is HOST:PORT
     process_id: int = -1  # index of this process, from 0
     bind: str = ""  # ADDRESS:PORT process 0 listens on; empty: the coordinator's (auto: its port on all addresses)
-    join_seconds: int = 300  # wait this many seconds for the other processes at the start
+    join_seconds: int = 300  # seconds to wait for the other processes at startup
     heartbeat_seconds: int = 30  # abort if a process is silent for this many seconds
     launched: bool = False  # set by `jaxgpt launch`: save and stop when standard input closes
 
@@ -404,10 +408,10 @@ class DistributedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run. `config.json` in a run directory is this, as JSON."""
+    """All settings of a run, saved as `config.json` in the run directory."""
 
-    preset: str = ""  # preset this run started from
-    init_from: str = ""  # checkpoint whose weights this run started from: RUN/checkpoints/STEP (empty: random weights)
+    preset: str = ""  # preset the run was started from
+    init_from: str = ""  # checkpoint of the initial weights: RUN/checkpoints/STEP (empty: random weights)
     model: ModelConfig = field(default_factory=ModelConfig)  # the model
     data: DataConfig = field(default_factory=DataConfig)  # data
     optim: OptimConfig = field(default_factory=OptimConfig)  # optimizer
@@ -427,21 +431,21 @@ class Config:
 
     @property
     def decay_steps(self) -> int:
-        """Step at which the schedule ends."""
+        """Step at which the learning rate schedule ends."""
         return self.optim.decay_steps or self.train.steps
 
     def with_model(self, **changes: Any) -> Config:
-        """The same run with some of the model's settings replaced."""
+        """Replace settings of the model."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **changes))
 
 
 def to_json(config: Any) -> str:
-    """A config as indented JSON, keys in the order of the dataclass."""
+    """Convert a config to indented JSON, with keys in field order."""
     return json.dumps(dataclasses.asdict(config), indent=2, allow_nan=False) + "\n"
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """A config's settings by their names, `{"model.n_layer": 6, ...}`."""
+    """Flatten a config to `{"model.n_layer": 6, ...}`."""
     names = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     sections = {name: flat(value) for name, value in names.items() if dataclasses.is_dataclass(value)}
     nested = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
@@ -449,25 +453,25 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def from_json(text: bytes | str, where: str = "config.json") -> Config:
-    """Read a `Config` back. Missing keys take their defaults; unknown ones are errors.
+    """Parse a `Config`. Missing keys take their defaults; unknown keys are errors.
 
-    Settings of earlier versions are read as what says the same today.
+    Settings of earlier versions are converted.
 
     Raises:
-        UserError: not JSON, not an object, an unknown key (with a near one named) or a value that cannot work.
+        UserError: not JSON, not an object, an unknown key or an invalid value.
     """
     return _build(Config, _updated(parse_json(text, where), where), where)
 
 
 def _updated(data: Any, where: str) -> Any:
-    """Replace `train.accumulation`, a number of microbatches, by `train.microbatch`, as earlier versions wrote it."""
+    """Convert `train.accumulation` of earlier versions, a number of microbatches, to `train.microbatch`."""
     train = data.get("train") if isinstance(data, dict) else None
     if not isinstance(train, dict) or "accumulation" not in train or "microbatch" in train:
         return data
     train = dict(train)
     count = train.pop("accumulation")
     if type(count) is not int or count < 1:
-        raise UserError(f"{where}: train.accumulation must be a whole number of at least 1, not {shown(count)}")
+        raise UserError(f"{where}: train.accumulation must be an integer of at least 1, not {shown(count)}")
     return data | {"train": train | {"microbatch": -count}}
 
 
@@ -485,22 +489,22 @@ def _build(cls: type, data: Any, where: str) -> Any:
         if dataclasses.is_dataclass(hint):
             value = _build(hint, value, f"{where}: {key}")  # type: ignore[arg-type]
         elif hint is float and type(value) is int:
-            value = float(value)  # JSON does not tell 1 from 1.0
+            value = float(value)  # JSON does not distinguish 1 from 1.0
         values[key] = value
     return cls(**values)
 
 
 def _types(config: Any, section: str) -> None:
-    """Every value has the type that its field declares (a bool is no int; an int is a fine float)."""
+    """Check that every value has the type of its field. A bool is not accepted as an int; an int is accepted as a float."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if get_origin(hint) is Literal:
             if value not in get_args(hint):
                 known = ", ".join(str(a) for a in get_args(hint))
                 near = did_you_mean(value, get_args(hint)) if isinstance(value, str) else ""
-                raise UserError(f"{section}.{name} cannot be {shown(value)}{near}: one of {known}")
+                raise UserError(f"{section}.{name} must be one of {known}, not {shown(value)}{near}")
         elif hint is float:
-            # Compared, not asked for finiteness: a NaN fails this, and a whole number of any size can be asked it.
+            # A comparison, because math.isfinite fails for huge integers; NaN fails the comparison.
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise UserError(f"{section}.{name} must be a finite number, not {shown(value)}")
         elif type(value) is not hint:
@@ -510,7 +514,7 @@ def _types(config: Any, section: str) -> None:
 
 
 def _is_text(value: str) -> bool:
-    """No NUL, and no half of a surrogate pair (which stands for a byte of an argument that is not UTF-8)."""
+    """Whether a string has no NUL and no lone surrogate (which marks a byte of an argument that is not UTF-8)."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -521,11 +525,11 @@ def _bounds(
     if value < low or value > high or (open_start and value == low) or (open_end and value == high):
         start = f"{'above' if open_start else 'at least'} {_plain(low)}"
         end = f"{'below' if open_end else 'at most'} {_plain(high)}"
-        # A limit of this program, far from any sensible value, is of interest only to who exceeds it.
+        # Mention a large upper limit only if it is exceeded: it is far from any sensible value.
         limits = start if value <= low and high >= 1e6 else f"{start} and {end}"
         raise UserError(f"{section}.{name} must be {limits}, not {shown(value)}")
 
 
 def _plain(limit: float) -> str:
-    """An integer with all its digits, a float in short."""
+    """Format an integer with all digits, a float in short form."""
     return str(limit) if isinstance(limit, int) else f"{limit:g}"

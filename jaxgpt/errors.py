@@ -1,6 +1,6 @@
-"""The failures that a command reports in one line, and strict parsing of untrusted input: numbers, JSON, files.
+"""Errors that a command reports in one line, and strict parsing of untrusted input: numbers, JSON and files.
 
-Imports: the standard library.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 JSON_LIMIT = 1 << 24  # bytes of a JSON file; 16 MB is 100 times the index of the largest published models
-_LONGEST = 1000  # characters of an error's line
+_LONGEST = 1000  # maximum length of an error message
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _HALVES = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -26,13 +26,14 @@ _short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class TrainingFailed(RuntimeError):
-    """The work failed through no fault of the command. The command line prints it as one line and exits with 1."""
+    """The run failed although its input was valid. The command line prints the message in one line and exits with 1."""
 
 
 class UserError(ValueError):
-    """What a user can mend: one line that says what, where and how. The command line prints it and exits with 2.
+    """An error that the user can fix. The command line prints the message in one line and exits with 2.
 
-    It is one line whatever the names and values in it hold: what would break it is written as an escape.
+    The message states the problem, the value and the fix. Control characters in it are escaped and a long one is cut in the
+    middle, so that it is one line whatever names and values it contains.
     """
 
     def __init__(self, message: str) -> None:
@@ -42,13 +43,13 @@ class UserError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`" (did you mean X?)"`, or nothing where no known word is near."""
+    """Return `" (did you mean X?)"`, or an empty string if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7) if len(word) < 100 else []
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def shown(value: Any) -> str:
-    """A value in an error: as Python writes it, its middle left out where it is long or deep."""
+    """Format a value for an error message: its repr, shortened if it is long or deeply nested."""
     return _short.repr(value)
 
 
@@ -56,7 +57,7 @@ def as_int(name: str, value: Any, low: int, high: int) -> int:
     """Convert an integer of any kind (Python's, NumPy's, a 0-d array) to `int`.
 
     Raises:
-        UserError: a bool, a float (whole or not) or anything else, or a number outside `low` to `high`.
+        UserError: not an integer (a bool and a float are not), or outside `low` to `high`.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -76,7 +77,7 @@ def as_float(
     """Convert a real number of any kind (Python's, NumPy's, a 0-d array) to `float`.
 
     Raises:
-        UserError: a bool, a string or anything else, NaN, or a number outside `low` to `high`.
+        UserError: not a real number (a bool is not), NaN, or outside `low` to `high`.
     """
     real = isinstance(value, Real) or (getattr(value, "shape", None) == () and value.dtype.kind in "iuf")
     if not real or isinstance(value, bool):
@@ -85,7 +86,7 @@ def as_float(
         number = float(value)
     except OverflowError:
         number = math.inf
-    # Written so that NaN is outside.
+    # Written so that NaN fails the check.
     if not (low <= number <= high) or (open_start and number == low) or (open_end and number == high):
         start = "above" if open_start else "at least"
         end = "" if high == math.inf else f" and {'below' if open_end else 'at most'} {high:g}"
@@ -94,13 +95,13 @@ def as_float(
 
 
 def parse_json(data: bytes | str, where: str) -> Any:
-    """A JSON value. Refused as well: what readers disagree on, or what Python's own would turn into something else.
+    """Parse JSON strictly.
 
-    That is a key given twice, NaN and Infinity, whole numbers beyond 64 bits, numbers beyond float64, half a surrogate
-    pair, a byte-order mark, and nesting deeper than Python's stack.
+    Rejects what JSON parsers disagree on and what Python's parser would change: duplicate keys, NaN and Infinity, integers
+    beyond 64 bits, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper than Python's stack.
 
     Raises:
-        UserError: any of these, or no JSON at all.
+        UserError: invalid JSON, or any of the above.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
@@ -117,10 +118,10 @@ def parse_json(data: bytes | str, where: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
-        UserError: not there, too large, or something else.
+        UserError: the file is missing, too large, or not a JSON object.
     """
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
@@ -129,17 +130,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path, limit: int = JSON_LIMIT) -> bytes:
-    """A file as a whole, if it is a file and no larger than `limit` bytes.
+    """Read a file of at most `limit` bytes.
 
     Raises:
-        UserError: not there, no regular file (a pipe would never end), or too large.
+        UserError: the file is missing, not a regular file (a pipe would never end), or too large.
     """
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path}: it is not a file")
         size = path.stat().st_size
         if size > limit:
-            raise UserError(f"{path} has {size:,} bytes, at most {limit:,} are read: refused")
+            raise UserError(f"{path} is too large: {size:,} bytes, at most {limit:,} are allowed")
         return path.read_bytes()
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}") from None
@@ -155,7 +156,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(digits: str) -> int:
-    # The longest of 64 bits has 20 characters, a sign included; Python would take any number of them.
+    # 64-bit integers have at most 20 characters, sign included; int() would accept any length.
     value = int(digits) if len(digits) <= 20 else 2**64
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"the number {shown(digits)} is beyond 64 bits")
@@ -170,4 +171,4 @@ def _real(digits: str) -> float:
 
 
 def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+    raise ValueError(f"{word} is not valid JSON")

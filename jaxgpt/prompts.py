@@ -1,4 +1,4 @@
-"""Check what a user gives to generation before anything is computed: prompts, lengths, stop strings, keys."""
+"""Validate the arguments of generation: prompts, lengths, stop strings and keys."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Prompt(NamedTuple):
     """One prompt.
 
     Attributes:
-        ids: what the model reads; for an empty text, the ids after which texts begin.
-        text_ids: those whose text precedes the new text: `ids`, or none for an empty text.
+        ids: input of the model; for an empty prompt, the ids that precede a new text.
+        text_ids: ids of the prompt's text: `ids`, or none for an empty prompt.
     """
 
     ids: list[int]
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
 
 
 def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
-    """Make a list of prompts: a string, or a sequence of ids, is one prompt.
+    """Convert to a list of prompts. A string or a sequence of ids is one prompt.
 
     Raises:
         UserError: neither a string nor a sequence.
@@ -54,10 +54,10 @@ def encode_prompts(tokenizer: Tokenizer, vocab_size: int, prompts: Any) -> list[
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any) -> Prompt:
-    """Encode a prompt. An empty text begins where texts begin: after an end token, or after a new line.
+    """Encode a prompt. An empty prompt becomes the end token, or a new line if there is no end token.
 
     Raises:
-        UserError: no ids, ids that are no integers, or ids outside the vocabulary.
+        UserError: no ids, ids that are not integers, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt).tolist()
@@ -77,10 +77,10 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any) -> Prompt:
 
 
 def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """What stands before the first word of a text, as ids and in words.
+    """Return the ids that precede a new text, and their description.
 
     Raises:
-        UserError: this tokenizer knows neither an end token nor a new line.
+        UserError: the tokenizer has neither an end token nor a new line.
     """
     if tokenizer.eos_id is not None:
         return [tokenizer.eos_id], "the end token"
@@ -90,7 +90,7 @@ def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
         ids = []
     if not ids:
         raise UserError(
-            "the prompt is empty, and this tokenizer has no token for the beginning of a text: give a prompt"
+            "the prompt is empty, and this tokenizer has no end token or new line to start from: give a prompt"
         )
     return ids, "a new line"
 
@@ -102,28 +102,32 @@ def fit(
     max_length: int | None,
     overflow: Overflow = "error",
 ) -> tuple[list[list[int]], list[int]]:
-    """The ids that the model sees of each prompt, and the maximum number of new tokens of each.
+    """Fit prompts to the context; return the ids of each prompt that the model reads, and its maximum number of new tokens.
 
     Args:
-        model: whose context they have to fit.
-        prompts: encoded.
-        max_new_tokens: None: `NEW_TOKENS`, or fewer where the context ends.
-        max_length: maximum number of tokens with the prompt, instead.
-        overflow: when a text exceeds the context: an error, or slide the window.
+        model: config with the context length.
+        prompts: encoded prompts.
+        max_new_tokens: maximum number of new tokens; None: `NEW_TOKENS`, or what fits the context.
+        max_length: maximum number of tokens including the prompt, instead of `max_new_tokens`.
+        overflow: when a text exceeds the context: raise an error, or slide the window.
 
     Raises:
-        UserError: a number or length that cannot work.
+        UserError: an invalid number, or a prompt that does not fit.
     """
     if overflow not in get_args(Overflow):
         raise UserError(f"overflow must be error or slide: {shown(overflow)}")
     rows, bounded = [prompt.ids for prompt in prompts], model.positions != "rope" and overflow == "error"
     if max_length is not None:
         if max_new_tokens is not None:
-            raise UserError("max-length counts the prompt, max-new-tokens does not: give one of them")
+            raise UserError(
+                "max-length and max-new-tokens cannot be combined: choose one (max-length includes the prompt)"
+            )
         longest = as_int("max-length", max_length, 1, MAX_TOKENS)
         for ids in rows:
             if len(ids) >= longest:
-                raise UserError(f"the prompt of {len(ids)} tokens leaves no room: raise max-length {longest}")
+                raise UserError(
+                    f"the prompt of {len(ids)} tokens leaves no room for new ones: raise max-length {longest}"
+                )
         new = [longest - len(ids) for ids in rows]
     elif max_new_tokens is not None:
         new = [as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)] * len(rows)
@@ -133,7 +137,7 @@ def fit(
     for ids, n in zip(rows, new, strict=True) if bounded else ():
         if len(ids) + n - 1 > model.block_size:
             raise UserError(
-                f"a prompt of {len(ids)} tokens and {n} new ones do not fit the context of {model.block_size}: "
+                f"a prompt of {len(ids)} tokens and {n} new tokens exceed the context length of {model.block_size}: "
                 f"generate at most {max(model.block_size - len(ids) + 1, 0)}, or use overflow slide, "
                 f"which drops the beginning of the text"
             )
@@ -141,10 +145,10 @@ def fit(
 
 
 def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterable[int]) -> tuple[int, ...]:
-    """The ids that end a text, the tokenizer's end token among them.
+    """Validate stop ids and add the tokenizer's end token.
 
     Raises:
-        UserError: one that is no integer, or outside the vocabulary.
+        UserError: an id is not an integer, or outside the vocabulary.
     """
     one = (
         isinstance(stop_ids, (str, bytes)) or not isinstance(stop_ids, Iterable) or getattr(stop_ids, "shape", 1) == ()
@@ -157,10 +161,10 @@ def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterab
 
 
 def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, ...]:
-    """The stop strings, each of which the tokenizer can produce.
+    """Validate stop strings.
 
     Raises:
-        UserError: one that it cannot.
+        UserError: the tokenizer can never produce one of them.
     """
     if not isinstance(stops, Iterable) or isinstance(stops, bytes):
         raise UserError(f"stop must be a string or a list of strings: {shown(stops)}")
@@ -171,7 +175,7 @@ def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, 
         if not stop:
             raise UserError("a stop string is empty: leave it out")
         try:
-            # A word in the middle has to be one; the first and the last may be cut.
+            # Inner words must be in the vocabulary; the first and the last may be parts of words.
             parts = stop.split(" ") if tokenizer.glue else []
             possible = all(parts[1:-1]) and _words_hold(tokenizer, parts) if parts else _round_trip(tokenizer, stop)
         except UserError as e:
@@ -194,16 +198,16 @@ def _round_trip(tokenizer: Tokenizer, stop: str) -> bool:
 
 
 def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
-    """One key for each of `prompts * sequences` rows, the sequences of a prompt one after the other.
+    """Make a key for each of `prompts * sequences` rows; the sequences of a prompt are adjacent.
 
     Args:
-        key: a seed; a key, typed (`jax.random.key`) or legacy (`jax.random.PRNGKey`): row i gets it folded with i; or an
-            array of keys: one per row, used as they are, or one per prompt, folded with the sequence's number.
+        key: a seed or a key, typed (`jax.random.key`) or legacy (`jax.random.PRNGKey`), which is folded with the row's index;
+            or an array of keys: one per row, used unchanged, or one per prompt, folded with the index of the sequence.
         prompts: number of prompts.
         sequences: rows per prompt.
 
     Raises:
-        UserError: neither, or another number of keys.
+        UserError: neither a seed nor keys, or the wrong number of keys.
     """
     rows = prompts * sequences
     keys = _as_keys(key)
@@ -216,7 +220,7 @@ def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
         fold_B = jnp.tile(jnp.arange(sequences, dtype=jnp.uint32), prompts)
         return jax.vmap(jax.random.fold_in)(keys[np.repeat(np.arange(prompts), sequences)], fold_B)
     many = f", or one per sequence ({rows})" if sequences > 1 else ""
-    raise UserError(f"key holds an array of {keys.shape} keys: give one key, or one per prompt ({prompts}){many}")
+    raise UserError(f"key has shape {keys.shape}: give one key, or one per prompt ({prompts}){many}")
 
 
 def _as_keys(key: Any) -> jax.Array:

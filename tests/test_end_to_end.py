@@ -232,9 +232,9 @@ def test_interrupted_and_resumed() -> None:
         (["train", "--data.path", "missing.txt"], "no such file or folder: missing.txt"),
         (["train", "--data.path", "empty.txt"], "empty.txt is empty"),
         (["train", "--data.path", "binary.dat"], "binary.dat is UTF-16, not plain UTF-8 text"),
-        (["train", "--data.path", "odd.bin", "--data.tokenizer", "gpt2"], "odd.bin: 3 bytes are no row of 16-bit ids"),
+        (["train", "--data.path", "odd.bin", "--data.tokenizer", "gpt2"], "odd.bin: 3 bytes are not 16-bit ids"),
         (["train", "--data.tokenizer", "nonsense"], "no tokenizer at nonsense"),
-        (["train", "gpt2"], "give one with --data.path"),
+        (["train", "gpt2"], "has no dataset: name a text with --data.path"),
         (["train", "--out", "text.txt"], "cannot write the run to text.txt: a file is in the way"),
         (["train", "--out", "text.txt/run"], "cannot write the run to text.txt/run"),
         (
@@ -242,7 +242,7 @@ def test_interrupted_and_resumed() -> None:
             "taken already holds a run: resume it with --resume, or replace it with --overwrite",
         ),
         (["train", "--out", "a [b]"], "a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['"),
-        (["train", "--resume"], "--resume needs the folder of the run"),
+        (["train", "--resume"], "--resume needs a run directory"),
         (["train", "--resume", "--out", "nowhere"], "no run at nowhere"),
         (
             ["train", "--mesh.fsdp", "3"],

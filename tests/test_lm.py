@@ -276,10 +276,10 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
     [
         ({"max_new_tokens": 0}, "max-new-tokens"),
         ({"max_length": 1}, "max-length"),
-        ({"max_length": 9, "max_new_tokens": 3}, "give one of them"),
+        ({"max_length": 9, "max_new_tokens": 3}, "cannot be combined"),
         ({"temperature": float("nan")}, "temperature"),
         ({"num_beams": 0}, "num-beams"),
-        ({"num_beams": 2, "num_return_sequences": 3}, "num-return-sequences 3 is more than num-beams 2"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num-return-sequences 3 exceeds num-beams 2"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length-penalty"),
         ({"num_beams": 2, "early_stopping": "soon"}, "early-stopping"),
         ({"num_beams": 2, "top_k": 5}, "top-k 5 has no effect in beam search"),
@@ -309,7 +309,10 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
         ({"key": -1}, "a seed must be at least 0: -1"),
         ({"key": [1, 2]}, "key must be an integer"),
         ({"key": np.arange(3, dtype=np.uint32)}, "key must be an integer"),
-        ({"key": jax.random.split(jax.random.key(0), 3)}, r"\(3,\) keys: give one key, or one per prompt \(1\)"),
+        (
+            {"key": jax.random.split(jax.random.key(0), 3)},
+            r"key has shape \(3,\): give one key, or one per prompt \(1\)",
+        ),
         ({"key": jax.random.split(jax.random.key(0), 0)}, r"\(0,\) keys"),
         ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per sequence \(2\)"),
     ],
@@ -525,7 +528,7 @@ def test_empty_prompts() -> None:
     words = tiny(WordTokenizer(["a", "b", "<EOS>"]))
     assert jaxgpt.generate(words, [""], max_new_tokens=5) == jaxgpt.generate(words, [[2]], max_new_tokens=5)
     for none in (tiny(CharTokenizer("ab")), tiny(WordTokenizer("ab"))):
-        with pytest.raises(UserError, match="no token for the beginning"):
+        with pytest.raises(UserError, match="no end token or new line to start from"):
             jaxgpt.generate(none, [""])
     assert jaxgpt.generate(tiny(), []) == []
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command; parse, call, print."""
+"""The command line: one module per command, which parses the options, calls the library and prints."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from jaxgpt.cli.interrupt import INTERRUPTED, end_now, interruptible
 from jaxgpt.config import UserError
 from jaxgpt.errors import TrainingFailed
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nobody's mistake, and no bug
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 NO_CACHE = {"--no-cache", "--no_cache"}
-GARBAGE = 50_000  # objects more than before at which Python looks for cycles among them
+GARBAGE = 50_000  # new objects before a garbage collection
 
 COMMANDS = {
     "train": "train a model, or resume a run",
     "launch": "train in several processes on this machine",
     "sample": "generate text from a run",
     "explain": "show how the next token is sampled",
-    "eval": "compute the loss of a run on its validation split or on another text",
+    "eval": "compute the loss of a run on its validation split or another text",
     "info": "print parameters, FLOPs and bytes of a run or preset",
     "presets": "list the presets and the results to expect",
-    "import": "make a run from a transformers or nanoGPT model",
-    "export": "write a run as a folder that transformers reads",
-    "verify": "check on this machine that computations which must agree do",
-    "prove-resume": "check that a resumed run equals an uninterrupted one, bit for bit",
+    "import": "convert a transformers or nanoGPT model to a run",
+    "export": "convert a run to a transformers model",
+    "verify": "check the numerical consistency of the implementation on this machine",
+    "prove-resume": "check that a resumed run equals an uninterrupted one bit for bit",
     "plan": "plan a run on hardware you do not have: memory, communication, speed",
     "bench": "measure training and generation speed on this machine",
-    "replay": "replay a recorded run of another trainer",
+    "replay": "replay a training run recorded from another trainer",
 }
 FILES = {"import": "import_", "prove-resume": "prove_resume"}  # commands whose names are not module names
 USAGE = "usage: jaxgpt COMMAND [ARGUMENTS] [OPTIONS]\n\ncommands:\n"
 USAGE += "\n".join(f"  {name:12}  {about}" for name, about in COMMANDS.items())
 USAGE += """
 
-jaxgpt COMMAND --help describes the arguments and options of a command. Every command takes --no-cache: do not keep or
-reuse compiled programs. jaxgpt --version prints the version.
+See jaxgpt COMMAND --help for the arguments and options of a command. Every command accepts --no-cache, which disables
+the cache of compiled programs. jaxgpt --version prints the version.
 """
 
 
 def module_of(command: str) -> ModuleType:
-    """The module of a command: it has `run`, and `Args`, the dataclass of its options."""
+    """Import the module of a command, which defines `run` and `Args`, the dataclass of its options."""
     return importlib.import_module(f"jaxgpt.cli.{FILES.get(command, command)}")
 
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader went away (`jaxgpt sample ... | head`): nothing is wrong, and nothing more can be printed.
+        # The reader closed the pipe (`jaxgpt sample ... | head`). That is no error, but nothing more can be printed.
         sys.stdout = None  # type: ignore[assignment]
         return 0
     except KeyboardInterrupt:
@@ -99,9 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing := missing_platform():
             print(f"jaxgpt: {missing}", file=sys.stderr)
             return 2
-        if type(e).__name__ != "JaxRuntimeError":  # of XLA's compiler or a device
+        if type(e).__name__ != "JaxRuntimeError":  # raised by XLA's compiler or a device
             raise
-        fix = "; the device lacks memory: lower train.microbatch, or use a smaller model" * (
+        fix = "; the device is out of memory: lower train.microbatch, or use a smaller model" * (
             "RESOURCE_EXHAUSTED" in str(e)
         )
         print(f"jaxgpt: XLA failed: {' '.join(str(e).split())[:300]}{fix}", file=sys.stderr)
@@ -114,12 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry(*before: str) -> None:
-    """The console script: a process of its own, which keeps what it compiles unless `--no-cache` stands among its words.
+    """Run the console script, with the compilation cache enabled unless `--no-cache` is given.
 
     Args:
-        before: words that stand before those of the command line.
+        before: arguments to insert before those of the command line.
     """
-    # Imports and traces make millions of objects that stay: looking for garbage among them takes a tenth of their time.
+    # Imports and tracing create millions of long-lived objects; scanning them for garbage takes a tenth of the time.
     gc.set_threshold(GARBAGE)
     _open_standard_streams()
     words = [*before, *sys.argv[1:]]
@@ -129,7 +129,7 @@ def entry(*before: str) -> None:
         keep_compiled()
     with interruptible():
         code = main(words)
-    # Loaded only by what several processes can run. One of them that failed does not wait for the others.
+    # Only commands that run in several processes import this. A process that failed does not wait for the others.
     if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
         join.leave(code)
     if code == INTERRUPTED:
@@ -138,10 +138,10 @@ def entry(*before: str) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open the null device as each standard stream that is closed (`jaxgpt ... >&-`).
+    """Open the null device in place of each standard stream that is closed (`jaxgpt ... >&-`).
 
-    Otherwise the next file to be opened gets its number, and receives what is printed; and libuv, beneath Orbax, aborts
-    the process when it is to close a file with one of these numbers.
+    Otherwise the next file that is opened would get the descriptor of the stream and receive whatever is printed. Also,
+    libuv, which Orbax uses, aborts the process when it is asked to close one of these descriptors.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:

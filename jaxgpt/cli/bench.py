@@ -14,19 +14,20 @@ from jaxgpt.config import Config, UserError
 COMMAND = Command(
     "bench",
     "PRESET|RUN",
-    """Measure how fast a run trains and generates on this machine, the machine's limits, and where the time goes.
+    """Measure training and generation speed on this machine, its peak rates, and where the time goes.
 
-Training steps run on random ids. Time shares come from a profiler trace: the time of all devices by kind of compiled
-instruction. MFU = tokens/s x (6 P + 12 L N H T) / peak, with the peak of matrix products measured here in the run's type.
-The memory limit of decoding assumes that every weight matrix is read once per token at the bandwidth measured here.""",
+Training steps use random token ids. The breakdown is the device time by kind of compiled instruction, from a profiler
+trace. MFU = tokens/s x (6 P + 12 L N H T) / peak, where peak is the rate of matrix products measured here in the run's
+compute dtype. The memory limit of decoding assumes that each weight matrix is read once per token at the measured
+bandwidth.""",
     ["jaxgpt bench shakespeare", "jaxgpt bench runs/shakespeare --seconds 20", "jaxgpt bench gpt2 --no-decode --json"],
 )
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    seconds: float = 5.0  # time to run training steps for
-    decode: bool = True  # measure generation as well
+    seconds: float = 5.0  # measure training steps for this many seconds
+    decode: bool = True  # also measure generation
     json: bool = False  # print one JSON object instead of text
 
 
@@ -51,7 +52,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def report(config: Config, figures: dict[str, Any]) -> str:
-    """The figures in lines for a person."""
+    """Format the results as text."""
     from jaxgpt.study.trace import KINDS
 
     step, start, limits = (figures[name] for name in ("step", "start_seconds", "limits"))

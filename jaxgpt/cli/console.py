@@ -1,4 +1,4 @@
-"""The terminal: text that users wrote or models generated is printed as it is."""
+"""Terminal output that prints text from users and models verbatim."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.segment import Segment
 
 
 class Console(rich.console.Console):
-    """A rich console that interprets nothing in a string: no markup, no emoji codes, no highlighting, no wrapping."""
+    """A rich console without markup, emoji codes, highlighting or wrapping."""
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def write(self, text: str) -> None:
-        """Print a line, with its tabs and control characters, above whatever is live."""
+        """Print a line verbatim, tabs and control characters included, above any live display."""
         self.print(_Verbatim(text + "\n"), end="")
 
     def on_broken_pipe(self) -> None:
-        """Print nothing more once the reader has gone away, as in `jaxgpt train | head`; the work goes on."""
+        """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
         self.quiet = True
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, (sys.stderr if self.stderr else sys.stdout).fileno())

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 COMMAND = Command(
     "eval",
     "RUN",
-    "Compute the loss of a run on its whole validation split, or on another text, with its standard error.",
+    "Compute the loss of a run, with its standard error, on the whole validation split or on another text.",
     [
         "jaxgpt eval runs/shakespeare",
         "jaxgpt eval runs/shakespeare --data.path other.txt",
-        "jaxgpt eval runs/shakespeare --weights int8  # what quantization costs",
+        "jaxgpt eval runs/shakespeare --weights int8  # the change in loss from int8 weights",
     ],
 )
 
 
 @dataclass(frozen=True)
 class DataArgs:
-    """Data."""
+    """Text to evaluate on."""
 
-    path: str = ""  # evaluate on all of this text; empty: the validation split of the run
+    path: str = ""  # text file, folder or token files to evaluate on; empty: the validation split of the run
 
 
 @dataclass(frozen=True)
 class Args:
     data: DataArgs = field(default_factory=DataArgs)
-    # round the weights to this type, and print the change in loss
+    # round the weights to this type and print the change in loss
     weights: Literal["float32", "bfloat16", "int8"] = "float32"
     checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
     json: bool = False  # print one JSON object instead of text
@@ -61,7 +61,7 @@ def run(args: Sequence[str]) -> int:
         activity.stage("evaluating")
         program = _program(lm.config)
         result = evaluate(program, program.place(lm.params), data.tokens, progress=activity)
-        assert result is not None  # nobody interrupts here
+        assert result is not None  # None means interrupted, which cannot happen here
         change: dict[str, float] = {}
         if parsed.weights != "float32":
             activity.stage(f"evaluating {parsed.weights}")
@@ -100,7 +100,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _program(config: Config) -> Program:
-    """Build a run's program on the devices of this machine, with its mesh and attention kernel if they fit."""
+    """Build the program of a run for this machine, with the run's mesh and attention kernel if this machine supports them."""
     from jaxgpt.trainer.program import build
 
     fitting = replace(config, train=replace(config.train, attention="auto", remat="none"))

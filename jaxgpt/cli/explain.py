@@ -13,7 +13,7 @@ from jaxgpt.config import SEED, MeshConfig, SamplingParams, UserError, settings_
 COMMAND = Command(
     "explain",
     "RUN",
-    "Show how the next token is sampled: what each filter removes, the candidates left, and the random number that decides.",
+    "Show how the next token is sampled: the tokens each filter removes, the remaining candidates, and the random number.",
     [
         "jaxgpt explain runs/shakespeare --prompt ROMEO:",
         "jaxgpt explain runs/shakespeare --prompt ROMEO: --top-k 5 --temperature 0.5",
@@ -24,9 +24,9 @@ COMMAND = Command(
 
 @dataclass(frozen=True, kw_only=True)
 class Args(SamplingParams):
-    prompt: str = ""  # text to continue; empty: the beginning of a text
+    prompt: str = ""  # text to continue; empty: start a new text
     seed: int = SEED  # random seed, as for jaxgpt sample
-    key: tuple[int, ...] = ()  # instead of a seed: a key that was printed
+    key: tuple[int, ...] = ()  # key to use instead of a seed, as printed by this command
     show: int = 10  # number of most probable tokens to list
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
     checkpoint: str = "best"  # best (lowest validation loss), last, or a step
@@ -38,7 +38,7 @@ def run(args: Sequence[str]) -> int:
     check_seed(parsed.seed)
     sampling = settings_of(SamplingParams, parsed)
     if parsed.show < 0:
-        raise UserError(f"show must be at least 0: {parsed.show}")
+        raise UserError(f"--show must be at least 0, not {parsed.show}")
 
     from jaxgpt.parallel import use_cores
 
@@ -54,7 +54,9 @@ def run(args: Sequence[str]) -> int:
     if parsed.key:
         words = jax.random.key_data(jax.random.key(0)).size
         if len(parsed.key) != words or not all(0 <= word < 2**32 for word in parsed.key):
-            raise UserError(f"key must be {words} numbers from 0 to {2**32 - 1}, as they were printed: {parsed.key}")
+            raise UserError(
+                f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by jaxgpt explain, not {parsed.key}"
+            )
         key = jax.random.wrap_key_data(jax.numpy.array([parsed.key], jax.numpy.uint32))
     choice = explain(lm, parsed.prompt, key=key, **asdict(sampling))
 
@@ -85,9 +87,10 @@ def run(args: Sequence[str]) -> int:
         return 0
     print(f"vocabulary     {len(choice.probability_V):,} tokens")
     for stage in choice.stages:
-        gone = f"removed {stage.removed:,} tokens ({stage.removed_mass:.2%} of the mass)" if stage.removed else ""
+        mass = f"{stage.removed_mass:.2%} of the probability mass"
+        gone = f"removed {stage.removed:,} tokens ({mass})" if stage.removed else ""
         moved = f"shifted {stage.moved_mass:.2%} of the probability mass" if stage.moved_mass > 5e-7 else ""
-        effect = ", ".join(filter(None, (gone, moved))) or "changed nothing"
+        effect = ", ".join(filter(None, (gone, moved))) or "no change"
         print(f"{stage.name:22} {effect}; {stage.left:,} left")
     for one in candidates:
         print(f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})")
@@ -97,7 +100,6 @@ def run(args: Sequence[str]) -> int:
     key_words = " ".join(map(str, choice.key))
     print(f"random number  {choice.uniform:.8f} (repeat with --key {key_words})")
     end = choice.before + float(choice.probability_V[choice.token])
-    print(
-        f"sampled        {token['text']!r} ({token['id']}): cumulative probability {choice.before:.8f} to {end:.8f}, by id"
-    )
+    span = f"cumulative probability {choice.before:.8f} to {end:.8f}, in order of id"
+    print(f"sampled        {token['text']!r} ({token['id']}): {span}")
     return 0

@@ -14,7 +14,7 @@ from jaxgpt.config import MeshConfig
 COMMAND = Command(
     "export",
     "RUN DIR",
-    "Write a run as a folder that transformers reads with from_pretrained, tokenizer included.",
+    "Convert a run and its tokenizer to a directory that transformers loads with from_pretrained.",
     [
         "jaxgpt export runs/shakespeare exported",
         "jaxgpt export runs/shakespeare exported --checkpoint last",
@@ -47,6 +47,6 @@ def run(args: Sequence[str]) -> int:
         print_json({"run": source, "directory": target} | asdict(done))
         return 0
     print(f"{source}: {done.family}, {done.parameters:,} parameters")
-    print(f"read back, its logits change by at most {done.max_logit_change:.1e}")
+    print(f"maximum difference in logits after reading it back: {done.max_logit_change:.1e}")
     print(f"directory: {target}")
     return 0

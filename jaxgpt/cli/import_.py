@@ -13,19 +13,19 @@ from jaxgpt.config import MeshConfig, UserError
 COMMAND = Command(
     "import",
     "SOURCE RUN",
-    "Make a run directory from a transformers model (GPT-2, Llama, Qwen3) or a nanoGPT one. SOURCE is a folder with\n"
-    "safetensors, or a name on the Hugging Face hub.",
+    "Convert a transformers model (GPT-2, Llama, Qwen3) or a nanoGPT model to a run. SOURCE is a directory with safetensors\n"
+    "files, or the name of a model on the Hugging Face Hub.",
     [
         "jaxgpt import openai-community/gpt2 runs/gpt2",
         "jaxgpt import ~/models/llama runs/llama",
-        "jaxgpt import SOURCE RUN --tokenizer gpt2  # for a folder without a tokenizer",
+        "jaxgpt import SOURCE RUN --tokenizer gpt2  # if SOURCE has no tokenizer",
     ],
 )
 
 
 @dataclass(frozen=True)
 class Args:
-    revision: str = ""  # commit, tag or branch of a hub model; empty: the pinned commit, or main
+    revision: str = ""  # commit, tag or branch of a model on the Hub; empty: the pinned commit, or main
     tokenizer: str = ""  # gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
     json: bool = False  # print one JSON object instead of text
 
@@ -44,13 +44,13 @@ def run(args: Sequence[str]) -> int:
         with progress("downloading"):
             folder, commit = fetch_model(source, parsed.revision)
     elif parsed.revision:
-        raise UserError(f"--revision is for models on the hub, and {source} is a path")
+        raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; leave out --revision")
     with progress("importing"):
         done = import_model(folder, Path(target), parsed.tokenizer)
     if parsed.json:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))
         return 0
     print(f"{source}{f' at {commit}' if commit else ''}: {done.family}, {done.parameters:,} parameters")
-    print(f"exported and read back, its logits change by at most {done.max_logit_change:.1e}")
+    print(f"maximum difference in logits after exporting it and reading it back: {done.max_logit_change:.1e}")
     print(f"run: {target}")
     return 0

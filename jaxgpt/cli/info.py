@@ -13,7 +13,7 @@ from jaxgpt.config import Config
 COMMAND = Command(
     "info",
     "RUN|PRESET",
-    "Print the number of parameters of each module, FLOPs per token, and bytes of parameters and optimizer state.",
+    "Print the number of parameters of each module, FLOPs per token, and bytes of parameters, gradients and optimizer state.",
     ["jaxgpt info gpt2", "jaxgpt info runs/shakespeare", "jaxgpt info gpt2 --json"],
 )
 
@@ -41,7 +41,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def describe(config: Config) -> dict[str, Any]:
-    """The figures of a config whose vocabulary is known; no array is made."""
+    """Compute parameter counts, FLOPs and bytes from shapes. The vocabulary size must be set; no arrays are allocated."""
     from jaxgpt.model.params import abstract_params
     from jaxgpt.trainer.metrics import flops_per_token, parameter_count, parameter_table, state_bytes
 
@@ -55,14 +55,14 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def with_vocab(config: Config) -> Config:
-    """A preset's config with the vocabulary that its data has."""
+    """Set the vocabulary size of a config from its data."""
     from jaxgpt.data import known_vocab_size
 
     return config.with_model(vocab_size=known_vocab_size(config))
 
 
 def _merged(modules: dict[str, int]) -> list[tuple[str, int]]:
-    """One line for the modules of all blocks, which are alike."""
+    """Merge the rows of all blocks, which are identical, into one."""
     layers = [name for name in modules if re.fullmatch(r"h_\d+", name)]
     rows = []
     for name, count in modules.items():
@@ -72,5 +72,5 @@ def _merged(modules: dict[str, int]) -> list[tuple[str, int]]:
             rows.append((name, count))
         if name == "h_0/attn/v_proj":
             packed = sum(modules[f"h_0/attn/{q}_proj"] for q in "qkv")
-            rows.append(("h_0/attn/(q, k, v: c_attn)", packed))  # GPT-2 keeps the three in one matrix
+            rows.append(("h_0/attn/(q, k, v: c_attn)", packed))  # GPT-2 stores the three in one matrix
     return rows

@@ -1,4 +1,4 @@
-"""Ctrl-C that ends a command at once, even while the main thread is in native code and Python cannot raise."""
+"""End a command on Ctrl-C, even while the main thread is in native code, where Python cannot raise KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import NoReturn
 from jaxgpt.trainer.signals import watch_signals
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
-GRACE = 1.0  # seconds for an orderly end
-M_ARENA_MAX = -8  # of malloc.h
-END_LIVE = b"\r\x1b[2K\x1b[?25h"  # erase the live line, and show the cursor that it has hidden
+GRACE = 1.0  # seconds for an orderly exit
+M_ARENA_MAX = -8  # from malloc.h
+END_LIVE = b"\r\x1b[2K\x1b[?25h"  # erase the live line and show the cursor again
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within this, SIGINT ends the process `GRACE` seconds later, should KeyboardInterrupt not have ended the block by then.
+    """End the process `GRACE` seconds after SIGINT if KeyboardInterrupt has not ended the block by then.
 
-    Not where a command has a handler of its own, as training has.
+    Does nothing while a command has its own handler for SIGINT, as training does.
     """
     _use_one_heap()
     ended = threading.Event()
@@ -41,20 +41,20 @@ def interruptible() -> Iterator[None]:
 
 
 def _use_one_heap() -> None:
-    """Let all threads allocate from the process's first heap.
+    """Make all threads allocate from the main heap.
 
-    glibc otherwise gives each thread a heap of at most 64 MB, and it does so for good once there are two. A training step
-    whose memory comes from such a heap has nine times the page faults and takes a tenth longer, whatever
-    `parallel.keep_memory` sets later; so this comes before the first thread.
+    By default glibc gives each thread its own heap of at most 64 MB, and this cannot be undone once a second heap exists.
+    A training step that allocates from such a heap has nine times the page faults and takes 10 % longer, whatever
+    `parallel.keep_memory` sets later. Call this before the first thread starts.
     """
     if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_ARENA_MAX, 1)
 
 
 def end_now(words: str = "") -> NoReturn:
-    """End the process from any thread, without waiting for the others or for native code.
+    """Exit from any thread, without waiting for other threads or native code.
 
-    Files are safe: all that jaxgpt writes appears whole or not at all.
+    This cannot corrupt files: jaxgpt writes every file atomically.
     """
     with suppress(OSError, ValueError, AttributeError):  # a stream may be closed
         if words:

@@ -21,22 +21,22 @@ from jaxgpt.config import DistributedConfig, UserError
 COMMAND = Command(
     "launch",
     "train ...",
-    "Train in several processes on this machine. Everything after `train` is passed to jaxgpt train.",
+    "Train in several processes on this machine. Arguments after `train` are passed to jaxgpt train.",
     [
         "jaxgpt launch --processes 2 train shakespeare",
         "jaxgpt launch --processes 4 --devices-per-process 2 train llama-tiny --mesh.fsdp 8 --mesh.data 1",
         "jaxgpt launch --processes 2 train --resume --out runs/shakespeare",
     ],
 )
-LONGEST = 200  # lines of a process's errors that are remembered
-SLACK = 10  # seconds beyond a heartbeat's before processes that did not notice a loss are ended
+LONGEST = 200  # lines of standard error to keep per process
+SLACK = 10  # seconds after the heartbeat timeout before the remaining processes are killed
 
 
 @dataclass(frozen=True)
 class Args:
     processes: int = 2  # number of processes
-    devices_per_process: int = 0  # CPU devices of each process; 0: an equal share of the cores
-    address: str = "127.0.0.1"  # address on which process 0 listens for the others, without a password
+    devices_per_process: int = 0  # CPU devices per process; 0: an equal share of the cores
+    address: str = "127.0.0.1"  # address process 0 listens on; connections are not authenticated
     heartbeat_seconds: int = DistributedConfig.heartbeat_seconds  # abort if a process is silent for this many seconds
 
 
@@ -53,7 +53,7 @@ def run(args: Sequence[str]) -> int:
 
 @contextmanager
 def _port(address: str) -> Iterator[int]:
-    """A port that nobody listens on. It is free again afterwards, for process 0."""
+    """Find an unused port and release it for process 0."""
     try:
         with socket.create_server((address, 0)) as server:
             port: int = server.getsockname()[1]
@@ -63,7 +63,7 @@ def _port(address: str) -> Iterator[int]:
 
 
 class _Fleet:
-    """The processes. Standard input of each is held open: they stop when this process is gone, however it went."""
+    """The processes. Each stops when its standard input closes, that is, when this process ends for whatever reason."""
 
     def __init__(self, args: Args, command: list[str]) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -90,7 +90,7 @@ class _Fleet:
             text=True,
             errors="replace",
             env=self.environment,
-            start_new_session=True,  # a terminal's Ctrl-C comes to this process alone, which passes it on once
+            start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
         )
         assert process.stderr is not None
         threading.Thread(target=self._listen, args=(index, process.stderr), daemon=True).start()
@@ -113,27 +113,27 @@ class _Fleet:
                 process.send_signal(number)
 
     def wait(self) -> int:
-        """Until all are gone; the worst of their exit codes, 1 for one that a signal ended."""
+        """Wait for all processes; return the highest exit code, counting 1 for a process killed by a signal."""
         deadline = float("inf")
         while any(process.poll() is None for process in self.processes):
             if deadline == float("inf") and any(process.poll() for process in self.processes):
-                deadline = time.monotonic() + self.patience  # the others notice by themselves, and save nothing halfway
+                deadline = time.monotonic() + self.patience  # the others detect the failure and exit on their own
             if time.monotonic() > deadline:
                 self._signal(signal.SIGKILL)
             time.sleep(0.05)
         codes = [process.returncode for process in self.processes]
         self._tell(codes)
         if self.forwarded and all(code in (0, -self.forwarded) for code in codes) and any(codes):
-            return 128 + self.forwarded  # asked to stop before there was anything to save
+            return 128 + self.forwarded  # stopped before there was anything to save
         return max(code if code >= 0 else 1 for code in codes)
 
     def _tell(self, codes: list[int]) -> None:
-        """What the processes that failed had to say and process 0 has not said, and which of them a signal ended."""
+        """Print which processes a signal killed, and errors of the other processes that process 0 did not print."""
         time.sleep(0.1)  # for the last lines to arrive
         said = set(self.errors[0])
         for index, code in enumerate(codes):
             if code < 0 and not self.forwarded:
-                note(f"process {index} was ended by signal {-code} ({signal.Signals(-code).name})")
+                note(f"process {index} was killed by signal {-code} ({signal.Signals(-code).name})")
             for line in list(self.errors[index]) if index and code else []:
                 if line not in said:
                     said.add(line)

@@ -1,4 +1,4 @@
-"""Command-line options from dataclasses, by tyro: one option per field, named `--section.field`, described by its comment."""
+"""Command-line options from dataclasses, with tyro: one option per field, named `--section.field`; its comment is the help."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 HELP = ("-h", "--help")
 TRUTH = {"true": True, "false": False}
-ARGUMENTS = "arguments"  # the field of the positional arguments, in what tyro parses
+ARGUMENTS = "arguments"  # name of the field for positional arguments in the class that tyro parses
 
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a dataclass, as an option.
+    """A command-line option, made from a field of a dataclass.
 
     Attributes:
         name: dotted path of the field, as in "train.batch_size".
@@ -39,7 +39,7 @@ class Option:
 
     @property
     def negative(self) -> str:
-        """The flag that turns a bool off: `--train.no-scan-layers`."""
+        """The flag that sets a bool to false, such as `--train.no-scan-layers`."""
         section, dot, field = self.flag[2:].rpartition(".")
         return f"--{section}{dot}no-{field}"
 
@@ -62,13 +62,13 @@ def options(cls: type, section: str = "") -> list[Option]:
 def read(cls: type, args: Sequence[str], unknown: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
     """Parse a command line.
 
-    `--a_b` is `--a-b`, `--name=value` is `--name value`, and `--flag=false` is `--no-flag`. Of an option given twice the
-    last one counts. `--` ends the options. Abbreviations are unknown options.
+    `--a_b` means `--a-b`, `--name=value` means `--name value`, and `--flag=false` means `--no-flag`. If an option is given
+    twice, the last value is used. `--` ends the options. Abbreviations are not accepted.
 
     Args:
         cls: dataclass of the options.
-        args: words of the command line, without a request for help.
-        unknown: the error message for an unknown option.
+        args: command-line arguments, without -h or --help.
+        unknown: returns the error message for an unknown option.
 
     Returns:
         The positional arguments, and the values of the options that were given, by dotted name.
@@ -106,16 +106,16 @@ def read(cls: type, args: Sequence[str], unknown: Callable[[str], str]) -> tuple
 
 
 def build(cls: type[T], given: Mapping[str, Any], default: T | None = None, section: str = "") -> T:
-    """Make a dataclass from the options that were given.
+    """Build a dataclass from the given options.
 
     Args:
         cls: the dataclass.
         given: values by dotted name.
-        default: instance to take all other values from; None: the defaults of the fields.
-        section: dotted prefix of the names of its fields.
+        default: instance that provides all other values; None: the defaults of the fields.
+        section: dotted prefix of the field names.
 
     Raises:
-        UserError: from the checks of the dataclasses.
+        UserError: a check of one of the dataclasses failed.
     """
     hints, changes = get_type_hints(cls), {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -130,19 +130,19 @@ def build(cls: type[T], given: Mapping[str, Any], default: T | None = None, sect
 
 
 def help_text(cls: type[T], about: str, default: T | None = None) -> str:
-    """Describe a command and its options, with the defaults of the fields or of an instance."""
+    """Return the help text of a command and its options. Defaults are those of the fields, or of an instance."""
     import tyro
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         tyro.cli(cls, args=["--help"], description=about, default=cls() if default is None else default)
-    _, text = out.getvalue().split("\n\n", 1)  # without tyro's usage line, which cannot name our arguments
-    text = re.sub(r"\s+\(default:\s+(''|None|)\)", "", text)  # where the description says what is meant
+    _, text = out.getvalue().split("\n\n", 1)  # drop tyro's usage line, which lacks the positional arguments
+    text = re.sub(r"\s+\(default:\s+(''|None|)\)", "", text)  # the description explains an empty default
     return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
 
 
 def _unchecked(cls: type, outermost: bool = False) -> Any:
-    """The same fields in a dataclass without checks: what is given may only make sense together with a preset."""
+    """Copy a dataclass without its checks: the given options may be valid only in combination with a preset."""
     import tyro
 
     hints, made = get_type_hints(cls), []
@@ -172,15 +172,15 @@ def _value(parsed: Any, name: str) -> Any:
 
 
 def _plain(box: str, table: Mapping[str, Option]) -> str:
-    """Turn tyro's message, which has a box drawn around it, into a sentence."""
+    """Convert tyro's error message, which is drawn in a box, to one line."""
     lines = [re.sub(r"[│╭╮╰╯─]+", " ", line).strip() for line in box.splitlines()]
     text = " ".join(line for line in lines[1:] if line and not line.startswith("For full helptext"))
     if found := re.search(r"Missing value for argument '(--[\w.-]+)", text):
-        return f"{found[1]} needs a value (if it begins with a hyphen: {found[1]}=VALUE)"
+        return f"{found[1]} needs a value (if the value begins with a hyphen: {found[1]}=VALUE)"
     if found := re.search(r"invalid choice '(.*?)' for argument '(--[\w.-]+)", text):
         choices = get_args(table[found[2]].kind)
         near = did_you_mean(found[1], choices)
-        return f"{found[2]} cannot be {shown(found[1])}{near}: choose one of {', '.join(choices)}"
+        return f"{found[2]} must be one of {', '.join(choices)}, not {shown(found[1])}{near}"
     if found := re.search(r"Error parsing (--[\w.-]+)", text):
         expected = {int: "an integer", float: "a number"}.get(table[found[1]].kind, "another value")
         [values] = re.findall(r"\[('.*?')\]|('.*?')", text)[:1] or [("", "")]
@@ -190,7 +190,7 @@ def _plain(box: str, table: Mapping[str, Option]) -> str:
 
 
 def _kind(hint: Any) -> Any:
-    """The type of one value."""
+    """Return the type of a single value of an option."""
     if get_origin(hint) is tuple or NoneType in get_args(hint):
         return next(kind for kind in get_args(hint) if kind is not NoneType)
     return hint

@@ -1,4 +1,4 @@
-"""Shared by all commands: usage, arguments, options, help, and printing of results."""
+"""Code shared by all commands: usage, arguments, options, help, and printing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """The sections of a config: the options of every command that takes a whole run begin with these."""
+    """The sections of a config. Base class of the options of commands that take a whole config."""
 
     model: ModelConfig
     data: DataConfig
@@ -32,19 +32,19 @@ class Settings:
 
 
 S = TypeVar("S", bound=Settings)
-WIDTH = 120  # characters of a line of help
+WIDTH = 120  # maximum length of a line of help
 SECTIONS = tuple(field.name for field in fields(Settings))
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line.
+    """One of the commands of `jaxgpt`.
 
     Attributes:
         name: as in `jaxgpt NAME`.
-        arguments: names of the positional arguments, optional ones in brackets; `...` after the last one takes the rest.
-        about: what it does, for its help.
-        examples: command lines, for its help.
+        arguments: names of the positional arguments, optional ones in brackets; `...` after the last one accepts the rest.
+        about: description for the help.
+        examples: example command lines for the help.
     """
 
     name: str
@@ -59,23 +59,23 @@ class Command:
         return " ".join(filter(None, parts))
 
     def read(self, cls: type, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Take the command line apart; print the help and exit where it is asked for.
+        """Parse the command line. With -h or --help, print the help and exit.
 
         Args:
             cls: dataclass of the options.
-            args: words after the command's name.
+            args: arguments after the name of the command.
 
         Returns:
-            Positional arguments ("" for an optional one that is missing), and the options given, by dotted name.
+            Positional arguments ("" for a missing optional one), and the values of the given options by dotted name.
 
         Raises:
-            UserError: an unknown option, a value of the wrong type, or an argument that is missing or too many.
-            SystemExit: after the help.
+            UserError: an unknown option, a value of the wrong type, or a missing or unexpected argument.
+            SystemExit: after printing the help.
         """
         flags = [flag for option in options(cls) for flag in option.flags]
         names = self.arguments.removesuffix(" ...").split()
         expected, rest = len(names), list[str]()
-        if self.arguments.endswith("..."):  # all words from this one on
+        if self.arguments.endswith("..."):  # accepts all arguments from this one on
             at = args.index(names[0]) if names[0] in args else len(args)
             expected, args, rest = 0, args[:at], list(args[at:])
         if any(word in HELP for word in args):
@@ -91,21 +91,21 @@ class Command:
         return arguments + [""] * (len(names) - len(arguments)), given
 
     def parse(self, cls: type[T], args: Sequence[str]) -> tuple[list[str], T]:
-        """Read the positional arguments, and the options as a `cls`.
+        """Parse the positional arguments, and the options into a `cls`.
 
         Raises:
-            UserError, SystemExit: as `read`; UserError from the checks of `cls` as well.
+            UserError, SystemExit: as `read`; UserError if a check of `cls` fails.
         """
         arguments, given = self.read(cls, args)
         return arguments, build(cls, given)
 
     def parse_settings(self, cls: type[S], args: Sequence[str]) -> tuple[list[str], S, Config]:
-        """Read the positional arguments, the options as a `cls`, and the config that they change.
+        """Parse the positional arguments, and the options into a `cls` and a config.
 
-        That is the config of the preset or run that the first argument names, or of the default preset.
+        The options change the config of the preset or run named by the first argument, or of the default preset.
 
         Raises:
-            UserError, SystemExit: as `parse`; UserError for a name that is neither.
+            UserError, SystemExit: as `parse`; UserError if there is no such preset or run.
         """
         arguments, given = self.read(cls, args)
         return arguments, *with_settings(cls, given, named_config(arguments[0] or DEFAULT))
@@ -126,7 +126,7 @@ def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S,
     """Apply options to a config.
 
     Raises:
-        UserError: a value that cannot work.
+        UserError: an invalid value.
     """
     parsed = build(cls, given, _instance(cls, base))
     return parsed, replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
@@ -137,10 +137,10 @@ def _instance(cls: type[S], base: Config) -> S:
 
 
 def named_config(target: str) -> Config:
-    """The config of a preset, or of a run directory.
+    """Return the config of a preset or of a run.
 
     Raises:
-        UserError: it is neither.
+        UserError: there is no such preset or run.
     """
     if target in PRESETS:
         return preset(target)
@@ -157,7 +157,7 @@ def command_line(*words: str) -> str:
 
 
 def path_word(path: Path) -> str:
-    """Return a path in a form that is not parsed as an option."""
+    """Write a path so that it is not parsed as an option."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
@@ -167,10 +167,10 @@ def print_json(value: dict[str, Any] | list[Any]) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line on standard error: for a person, not for a program that reads the output."""
+    """Print a line on standard error, which keeps it out of machine-readable output."""
     try:
         print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
-    except BrokenPipeError:  # the reader has gone away, as in `jaxgpt train 2>&1 | head`; the work goes on
+    except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt train 2>&1 | head`; keep working
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stderr.fileno())
         os.close(null)

@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 COMMAND = Command(
     "plan",
     "PRESET|RUN",
-    """Plan a run on hardware you do not have: memory per device, communication, and a bound on speed. Nothing is run.
+    """Plan a run on hardware you do not have: memory per device, communication, and an upper bound on speed. Nothing
+is executed.
 
 The first table is an estimate. If libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed), the
-training step is then compiled for the topology, and the second table is the compiler's. Exit code 1: it does not fit.
+training step is also compiled for the topology, and a second table shows the compiler's numbers. The exit code is 1 if
+the run does not fit.
 
-The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs follow from the model;
-memory traffic is the compiler's count of operands and results, including those that stay on the chip; communication is
-read from the compiled program.
+The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs are computed from
+the model; memory traffic is the compiler's count of operands and results, including those that stay on the chip;
+communication is read from the compiled program.
 
-Topologies are chips and their grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; h100:8 and h200:8 (estimate only).
-Google Cloud's slices by name: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip).""",
+A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1, h100:8 and h200:8 (estimate only); or
+the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip).""",
     [
         "jaxgpt plan gpt2 --topology v5e-8",
         "jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1",
@@ -38,28 +40,28 @@ Google Cloud's slices by name: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-3
     ],
 )
 
-HOPELESS = 2  # times the memory that there is: beyond this an estimate is answer enough
-CLOSE = 0.45  # of the memory that there is: compiled programs needed up to twice their estimate
+HOPELESS = 2  # do not compile if the estimate exceeds the available memory by this factor
+CLOSE = 0.45  # fraction of the memory from which to advise compiling: programs needed up to twice their estimate
 PROGRAMS = {"train": "training step", "decode": "sampler"}
 UNITS = {"train": "step", "decode": "token of each row"}
 
 
 @dataclass(frozen=True)
 class Args(Settings):
-    topology: str = ""  # chip and grid, as in v5e:2x4, or a Google Cloud slice, as in v5e-8
-    slices: int = 1  # number of such grids, connected by a network
+    topology: str = ""  # chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
+    slices: int = 1  # number of slices, connected by the data center network
     decode: bool = False  # also plan a decoding step: one token for each row of a microbatch, with a full context
-    full: bool = False  # compile with full optimization: takes five times longer, memory differs by a few percent
-    estimate: bool = False  # print the estimate only
+    full: bool = False  # compile with full optimization: five times slower; memory changes by a few percent
+    estimate: bool = False  # print only the estimate, do not compile
     json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
     [target], parsed, config = COMMAND.parse_settings(Args, args)
     if not parsed.topology:
-        raise UserError("--topology is missing: name a machine, as in --topology v5e-8 (--help lists machines)")
+        raise UserError("missing option: --topology, such as --topology v5e-8 (see jaxgpt plan --help)")
     config = with_vocab(config)
-    # No device of this machine is of interest, and libtpu, where it is installed, would look for its own.
+    # The devices of this machine are not used, and libtpu, if installed, would look for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxgpt.plan.estimate import resolve_mesh
     from jaxgpt.plan.topology import parse_topology
@@ -83,7 +85,7 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Ar
         steps = {"train": estimate(config, topology)}
     say("\nestimate from shapes and shardings (parameters and optimizer are exact)\n" + table(steps["train"], topology))
     if not why_not and steps["train"].total > HOPELESS * topology.chip.hbm:
-        why_not = f"the estimate is over {HOPELESS} times the memory available"
+        why_not = f"the estimate exceeds {HOPELESS} times the available memory"
     programs = {"train": compile_step} | ({"decode": compile_decode} if args.decode else {})
     for name, compiler in ({} if why_not else programs).items():
         say("")
@@ -97,10 +99,10 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Ar
     fits = all(cost.fits for cost in steps.values())
     advice = [] if fits else suggestions(config, topology)
     if not fits:
-        say("\nit does not fit. Options that need less, by the estimate, in GiB per device:")
+        say("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
         say(
             "\n".join(f"  {total / 2**30:7.2f}  {flags}" for flags, total in advice)
-            or "  more chips, or a smaller model"
+            or "  none: use more chips or a smaller model"
         )
     if args.json:
         mesh = {f.name: getattr(config.mesh, f.name) for f in fields(MeshConfig)}
@@ -118,12 +120,12 @@ def table(cost: StepCost, topology: Topology) -> str:
     rows = [f"  {kind:<18}{_gib(size)}" for kind, size in cost.memory.items()]
     verdict = "fits" if cost.fits else "DOES NOT FIT"
     if not cost.compiled and CLOSE * cost.available < cost.total <= cost.available:
-        verdict = "close: compile to be sure" if chip.host else "close, by this estimate"
+        verdict = "close to the limit: compile to be sure" if chip.host else "close to the limit (estimate)"
     rows.append(f"  {'total':<18}{_gib(cost.total)} of {cost.available / 2**30:.2f} GiB: {verdict}")
     if not cost.hbm_bytes:
         return "\n".join(rows)
     count = f"; the compiler counts {_si(cost.compiled_flops)}" if cost.compiled else ""
-    once = " (the bodies of loops once)" if cost.loops_once else ""
+    once = " (loop bodies counted once)" if cost.loops_once else ""
     rows.append(f"FLOPs               {_si(cost.model_flops)} for the model{count}{once}")
     rows.append(f"memory traffic      {_si(cost.hbm_bytes)}B")
     for kind, traffic in cost.traffic.items():
@@ -152,7 +154,7 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
         f"mesh      data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}" + (f" ({remark})" if remark else ""),
         f"step      {train.batch_size:,} x {config.model.block_size:,} = {tokens:,} tokens in {count} "
         f"microbatch{'es' if count > 1 else ''} of {rows // ways} per device, {train.compute_dtype}, remat {train.remat}",
-        f"a device  {_si(chip.flops)}FLOP/s, {chip.hbm / 2**30:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
+        f"device    {_si(chip.flops)}FLOP/s, {chip.hbm / 2**30:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
         f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
     ]
     return "\n".join(lines)
@@ -163,7 +165,7 @@ def _gib(size: float) -> str:
 
 
 def _si(value: float) -> str:
-    """1.5e9 as `1.5 G`."""
+    """Format 1.5e9 as `1.5 G`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

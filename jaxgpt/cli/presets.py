@@ -12,8 +12,8 @@ from jaxgpt.presets import PRESETS, describe, preset
 COMMAND = Command(
     "presets",
     "",
-    "List the presets, the command that runs each of them, and the result to expect.",
-    ["jaxgpt presets", "jaxgpt presets --json", "jaxgpt train shakespeare --help  # all settings of a preset"],
+    "List the presets with their size, the command to run, and the result to expect.",
+    ["jaxgpt presets", "jaxgpt presets --json", "jaxgpt train shakespeare --help  # all settings of this preset"],
 )
 
 
@@ -33,6 +33,6 @@ def run(args: Sequence[str]) -> int:
         return 0
     for row in rows:
         print(f"{row['name']}  ({row['parameters']:,} parameters)")
-        expect = f"    expect {row['expect']}\n" if row["expect"] else ""
+        expect = f"    expect: {row['expect']}\n" if row["expect"] else ""
         print(f"    {row['what']}\n    {row['command']}\n{expect}")
     return 0

@@ -1,4 +1,4 @@
-"""Progress of long commands on standard error: nothing at first, then what is being done and for how long."""
+"""Progress of long commands on standard error: after a short delay, the current activity and its duration."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
     from jaxgpt.cli.console import Console
 
-DELAY = 2.0  # seconds before anything is shown
-EVERY = 30.0  # seconds between lines where standard error is not a terminal
+DELAY = 2.0  # seconds before progress is shown
+EVERY = 30.0  # seconds between lines if standard error is not a terminal
 
 
 class Activity:
     """The current activity of a command. Call it with (done, total), in any unit, to report progress.
 
     Attributes:
-        name: a verb, as in "evaluating".
+        name: the activity, such as "evaluating".
     """
 
     def __init__(self, name: str) -> None:
         self.stage(name)
 
     def stage(self, name: str) -> None:
-        """Begin something else; nothing of it is done yet."""
+        """Start the next activity and reset progress."""
         self.name, self.started = name, time.monotonic()
         self.done, self.total = 0, 0
 
@@ -42,7 +42,7 @@ class Activity:
         return ", ".join(filter(None, parts))
 
     def times(self) -> str:
-        """Elapsed time and, once it can be estimated, the time left, as `0:01:05, 0:04:20 left`."""
+        """Format the elapsed time and, once known, the time left, as in `0:01:05, 0:04:20 left`."""
         elapsed = time.monotonic() - self.started
         if not 0 < self.done < self.total:
             return duration(elapsed)
@@ -51,10 +51,10 @@ class Activity:
 
 @contextmanager
 def progress(name: str, shown: bool = True) -> Iterator[Activity]:
-    """Show what happens within on standard error, should it take longer than `DELAY`; nothing where not `shown`.
+    """Show the progress of the block on standard error if it takes longer than `DELAY` seconds and `shown` is true.
 
-    On a terminal one line that is renewed and disappears at the end, elsewhere a plain line every `EVERY` seconds.
-    Standard output is never written to: it may belong to `--json`. Not to be nested: use `Activity.stage`.
+    On a terminal this is one line, updated in place and erased at the end; elsewhere, a plain line every `EVERY` seconds.
+    Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
     """
     activity, ended = Activity(name), threading.Event()
     if not shown:
@@ -70,20 +70,20 @@ def progress(name: str, shown: bool = True) -> Iterator[Activity]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `0:01:05`."""
+    """Format seconds as `0:01:05`."""
     return str(timedelta(seconds=int(seconds)))
 
 
 def _show(activity: Activity, ended: threading.Event) -> None:
     if ended.wait(DELAY) or sys.stderr is None:  # `2>&-` closes it, and print would fall back to standard output
         return
-    from jaxgpt.cli.console import Console  # not needed by what is quick
+    from jaxgpt.cli.console import Console  # imported late: quick commands do not need it
 
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
         _show_live(console, activity, ended)
         return
-    with suppress(OSError):  # nobody reads along any more
+    with suppress(OSError):  # standard error was closed
         while not ended.wait(EVERY):
             print(f"jaxgpt: {activity}", file=sys.stderr, flush=True)
 
@@ -104,6 +104,6 @@ def _show_live(console: Console, activity: Activity, ended: threading.Event) -> 
         grid.add_row(*cells, activity.times())
         return grid
 
-    # Standard output is left alone: rich would redirect it to this console, which is standard error's.
+    # By default rich would redirect standard output to this console, which writes to standard error.
     with Live(get_renderable=line, console=console, transient=True, redirect_stdout=False):
         ended.wait()

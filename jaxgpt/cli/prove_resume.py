@@ -14,8 +14,8 @@ from jaxgpt.presets import DEFAULT
 COMMAND = Command(
     "prove-resume",
     "[PRESET|RUN]",
-    "Train without interruption, and again with an interruption and a new process for the second part; compare the final\n"
-    "states, and what they would use next, bit for bit. Exit code 1 if they differ.",
+    "Train once without interruption, and once interrupted and resumed in a new process. Compare the final states, the next\n"
+    "batch and the metrics bit for bit. The exit code is 1 if they differ.",
     [
         "jaxgpt prove-resume",
         "jaxgpt prove-resume shakespeare --steps 50 --cut 10",
@@ -26,7 +26,7 @@ COMMAND = Command(
 
 @dataclass(frozen=True)
 class Args(Settings):
-    steps: int = 20  # steps of the whole run
+    steps: int = 20  # total number of steps
     cut: int = 7  # steps before the interruption
     json: bool = False  # print one JSON object instead of text
 

@@ -12,8 +12,8 @@ from jaxgpt.config import MeshConfig, UserError
 COMMAND = Command(
     "replay",
     "DIR",
-    "Replay a run of another trainer: its settings (recipe.json) from its initial weights (init.safetensors) on the same\n"
-    "batches (offsets.npz). Prints the losses of each of its evaluations.",
+    "Replay a training run recorded from another trainer, with the same settings (recipe.json), initial weights\n"
+    "(init.safetensors) and batches (offsets.npz). Prints the losses at each recorded evaluation.",
     ["jaxgpt replay recording", "jaxgpt replay recording --steps 100", "jaxgpt replay recording --json"],
 )
 

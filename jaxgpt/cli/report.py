@@ -1,4 +1,4 @@
-"""What `jaxgpt train` shows: a live line on a terminal, plain lines elsewhere, and a summary at the end."""
+"""Output of `jaxgpt train`: a live line on a terminal, plain lines elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from jaxgpt.trainer.metrics import parameter_count
 from jaxgpt.trainer.plots import LossPlot
 from jaxgpt.trainer.program import Program
 
-PLAIN_EVERY = 5.0  # seconds between lines where there is no terminal
+PLAIN_EVERY = 5.0  # seconds between lines if standard output is not a terminal
 
 
 class _Console(Console):
@@ -48,16 +48,20 @@ class _Console(Console):
 
 
 class Report(Reporter):
-    """Shows the user how a run goes."""
+    """Print the progress and the results of a run."""
 
     def __init__(self, program: Program, data: Dataset, run: Run, step: int = 0) -> None:
         """
         Args:
-            program, data, run: what is trained, on what, and where it is kept.
-            step: where it starts or resumes, for the progress bar.
+            program: compiled functions of the run.
+            data: training and validation data.
+            run: the run directory.
+            step: step at which training starts or resumes, for the progress bar.
         """
         self.program, self.data, self.run = program, data, run
-        self._prompt = first_prompt(program.config, data.tokenizer, data.val)  # before training, not after it
+        self._prompt = first_prompt(
+            program.config, data.tokenizer, data.val
+        )  # before training, so that a bad prompt is reported early
         self.console = _Console(quiet=not leader())
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
         self._spoke = 0.0
@@ -67,7 +71,7 @@ class Report(Reporter):
         self._bar = Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4)
         self._ended = threading.Event()
         title = f"{program.config.preset}: {run.path}"
-        self._plot = LossPlot(run.metrics, run.plot, title, lambda e: self.note(f"{run.plot} cannot be drawn: {e}"))
+        self._plot = LossPlot(run.metrics, run.plot, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
 
     def __enter__(self) -> Report:
         self._introduce()
@@ -127,7 +131,7 @@ class Report(Reporter):
             end_now(f"{begin}stopped; {kept(self.run.checkpoints)}" if leader() else "")
 
     def finished(self, outcome: Outcome) -> None:
-        """The sample, and where to go from here."""
+        """Print a sample, the run directory and the next command."""
         config = self.program.config
         prompt, ids = self._prompt
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
@@ -139,15 +143,13 @@ class Report(Reporter):
                 with progress("sampling"):
                     text = self._sample(params, prompt, ids)
                 self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{text}\n---\n")
-            except (
-                UserError
-            ) as e:  # such as too little memory for train.sample_tokens; the run is complete all the same
-                self.note(f"no sample: {e}")
+            except UserError as e:  # such as too little memory for train.sample_tokens; the run itself is complete
+                self.note(f"cannot sample: {e}")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
         self._print(f"next     {sample_command(self.run.path, prompt)}")
 
     def _texts(self) -> list[str]:
-        """The parts of the line: the step, its metrics, the recent speed and the time left; or what else is going on."""
+        """Return the parts of the progress line: the step and its metrics, speed and time left, or the current activity."""
         figures, stage = self._figures, self._stage
         parts = [f"step {self._step:>5}/{self._total}"]
         told = [f"loss {figures['loss']:.4f}"] if figures else []
@@ -161,7 +163,7 @@ class Report(Reporter):
         return parts + told
 
     def _line(self) -> RenderableType:
-        """The line that is renewed on a terminal."""
+        """Render the progress line of a terminal."""
         step, *texts = self._texts()
         room = self.console.width - len("* ") - len(step) - sum(len("  ") + len(text) for text in texts) - 1
         bar = [ProgressBar(self._total, self._step, width=min(room, 16))] if room >= 4 else []
@@ -170,7 +172,7 @@ class Report(Reporter):
         return grid
 
     def _tell_stages(self) -> None:
-        """Print a line every `EVERY` seconds about an activity that takes long, where there is no terminal."""
+        """Without a terminal, print a line every `EVERY` seconds about a long activity."""
         with suppress(OSError):
             while not self._ended.wait(EVERY):
                 if (stage := self._stage) and time.monotonic() - stage.started > EVERY / 2:
@@ -193,13 +195,13 @@ class Report(Reporter):
         self._print(f"         uniform baseline: ln {size:,} = {math.log(size):.2f}")
         if size >= 2 * vocabulary:
             self.note(
-                f"model.vocab_size {size} is more than the tokenizer's {vocabulary} ids: the others are trained, but never "
-                f"sampled; --model.vocab-size 0 fits it to the tokenizer"
+                f"model.vocab_size {size} exceeds the tokenizer's {vocabulary} ids: the extra ids are trained but never "
+                f"sampled; to match the tokenizer, use --model.vocab-size 0"
             )
         if self._prompt[0] != config.train.prompt and config.train.sample_tokens:
             self.note(
-                f"train.prompt {config.train.prompt!r} cannot begin a sample with this tokenizer and context: the sample "
-                f"after training begins with {self._prompt[0]!r}"
+                f"train.prompt {config.train.prompt!r} does not fit this tokenizer or context length: the sample after "
+                f"training starts from {self._prompt[0]!r} instead"
             )
         self._print(f"devices  {devices} x {kind} ({jax.default_backend()}){': ' + split if split else ''}{processes}")
         if self.program.note:
@@ -217,7 +219,7 @@ class Report(Reporter):
         eos = lm.tokenizer.eos_id
         if eos is None or out.finish_reason != "stop":
             return out.text
-        # Show the end token as well, decoded with all that precedes it: a decoder may strip the first space of a text.
+        # Show the end token too. Decode it together with the text before it: a decoder may strip the first space of a text.
         before = ids if prompt else []
         return lm.tokenizer.decode([*before, *out.ids, eos])[len(lm.tokenizer.decode(before)) :]
 
@@ -228,11 +230,11 @@ class Report(Reporter):
 def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens) -> tuple[str, list[int]]:
     """Choose the prompt of the sample at the end of training.
 
-    It is `train.prompt`, or its beginning where it exceeds the context. Where the tokenizer cannot encode that, as the
-    user's own text may lack the characters of a preset's prompt, it is the first token of the text that can be typed.
+    This is `train.prompt`, truncated if it exceeds the context. If the tokenizer cannot encode it, because the user's text
+    lacks characters of the preset's prompt, it is the first token of the text that can be typed.
 
     Returns:
-        The prompt, as it can be given to `jaxgpt sample` ("": none), and its ids.
+        The prompt to pass to `jaxgpt sample` ("" for none), and its ids.
     """
     context = config.model.block_size
     with suppress(UserError):
@@ -254,6 +256,6 @@ def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens) -> tuple[st
 
 
 def sample_command(run: Path, prompt: str) -> str:
-    """The command that samples from a run, ready to be pasted into a shell."""
+    """Return the command that samples from a run, quoted for a shell."""
     words = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
     return command_line("sample", path_word(run), *(words if prompt else []))

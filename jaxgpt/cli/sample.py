@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COMMAND = Command(
     "sample",
     "RUN",
-    "Generate text from a run, one token after another.",
+    "Generate text from a run.",
     [
         "jaxgpt sample runs/shakespeare --prompt ROMEO: --max-new-tokens 500",
         "jaxgpt sample runs/shakespeare --prompt ROMEO: --temperature 0 --stream",
@@ -31,21 +31,21 @@ COMMAND = Command(
 
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
-    prompt: str = ""  # text to continue; empty: the beginning of a text
-    prompts_file: str = ""  # file with a prompt on each line, instead of --prompt
-    max_new_tokens: int | None = None  # maximum number of new tokens (default: 200, or fewer where the context ends)
-    max_length: int | None = None  # maximum number of tokens with the prompt, instead of --max-new-tokens
+    prompt: str = ""  # text to continue; empty: start a new text
+    prompts_file: str = ""  # file with one prompt per line, instead of --prompt
+    max_new_tokens: int | None = None  # maximum number of new tokens (default: 200, or what fits the context)
+    max_length: int | None = None  # maximum number of tokens including the prompt, instead of --max-new-tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Args(BeamParams, SamplingParams, _Prompt):
-    # true: stop at num_beams finished texts; false: when a better one is unlikely; never: when none is possible
+    # stop beam search at num_beams finished texts (true), or when a better text is unlikely (false) or impossible (never)
     early_stopping: Literal["true", "false", "never"] = "false"
-    stop: tuple[str, ...] = ()  # strings that end a sample and are not part of it
-    stop_ids: tuple[int, ...] = ()  # ids that end a sample and are not part of it
+    stop: tuple[str, ...] = ()  # stop strings: end the sample before the first of these
+    stop_ids: tuple[int, ...] = ()  # stop ids: end the sample before the first of these
     overflow: Overflow = "error"  # when the text exceeds the context: error, or slide the window
-    seed: int = SEED  # random seed of the sample
-    stream: bool = False  # print the text while it is generated
+    seed: int = SEED  # random seed
+    stream: bool = False  # print the text as it is generated
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
     checkpoint: str = "best"  # best (lowest validation loss), last, or a step
     json: bool = False  # print one JSON object instead of text
@@ -60,7 +60,9 @@ def run(args: Sequence[str]) -> int:
     prompts = _prompts(parsed)
     settings = _settings(parsed)
     if parsed.stream and (parsed.json or parsed.num_beams > 1 or len(prompts) * parsed.num_return_sequences > 1):
-        raise UserError("--stream prints one sample as it is made: no --json, no beams, one prompt, one sequence")
+        raise UserError(
+            "--stream prints a single sample: leave out --json, --num-beams, --num-return-sequences and further prompts"
+        )
 
     from jaxgpt.parallel import use_cores
 
@@ -97,20 +99,20 @@ def run(args: Sequence[str]) -> int:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse a seed that no key can be made of."""
+    """Check that a seed is in range."""
     as_int("seed", seed, 0, 2**32 - 1)
 
 
 def say_where_it_begins(tokenizer: Tokenizer, prompts: Sequence[str]) -> None:
-    """Print a note where a prompt is empty."""
+    """Print a note if a prompt is empty."""
     from jaxgpt.prompts import beginning
 
     if not all(prompts):
-        note(f"the prompt is empty: the text begins after {beginning(tokenizer)[1]}")
+        note(f"the prompt is empty: generation starts from {beginning(tokenizer)[1]}")
 
 
 def _settings(args: Args) -> dict[str, Any]:
-    """The arguments that `generate` and `stream` share."""
+    """Return the arguments shared by `generate` and `stream`."""
     check_seed(args.seed)
     names = ("max_new_tokens", "max_length", "stop", "stop_ids", "overflow")
     return (
@@ -140,9 +142,9 @@ def _prompts(args: Args) -> list[str]:
     if not args.prompts_file:
         return [args.prompt]
     if args.prompt:
-        raise UserError("--prompt and --prompts-file: choose one")
+        raise UserError("--prompt and --prompts-file cannot be combined: choose one")
     try:
-        # Not splitlines: a prompt may hold form feeds and Unicode's own line separators.
+        # Not splitlines: a prompt may contain form feeds and Unicode line separators.
         lines = Path(args.prompts_file).read_text("utf-8-sig").split("\n")
     except OSError as e:
         raise UserError(f"cannot read {args.prompts_file}: {e.strerror}") from None
@@ -150,7 +152,7 @@ def _prompts(args: Args) -> list[str]:
         raise UserError(f"cannot read {args.prompts_file}: it is not UTF-8 text (byte {e.start})") from None
     lines = lines if lines[-1] else lines[:-1]
     if not lines:
-        raise UserError(f"{args.prompts_file} is empty: write a prompt on each line")
+        raise UserError(f"{args.prompts_file} is empty: write one prompt per line")
     for number, line in enumerate(lines, 1):
         if not line:
             raise UserError(f"{args.prompts_file}: line {number} is empty: write a prompt on it, or remove it")

@@ -1,4 +1,4 @@
-"""Suggestions for unknown options and commands: by the names that other programs use, then by spelling."""
+"""Suggestions for unknown options and commands, first by the names in other programs, then by spelling."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-LIKE = 0.75  # similarity, from 0 to 1, from which a spelling is worth suggesting
+LIKE = 0.75  # minimum similarity, from 0 to 1, of a suggestion
 
 
 class Peer(NamedTuple):
-    """Names that other programs give to an option.
+    """Names of an option in other programs.
 
     Attributes:
-        names: without hyphens in front.
+        names: without leading hyphens.
         flags: our options; those that the command has are suggested.
-        otherwise: what to say where the command has none of them.
+        otherwise: hint if the command has none of them.
     """
 
     names: str
@@ -37,7 +37,7 @@ PEERS = (
     Peer("ema", "--optim.ema-decay"),
     # training
     Peer("max-iters max-steps iters iterations num-iters num-iterations num-steps", "--train.steps"),
-    Peer("epoch epochs num-epochs max-epochs num-train-epochs", "", "the length of training is --train.steps"),
+    Peer("epoch epochs num-epochs max-epochs num-train-epochs", "", "set the length of training with --train.steps"),
     Peer("bs batch per-device-train-batch-size train-batch-size", "--train.batch-size"),
     Peer("micro-batch-size micro-batch microbatch-size", "--train.microbatch"),
     Peer(
@@ -60,7 +60,7 @@ PEERS = (
     Peer(
         "device devices gpu gpus cuda cpu tpu accelerator platform backend",
         "",
-        "JAX uses the accelerators it finds; JAX_PLATFORMS=cpu turns them off",
+        "JAX uses any accelerator it finds; set JAX_PLATFORMS=cpu to use the CPU",
     ),
     Peer("profile profiler", "", "jaxgpt bench shows where the time goes"),
     Peer(
@@ -69,14 +69,18 @@ PEERS = (
         "a run writes its metrics to metrics.jsonl and a plot to loss.png in its directory",
     ),
     # run directory, starting points
-    Peer("out-dir output output-dir save-dir run-dir run-name exp-name", "--out", "the directory is an argument"),
+    Peer(
+        "out-dir output output-dir save-dir run-dir run-name exp-name",
+        "--out",
+        "the directory is a positional argument",
+    ),
     Peer("force", "--overwrite"),
     Peer("resume-from resume-from-checkpoint continue restore load", "--resume --checkpoint"),
     Peer("checkpoint ckpt checkpoint-dir checkpoint-path", "--checkpoint --resume"),
     Peer(
         "model model-name model-path model-name-or-path pretrained preset recipe",
         "",
-        "the preset or run is the first argument, without an option",
+        "the preset or run is the first positional argument",
     ),
     # data
     Peer("data data-dir dataset dataset-path train-data train-file", "--data.path --data.dataset"),
@@ -110,20 +114,20 @@ PEERS = (
     Peer("length max-tokens num-tokens tokens", "--max-new-tokens --max-length"),
     Peer("temp", "--temperature"),
     Peer("beyond", "--overflow"),
-    Peer("greedy do-sample", "", "--temperature 0 takes the most probable token at each position"),
+    Peer("greedy do-sample", "", "use --temperature 0 for greedy decoding"),
     Peer("beams beam-size", "--num-beams"),
     Peer("stop-token stop-tokens stop-sequences stop-strings eos eos-token-id", "--stop --stop-ids"),
     Peer("load-in-8bit load-in-4bit int8 quantize quantization", "--weights"),
 )
 
-# Names that other programs give to our commands.
+# Names of our commands in other programs.
 COMMANDS = {
     "generate gen complete infer inference predict prompt chat talk": "jaxgpt sample RUN --prompt TEXT",
     "finetune fine-tune tune sft": "jaxgpt train finetune --init-from RUN --data.path FILE",
     "resume continue": "jaxgpt train --resume --out RUN",
     "fit pretrain run": "jaxgpt train",
     "evaluate validate val test perplexity ppl": "jaxgpt eval RUN",
-    "plot graph loss": "every run has a plot of its losses, loss.png, in its directory",
+    "plot graph loss": "every run directory has a plot of the losses, loss.png",
     "list ls models configs recipes": "jaxgpt presets",
     "benchmark profile speed perf": "jaxgpt bench RUN",
     "check selftest doctor": "jaxgpt verify",
@@ -141,7 +145,7 @@ _COMMANDS = {name: ours for names, ours in COMMANDS.items() for name in names.sp
 
 
 def unknown_option(flag: str, known: Sequence[str], command: str) -> str:
-    """The error message for an unknown option.
+    """Return the error message for an unknown option.
 
     Args:
         flag: the option, with hyphens.
@@ -150,7 +154,7 @@ def unknown_option(flag: str, known: Sequence[str], command: str) -> str:
     """
     see = f"see jaxgpt {command} --help"
     if not flag.startswith("--"):
-        return f"unknown option {flag} (a path that begins with a hyphen is written ./{flag}); {see}"
+        return f"unknown option {flag} (write a path that begins with a hyphen as ./{flag}); {see}"
     bare = flag[2:].rpartition(".")[2].lower()
     peer = next((peer for peer in PEERS if bare in peer.names.split()), Peer(bare))
     near = [ours for ours in peer.flags.split() if ours in known] or _of_section(bare, known)
@@ -165,7 +169,7 @@ def unknown_option(flag: str, known: Sequence[str], command: str) -> str:
 
 
 def unknown_command(name: str, known: Iterable[str], presets: Iterable[str]) -> str:
-    """The error message for an unknown command."""
+    """Return the error message for an unknown command."""
     bare = name.replace("_", "-").lower()
     hint = ""
     if bare in _COMMANDS:
@@ -179,12 +183,12 @@ def unknown_command(name: str, known: Iterable[str], presets: Iterable[str]) -> 
 
 
 def _of_section(bare: str, known: Sequence[str]) -> list[str]:
-    """Options of that name in any section: `--steps` is `--train.steps`."""
+    """Find the options of this name in any section: `--train.steps` for `--steps`."""
     return [flag for flag in known if flag[2:].rpartition(".")[2] == bare]
 
 
 def _commands_with(flag: str, but: str) -> str:
-    """Other commands that have an option."""
+    """Name the other commands that have this option."""
     from jaxgpt.cli import COMMANDS, module_of
     from jaxgpt.cli.options import options
 
@@ -195,7 +199,7 @@ def _commands_with(flag: str, but: str) -> str:
 
 
 def _alike(flag: str, bare: str, known: Sequence[str]) -> list[str]:
-    """The option spelled most similarly, with its section or without."""
+    """Find the option with the most similar spelling, with or without its section."""
     if len(flag) > 100:
         return []
 

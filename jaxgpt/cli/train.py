@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 COMMAND = Command(
     "train",
     "[PRESET|RUN]",
-    "Train a model from the settings of a preset (python-char by default), of a run or of a file; or resume a run.",
+    "Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run.",
     [
         "jaxgpt train shakespeare --train.steps 1000 --out runs/long",
         "jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3",
-        "jaxgpt train runs/long --out runs/again --train.seed 2  # the same settings, but for the seed",
+        "jaxgpt train runs/long --out runs/again --train.seed 2  # same settings, another seed",
         "jaxgpt train --resume --out runs/long --train.steps 2000",
     ],
 )
@@ -31,21 +31,21 @@ COMMAND = Command(
 
 @dataclass(frozen=True)
 class Args(Settings):
-    out: str = ""  # directory of the run; empty: a new one under runs/
-    resume: bool = False  # resume the run in --out; with a PRESET, start it if there is none
-    overwrite: bool = False  # delete the run in --out, and start a new one there
-    config: str = ""  # take the settings from this file, the config.json of a run, instead of a preset
-    init_from: str = ""  # start from the weights of this run or RUN/checkpoints/STEP; empty: random
+    out: str = ""  # run directory; empty: a new one under runs/
+    resume: bool = False  # resume the run in --out; with a PRESET, start a new run if there is none
+    overwrite: bool = False  # delete the run in --out and start a new one there
+    config: str = ""  # read the settings from this file, such as the config.json of a run, instead of a preset
+    init_from: str = ""  # initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 def run(args: Sequence[str]) -> int:
     [target], given = COMMAND.read(Args, args)
     if given.get("data.path") == "":
-        raise UserError("--data.path is empty: name a file or folder, or leave it out for the preset's own text")
+        raise UserError("--data.path is empty: name a file or folder, or leave it out to use the preset's dataset")
     file, repeats = given.get("config", ""), target not in ("", *PRESETS)
     if target and file:
-        raise UserError(f"{target} and --config {file} both name settings: leave out one of them")
+        raise UserError(f"{target} and --config {file} both give settings: leave out one of them")
     base = _config_file(file) if file else named_config(target or DEFAULT)
     if repeats and not given.get("out"):
         if not given.get("resume"):
@@ -62,13 +62,13 @@ def run(args: Sequence[str]) -> int:
         base = _repeated(Path(target), base)
     parsed, config = with_settings(Args, given, base)
     if parsed.resume and parsed.overwrite:
-        raise UserError("--resume and --overwrite exclude each other: resume the run, or replace it")
+        raise UserError("--resume and --overwrite cannot be combined: resume the run, or replace it")
     if old is not None:
         config = _checked_resume(old, config, parsed)
     elif init_from:
         config = _checked_start(source, config, init_from)
     elif base.preset == "finetune":
-        raise UserError("finetune starts from the weights of a run: name it with --init-from RUN")
+        raise UserError("finetune needs the weights of a run: add --init-from RUN")
 
     from jaxgpt.parallel.join import joined
 
@@ -77,7 +77,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _train(config: Config, args: Args, old: Config | None) -> int:
-    """Train a new run, or go on with the one in `args.out`, whose settings are `old`."""
+    """Train a new run, or resume the run in `args.out` with settings `old`."""
     from jaxgpt.parallel import keep_memory, use_cores
     from jaxgpt.parallel.join import on_loss
     from jaxgpt.parallel.processes import agree, count, decide, leader
@@ -102,7 +102,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     agree(lambda: config, lambda config: versions() | flags | flat(config))
     run = Run(Path(args.out))
     if args.resume and old is None and leader():
-        note(f"{run.path} holds no run yet: starting one")
+        note(f"no run at {run.path} yet: starting a new one")
 
     def find() -> ResumePoint:
         stack.enter_context(sole_writer(run.path))
@@ -136,7 +136,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             config = config.with_model(vocab_size=data.tokenizer.vocab_size)
         program = build(config)
         directory = Run(Path(decide(begin)))
-        agree(lambda: open_run(directory.path), lambda _: {})  # a folder that every process sees
+        agree(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
         on_loss(lambda: f"{kept(directory.checkpoints)}; resume with: {_resume(directory)}")
         start = None if params is None else program.start_from(cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
@@ -153,31 +153,31 @@ def _resume(run: Run) -> str:
 
 
 def _config_file(name: str) -> Config:
-    """Read the settings of a file."""
+    """Read settings from a file."""
     path = Path(name)
     if path.is_dir():
-        raise UserError(f"--config {name} is a folder; to repeat a run: jaxgpt train {name} --out NEW")
+        raise UserError(f"--config {name} is a directory; to repeat a run: jaxgpt train {name} --out NEW")
     config = from_json(read_bytes(path), name)
-    # Names of presets become names of folders; a file may hold any.
+    # The name of the preset becomes the name of a directory, and a file may hold any string.
     return replace(config, preset=config.preset if config.preset in PRESETS else "custom")
 
 
 def _repeated(run: Path, config: Config) -> Config:
-    """The settings of a run, for another one. The vocabulary is the tokenizer's again, as other data may change it."""
+    """Reset a vocabulary size that came from the tokenizer, because the repeated run may use other data."""
     from jaxgpt.checkpoint.run import open_run
 
     weights = f"the weights of {config.init_from}" if config.init_from else "random weights"
-    note(f"repeating the settings of {run}, from {weights}")
+    note(f"using the settings of {run}, starting from {weights}")
     derived = config.model.vocab_size == open_run(run).tokenizer().vocab_size
     return config.with_model(vocab_size=0) if derived and not config.init_from else config
 
 
 def _existing(out: str, name: str) -> Config | None:
-    """Read the settings of the run to resume; None if there is none yet and a preset is named to start it with."""
+    """Read the settings of the run to resume; None if there is no run yet and a preset is given to start one."""
     from jaxgpt.checkpoint.run import Run
 
     if not out:
-        raise UserError("--resume needs the folder of the run: jaxgpt train --resume --out DIR")
+        raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
     run = Run(Path(out))
     if not run.exists():
         if name:
@@ -185,12 +185,12 @@ def _existing(out: str, name: str) -> Config | None:
         raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
     config = run.config()
     if name and name != config.preset:
-        raise UserError(f"{out} is a run of the preset {config.preset!r}, not of {name!r}")
+        raise UserError(f"{out} is a run of preset {config.preset!r}, not {name!r}")
     return config
 
 
 def _checked_resume(old: Config, config: Config, args: Args) -> Config:
-    """Check what a command changes of the run that it resumes."""
+    """Check the settings that change when a run is resumed."""
     from jaxgpt.trainer.init_from import split_checkpoint
     from jaxgpt.trainer.resume import resumed_config
 
@@ -202,7 +202,7 @@ def _checked_resume(old: Config, config: Config, args: Args) -> Config:
 
 
 def _begun(base: Config, init_from: str) -> Config:
-    """Give a preset the model and the tokenizer of the run whose weights it starts from."""
+    """Replace the model and tokenizer of a preset by those of the run that provides the initial weights."""
     from jaxgpt.checkpoint.run import open_run
     from jaxgpt.trainer.init_from import split_checkpoint
 
@@ -212,7 +212,7 @@ def _begun(base: Config, init_from: str) -> Config:
 
 
 def _checked_start(base: Config, config: Config, init_from: str) -> Config:
-    """Check that a run can start from the weights of another one, and note which checkpoint they are."""
+    """Check that a run can start from the weights of another run, and record the checkpoint."""
     from jaxgpt.checkpoint.index import choose
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.trainer.init_from import check_start, split_checkpoint

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 COMMAND = Command(
     "verify",
     "[RUN|PRESET]",
-    "Check on this machine that computations which must agree do: with and without the cache, on 8 devices and on 1, and\n"
-    "others. Uses the weights of a run, or random ones. Exit code 1 if a check fails.",
+    "Check the numerical consistency of the implementation on this machine: with and without the KV cache, on 8 devices\n"
+    "and on 1, and more. Uses the weights of a run, or random weights. The exit code is 1 if a check fails.",
     ["jaxgpt verify", "jaxgpt verify llama-tiny", "jaxgpt verify runs/shakespeare --json"],
 )
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -40,7 +40,7 @@ class Args:
 def run(args: Sequence[str]) -> int:
     [target], parsed = COMMAND.parse(Args, args)
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks on how it splits eight ways are not the user's
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's warnings about partitioning
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=8))
@@ -65,7 +65,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def _model(target: str, checkpoint: str) -> tuple[LM, str]:
-    """What is verified, and its name."""
+    """Return the model to verify and a description of it."""
     from jaxgpt.lm import load
     from jaxgpt.study.verify import fresh
     from jaxgpt.trainer.metrics import parameter_count
@@ -76,12 +76,12 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
         lm, name = fresh(_bare(preset(target))), f"{target}, random weights"
     else:
         small = _bare(preset(DEFAULT)).with_model(n_layer=2, n_embd=64)
-        lm, name = fresh(small), "a small model with random weights (name a RUN or a PRESET for another)"
+        lm, name = fresh(small), "a small model with random weights (to check another: jaxgpt verify RUN or PRESET)"
     return lm, f"{name}; {parameter_count(lm.params):,} parameters"
 
 
 def _bare(config: Config) -> Config:
-    """A preset whose vocabulary is known and that needs no text."""
+    """Set the vocabulary size of a preset, and remove its dataset."""
     from jaxgpt.cli.info import with_vocab
 
     return replace(with_vocab(config), data=DataConfig(dataset="none"))

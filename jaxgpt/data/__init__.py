@@ -1,4 +1,4 @@
-"""Text -> ids -> windows -> the batch of a step."""
+"""Data: text -> token ids -> windows -> the batch of a step."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ __all__ += ["load_tokenizer"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a run trains and is evaluated on.
+    """Training and validation data of a run.
 
     Attributes:
-        train: ids for training.
-        val: ids for evaluation; the training ids themselves where nothing was held out.
-        held_out: whether val was held out.
-        tokenizer: between text and ids.
-        source: a line that says where it all came from.
-        characters: of the text; 0 for token files.
-        fingerprint: SHA-256 of the text in UTF-8, or `Tokens.fingerprint` of token files, in hexadecimal: a different
-            value means different data.
+        train: token ids for training.
+        val: token ids for validation; the training ids if nothing was held out.
+        held_out: whether `val` was held out.
+        tokenizer: the tokenizer of the ids.
+        source: one-line description of where the data came from.
+        characters: number of characters of the text; 0 for token files.
+        fingerprint: SHA-256 of the text in UTF-8, or `Tokens.fingerprint` of token files, in hexadecimal.
     """
 
     train: Tokens
@@ -52,26 +51,26 @@ class Dataset:
     fingerprint: str = ""
 
     def facts(self) -> dict[str, object]:
-        """What another process that reads the same data finds as well: lengths, both ends of each split, the tokenizer."""
+        """Return facts that must be equal in all processes: lengths, first and last ids of each split, and the tokenizer."""
         splits = {"training": self.train, "validation": self.val}
         ends = {
-            f"{what} ids {where}": tokens.take(start, min(8, len(tokens))).tolist()
-            for what, tokens in splits.items()
-            for where, start in (("begin with", 0), ("end with", max(len(tokens) - 8, 0)))
+            f"the {where} of the {split} ids": tokens.take(start, min(8, len(tokens))).tolist()
+            for split, tokens in splits.items()
+            for where, start in (("start", 0), ("end", max(len(tokens) - 8, 0)))
         }
-        lengths = {f"number of {what} ids": len(tokens) for what, tokens in splits.items()}
+        lengths = {f"the number of {split} ids": len(tokens) for split, tokens in splits.items()}
         digest = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
-        return lengths | {"the tokenizer's sha256": digest} | ends
+        return lengths | {"the SHA-256 of the tokenizer": digest} | ends
 
 
 @dataclass(frozen=True)
 class EvalData:
-    """What a model is evaluated on.
+    """Data to evaluate a model on.
 
     Attributes:
-        tokens: the ids.
-        source: a line that says what was read, and which part of it counts.
-        text_bytes: bytes of their text in UTF-8; 0 where the text is not known.
+        tokens: token ids.
+        source: one-line description of the data and the split.
+        text_bytes: length of the text in UTF-8 bytes; 0 if unknown.
     """
 
     tokens: Tokens
@@ -80,15 +79,15 @@ class EvalData:
 
 
 def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Dataset:
-    """Read, tokenize and split what `config.data` names.
+    """Read, tokenize and split the data of a run.
 
     Args:
-        config: the run.
-        tokenizer: one that exists already (a resumed run's); None: made as the config says.
-        progress: called with the bytes of a text that have been tokenized, and those that there are.
+        config: the config of the run.
+        tokenizer: an existing tokenizer, such as that of a resumed run; None: make the one of `config.data`.
+        progress: called with the number of bytes tokenized so far and the total.
 
     Raises:
-        UserError: there is no such data, or the model's vocabulary is too small for it or for the ids in it.
+        UserError: the data cannot be read, or has ids beyond the model's vocabulary.
     """
     data, path = config.data, Path(config.data.path)
     characters = 0
@@ -98,7 +97,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         if tokenizer is None:
             if data.tokenizer in ("char", "word", "bpe"):
                 raise UserError(
-                    f"{path} holds ids, not text: name their tokenizer (--data.tokenizer gpt2, ids or PATH)"
+                    f"{path} holds token ids, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH)"
                 )
             tokenizer = make_tokenizer(data.tokenizer, "", data.vocab_size, config.model.vocab_size)
     else:
@@ -116,24 +115,24 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
     val = val if held_out else train
     if len(val) <= config.model.block_size:
         raise UserError(
-            f"model.block_size {config.model.block_size} needs at least {config.model.block_size + 1} ids for "
-            f"validation, there are {len(val)}: lower it, or data.train_fraction, or give more text"
+            f"model.block_size {config.model.block_size} needs at least {config.model.block_size + 1} validation tokens, "
+            f"but there are {len(val)}: lower it, lower data.train_fraction, or use a longer text"
         )
     return Dataset(train, val, held_out, tokenizer, source, characters, fingerprint)
 
 
 def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progress: Progress = no_progress) -> EvalData:
-    """Read and tokenize what a model is evaluated on.
+    """Read and tokenize the data to evaluate a model on.
 
     Args:
-        config: of the run.
-        tokenizer: of the run.
-        path: another text, or token files: all of it, or the validation files of a folder of token files that has some.
-            Empty: the validation split of the run, or its training text if it held out nothing.
-        progress: as of `load_dataset`.
+        config: the config of the run.
+        tokenizer: the tokenizer of the run.
+        path: text or token files to use instead of the run's data: all of it, or the validation files if a folder of token
+            files has any. Empty: the validation split of the run, or its training text if nothing was held out.
+        progress: as in `load_dataset`.
 
     Raises:
-        UserError: there is no such data, fewer than two ids, or one beyond the vocabulary.
+        UserError: the data cannot be read, has fewer than two ids, or has ids beyond the vocabulary.
     """
     data = replace(config.data, path=path, train_fraction=1.0) if path else config.data
     text_bytes, vocab_size = 0, _vocab_size(config, tokenizer)
@@ -149,26 +148,26 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
         text_bytes, source = count_bytes(tokenizer, text, encoded, len(train) if len(val) else 0), text.source
     split = "validation split" if len(val) else "all" if path else "training text"
     if len(chosen) < 2:
-        raise UserError(f"{source} ({split}): {len(chosen)} token(s) are too few to evaluate on; give a longer text")
+        raise UserError(f"{source} ({split}) has {len(chosen)} token(s), too few to evaluate on: use a longer text")
     return EvalData(chosen, f"{source} ({split})", text_bytes)
 
 
 def _vocab_size(config: Config, tokenizer: Tokenizer) -> int:
-    """The number of ids that a model takes.
+    """Return the vocabulary size of the model.
 
     Raises:
-        UserError: the tokenizer has more.
+        UserError: it is smaller than the tokenizer's.
     """
     if 0 < config.model.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            f"leave it at 0, or raise it"
+            f"set it to 0, or raise it"
         )
     return config.model.vocab_size or tokenizer.vocab_size
 
 
 def _decoded_bytes(tokenizer: Tokenizer, tokens: Tokens) -> int:
-    """Count the bytes of the text that ids stand for, without end tokens; 0 if the tokenizer does not keep white space."""
+    """Count the UTF-8 bytes of decoded ids without end tokens; 0 if the tokenizer does not preserve white space."""
     if tokenizer.glue:
         return 0
     total = 0
@@ -179,10 +178,10 @@ def _decoded_bytes(tokenizer: Tokenizer, tokens: Tokens) -> int:
 
 
 def known_vocab_size(config: Config) -> int:
-    """The vocabulary that a config's model will have, without downloading anything.
+    """Return the vocabulary size of a config's model without downloading its dataset.
 
     Raises:
-        UserError: only the text could tell, and it is not at hand.
+        UserError: the size depends on a text that cannot be read.
     """
     if config.model.vocab_size:
         return config.model.vocab_size

@@ -1,4 +1,4 @@
-"""Where text comes from: the standard library's sources, a published text, a file or a folder of one's own."""
+"""Read text: Python's standard library, a published text, or the user's file or folder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from jaxgpt.config import DataConfig, UserError
 from jaxgpt.data.download import fetch
 from jaxgpt.data.kinds import HEAD, Kind, kind_of
 
-BLOCK = 1 << 22  # bytes of a text that are worked on at once
-Progress = Callable[[int, int], None]  # called with (done, total) while something is under way
+BLOCK = 1 << 22  # bytes of text to process at once
+Progress = Callable[[int, int], None]  # called with (done, total)
 
 
 def no_progress(done: int, total: int) -> None:
     """Do nothing."""
 
 
-# Modules that every Python since 3.11 has as plain ASCII source, in the order in which they are read.
+# Modules that every Python since 3.11 has as ASCII source, in reading order.
 PYTHON_MODULES = """
 abc argparse ast base64 bdb bisect calendar cmd code codecs codeop collections/__init__ colorsys compileall configparser
 contextlib copy copyreg csv dataclasses difflib dis doctest enum filecmp fileinput fnmatch genericpath getpass gettext glob
@@ -43,20 +43,20 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Characters in a dataset's text, known without reading it; the Python sources are read where they stand.
+# Vocabulary sizes that are known without reading the text. Python's sources are always at hand.
 KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5}
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text, in UTF-8, and a line that says what it is."""
+    """A text in UTF-8, and a one-line description of its source."""
 
     data: bytes | bytearray
     source: str
 
     @property
     def text(self) -> str:
-        """The whole text as a string, which takes up to four times the memory."""
+        """The whole text as a string, which takes up to four times as much memory."""
         return self.data.decode("utf-8")
 
     @cached_property
@@ -70,7 +70,7 @@ class Text:
         return sum(map(len, self.blocks()))
 
     def blocks(self, begin: int = 0, end: int | None = None, progress: Progress = no_progress) -> Iterator[str]:
-        """The text between two bytes in blocks of about `BLOCK` bytes; a character is never divided."""
+        """Yield the text from byte `begin` to `end` in blocks of about `BLOCK` bytes, without splitting a character."""
         data = memoryview(self.data)[begin:end]
         for done, block in decode_blocks(data):
             yield block
@@ -78,7 +78,7 @@ class Text:
 
 
 def decode_blocks(data: memoryview) -> Iterator[tuple[int, str]]:
-    """Decode UTF-8 in blocks of about `BLOCK` bytes, each with the bytes that have been decoded with it.
+    """Decode UTF-8 in blocks of about `BLOCK` bytes; yield each with the number of bytes decoded so far.
 
     Raises:
         UnicodeDecodeError: not UTF-8; its `start` is counted from the start of `data`.
@@ -86,7 +86,7 @@ def decode_blocks(data: memoryview) -> Iterator[tuple[int, str]]:
     start = 0
     while start < len(data):
         block = bytes(data[start : start + BLOCK])
-        if start + BLOCK < len(data):  # leave out a character that the block's end divides
+        if start + BLOCK < len(data):  # leave out a character that is split by the end of the block
             last = next((i for i in range(1, 5) if block[-i] & 0xC0 != 0x80), 1)
             block = block[:-last]
         try:
@@ -98,10 +98,10 @@ def decode_blocks(data: memoryview) -> Iterator[tuple[int, str]]:
 
 
 def read_text(config: DataConfig) -> Text:
-    """The text that a config asks for.
+    """Read the text of a config.
 
     Raises:
-        UserError: nothing there, empty, not text, or not to be had offline.
+        UserError: the text is missing, empty or not UTF-8, or cannot be downloaded.
     """
     if config.path:
         return read_path(Path(config.path))
@@ -114,17 +114,17 @@ def read_text(config: DataConfig) -> Text:
             return Text(_read_file(path), f"tinyshakespeare ({path})")
         case "statquest":
             return Text(STATQUEST.encode(), "StatQuest's two sentences")
-    raise UserError("this preset has no text of its own: give one with --data.path FILE")
+    raise UserError("this preset has no dataset: name a text with --data.path FILE")
 
 
 def python_sources() -> Text:
-    """The sources of a fixed list of standard-library modules, one after the other."""
+    """Concatenate the sources of a fixed list of standard-library modules."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = {name: root / f"{name}.py" for name in PYTHON_MODULES if (root / f"{name}.py").is_file()}
     if len(found) < len(PYTHON_MODULES) // 2:
         raise UserError(
-            f"Python's own sources are not at {root} ({len(found)} of {len(PYTHON_MODULES)} modules found): "
-            f"give a text with --data.path FILE"
+            f"the sources of Python's standard library are not at {root} ({len(found)} of {len(PYTHON_MODULES)} modules "
+            f"found): name another text with --data.path FILE"
         )
     text = b"".join(_read_file(path) for path in found.values())
     names = list(found)
@@ -134,10 +134,10 @@ def python_sources() -> Text:
 
 
 def read_path(path: Path) -> Text:
-    """Read a text file, or the text files of a folder in the order of their names.
+    """Read a text file, or all text files of a folder, sorted by name.
 
     Raises:
-        UserError: not there, not text (with how to convert it), or no text in the folder.
+        UserError: the path does not exist, is not text, or is a folder without text files.
     """
     if not path.exists():
         raise UserError(f"no such file or folder: {path}")
@@ -164,7 +164,7 @@ def read_path(path: Path) -> Text:
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a name in a path begins with a dot."""
+    """Whether any part of a path begins with a dot."""
     return any(part.startswith(".") for part in path.parts)
 
 
@@ -177,10 +177,10 @@ class NotText(UserError):
 
 
 def _read_file(path: Path) -> bytes:
-    """The bytes of a UTF-8 file, without a byte-order mark.
+    """Read a UTF-8 file, without its byte-order mark.
 
     Raises:
-        NotText: it holds something else.
+        NotText: the file is not UTF-8 text.
     """
     try:
         with path.open("rb") as f:
@@ -195,7 +195,9 @@ def _read_file(path: Path) -> bytes:
             pass
     except UnicodeDecodeError as e:
         to = quote(str(path.with_suffix(".utf8.txt")))
-        convert = f"convert it (iconv -f LATIN1 -t UTF-8 {quote(str(path))} > {to}), or name a file of token ids .bin"
+        convert = (
+            f"convert it (iconv -f LATIN1 -t UTF-8 {quote(str(path))} > {to}), or rename a file of token ids to .bin"
+        )
         raise NotText(path, Kind("not UTF-8", convert), f"not UTF-8 text (byte {e.start})") from None
     if (nul := data.find(0)) >= 0:
         raise NotText(

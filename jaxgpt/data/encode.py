@@ -1,4 +1,4 @@
-"""Text to ids and back: characters, words, and what the `tokenizers` library knows."""
+"""Tokenizers: characters, words, bytes, and wrappers of the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jaxgpt.data.pieces import WORD_CUTS, Find, cut, find_any, find_by, find_tri
 
 T = TypeVar("T")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
-CHARACTERS = r"[\s\S]"  # the pattern of our own character tokenizers
+CHARACTERS = r"[\s\S]"  # pattern of our character tokenizers
 
 
 class Tokenizer(Protocol):
-    """What the rest of the program knows of a tokenizer.
+    """The interface of a tokenizer.
 
     Attributes:
-        vocab_size: V; ids are below it.
-        eos_id: the id that ends a text, if there is one.
-        glue: what stands between two texts that are put together.
+        vocab_size: V; all ids are smaller.
+        eos_id: the end token, or None.
+        glue: separator to join two texts with.
         find: finds places to cut a text without changing its ids (`pieces.cut`).
-        byte_ids: ids of single bytes that become characters only with their neighbors, a whole run of them at once.
+        byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
     """
 
     glue: str
@@ -43,32 +43,32 @@ class Tokenizer(Protocol):
     @property
     def eos_id(self) -> int | None: ...
     def encode(self, text: str) -> np.ndarray:
-        """Ids as int32. Raises `UserError` for text that has no ids."""
+        """Encode a text to int32 ids. Raises `UserError` if it has characters or words outside the vocabulary."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
-        """The ids of each piece, one after the other, as int32."""
+        """Encode pieces of a text to int32 ids, concatenated."""
         ...
 
     def offset(self, text: str, index: int) -> int:
-        """The byte of a text, in UTF-8, at which its id number `index` begins; its length for the number of its ids."""
+        """Return the UTF-8 byte at which id number `index` of a text begins, or the text's length if there is no such id."""
         ...
 
     def has_text(self, vocab_size: int) -> np.ndarray:
-        """Which of the ids below `vocab_size` stand for a text, bool `[V]`; a model's vocabulary may be padded."""
+        """Return which ids below `vocab_size` have a text, bool `[V]`; the vocabulary of a model may be padded."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Text of ids."""
+        """Decode ids to text."""
         ...
 
     def to_json(self) -> str:
-        """The content of `tokenizer.json`."""
+        """Return the content of `tokenizer.json`."""
         ...
 
 
 class _Table:
-    """Tokenizers of our own, whose ids are 0, 1, 2, ... and which gain nothing from a text in pieces."""
+    """Base of tokenizers with ids 0, 1, 2, ... that encode pieces no faster than the whole text."""
 
     @property
     def vocab_size(self) -> int:
@@ -85,7 +85,7 @@ class _Table:
 
 
 class ByteTokenizer(_Table):
-    """One id for each byte of UTF-8, its value."""
+    """A tokenizer with one id per UTF-8 byte, its value."""
 
     eos_id: int | None = None
     glue = ""
@@ -101,7 +101,7 @@ class ByteTokenizer(_Table):
             return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
         except UnicodeEncodeError as e:
             raise UserError(
-                f"the text holds {text[e.start]!r} at position {e.start}, which is not a character"
+                f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character"
             ) from None
 
     def offset(self, text: str, index: int) -> int:
@@ -116,7 +116,7 @@ class ByteTokenizer(_Table):
 
 
 class CharTokenizer(_Table):
-    """One id for each character, in the order of their code points."""
+    """A tokenizer with one id per character, sorted by code point."""
 
     eos_id: int | None = None
     glue = ""
@@ -126,7 +126,9 @@ class CharTokenizer(_Table):
     def __init__(self, characters: Iterable[str]) -> None:
         self.characters = sorted(set(characters))
         points = [ord(c) for c in self.characters]
-        self._ids = np.full(max(points, default=0) + 2, -1, np.int32)  # by code point; the last for all that are higher
+        self._ids = np.full(
+            max(points, default=0) + 2, -1, np.int32
+        )  # by code point; the last entry is for all higher ones
         self._ids[np.array(points, np.int64)] = np.arange(len(points))
 
     @property
@@ -140,8 +142,8 @@ class CharTokenizer(_Table):
             place = int(ids.argmin())
             char, around = text[place], text[max(place - 12, 0) : place + 13]
             raise UserError(
-                f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) of {around!r} is not among "
-                f"the tokenizer's {self.vocab_size} characters: leave it out, or train on text that has it"
+                f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) in {around!r} is not among "
+                f"the tokenizer's {self.vocab_size} characters: remove it, or train on text that contains it"
             )
         return ids
 
@@ -159,7 +161,7 @@ class CharTokenizer(_Table):
 
 
 class WordTokenizer(_Table):
-    """One id for each word; words are what stands between white space."""
+    """A tokenizer with one id per word. Words are separated by white space."""
 
     glue = " "
     find = staticmethod(find_by(WORD_CUTS))
@@ -200,12 +202,12 @@ class WordTokenizer(_Table):
 
 
 class SubwordTokenizer:
-    """Any tokenizer of the `tokenizers` library: GPT-2's BPE, one trained here, one of an imported model."""
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or that of an imported model."""
 
     glue = ""
 
     def __init__(self, tokenizer: Any) -> None:
-        # The names of special tokens within a user's text are text like any other.
+        # Encode the names of special tokens in a user's text as ordinary text.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -214,12 +216,12 @@ class SubwordTokenizer:
         self.find = find_by(cuts) if cuts else find_tried(self._encode)
         self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
         if getattr(tokenizer.model, "dropout", None):
-            tokenizer.model.dropout = None  # of merges, for training; a text has one row of ids
-        # Llama 2 and its kin: a byte is a token <0xF0>, and a decoder joins them (where there is none, it shows that name).
+            tokenizer.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
+        # In tokenizers like Llama 2's, a byte is a token <0xF0>. The decoder joins bytes; without one, the name is shown.
         named = {tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         joined = named and not self.decode([min(named)]).startswith("<0x")
         self.byte_ids: Collection[int] = frozenset(named) if joined else ()
-        # Not the number of words: ids may have holes.
+        # Not the number of tokens: ids may have gaps.
         self._vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
 
     @property
@@ -258,7 +260,7 @@ class SubwordTokenizer:
         return self._tokenizer.to_str(pretty=True)
 
     def _encode(self, pieces: Sequence[str]) -> list[list[int]]:
-        """The ids of each piece; the library encodes pieces in parallel, on all cores."""
+        """Encode each piece. The library encodes pieces in parallel, on all cores."""
         encodings = call_tokenizers(
             lambda: self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False), "this text"
         )
@@ -269,23 +271,23 @@ def call_tokenizers(question: Callable[[], T], what: str) -> T:
     """Call `tokenizers`, and turn its exceptions, Rust panics included, into a UserError.
 
     Raises:
-        UserError: the library raised something.
+        UserError: the library raised an exception.
     """
     try:
         return question()
     except BaseException as e:
         if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
             raise
-        raise UserError(f"the tokenizer cannot read {what} ({type(e).__name__}: {e})") from None
+        raise UserError(f"the tokenizer cannot process {what} ({type(e).__name__}: {e})") from None
 
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Suppress what native code writes to standard error if the block raises.
+    """Suppress output of native code to standard error if the block raises.
 
-    A panic in Rust prints itself there before it becomes an exception, which says the same.
+    A Rust panic is printed there before it becomes an exception with the same message.
     """
-    if sys.stderr is None:  # the process has none
+    if sys.stderr is None:  # closed
         yield
         return
     with TemporaryFile() as heard:
@@ -316,7 +318,7 @@ def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:
 
 
 def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    """A BPE of bytes over the words of GPT-2's pattern, as the library has it."""
+    """Build the library's byte-level BPE, which splits words by GPT-2's pattern."""
     from tokenizers import Tokenizer as HFTokenizer
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -327,7 +329,7 @@ def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
 
 
 def byte_vocab() -> dict[str, int]:
-    """GPT-2's visible stand-in for each byte, with the byte's own value as its id."""
+    """Map GPT-2's printable character for each byte to the value of the byte."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}

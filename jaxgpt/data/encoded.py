@@ -1,4 +1,4 @@
-"""Encode a whole text in bounded memory, once: ids are kept in the cache folder, and mapped from there next time."""
+"""Encode a whole text in bounded memory and cache the ids, which are memory-mapped the next time."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from jaxgpt.data.pieces import rejoin
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import parse_json
 
-FORMAT = 1  # of the files, and of what this module and `pieces` make of a text
-SMALLEST = 1 << 20  # bytes of a text from which on its ids are kept: others are encoded within a second
-CACHE_BYTES = 16 * 2**30  # beyond this, the files that were not used for longest make room
-ENDING = 40  # bytes at the end of a file: SHA-256 of all before it, and the length of the JSON before that
+FORMAT = 1  # version of the file format and of how this module and `pieces` encode a text
+SMALLEST = 1 << 20  # bytes of text from which ids are cached; shorter texts are encoded within a second
+CACHE_BYTES = 16 * 2**30  # beyond this size, the least recently used files are deleted
+ENDING = 40  # bytes at the end of a file: SHA-256 of everything before, and the length of the JSON before that
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Encoded:
 
     Attributes:
         tokens: the ids.
-        blocks: int64 `[n, 2]`: how many bytes and how many ids come before the end of each block of the text.
+        blocks: int64 `[n, 2]`, the numbers of bytes and of ids up to the end of each block of the text.
     """
 
     tokens: Tokens
@@ -44,16 +44,16 @@ class Encoded:
 
 
 def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progress) -> Encoded:
-    """Encode a text, or find its ids in the cache.
+    """Encode a text, or load its ids from the cache.
 
-    The ids of a byte tokenizer are the text itself. Characters are quick to encode; of other tokenizers the ids are kept
-    in `cache_dir()/tokens`, which may be deleted at any time. A file that is damaged is written anew. Where the cache
-    cannot be written, ids stay in memory.
+    The ids of a byte tokenizer are the text itself, and characters are quick to encode. The ids of other tokenizers are
+    cached in `cache_dir()/tokens`, which can be deleted at any time. A damaged file is replaced. If the cache cannot be
+    written, the ids are kept in memory.
 
     Args:
-        tokenizer: of the text.
-        text: to encode.
-        progress: called with the bytes that are done.
+        tokenizer: the tokenizer.
+        text: the text to encode.
+        progress: called with the number of bytes encoded so far and the total.
     """
     if isinstance(tokenizer, ByteTokenizer):
         return Encoded(Tokens([np.frombuffer(text.data, np.uint8)]), np.array([[len(text.data)] * 2]))
@@ -64,18 +64,18 @@ def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progre
         return found
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Of several processes with one text, one encodes it and the others wait.
+        # If several processes need the same text, one encodes it and the others wait.
         with FileLock(path.with_suffix(".lock")):
             if not (found := _read(path)):
                 _write(path, tokenizer, text, progress)
                 found = _read(path)
-    except (OSError, NotImplementedError):  # read-only, full, or without locks
+    except (OSError, NotImplementedError):  # the file system is read-only or full, or has no locks
         found = None
     return found or _in_memory(tokenizer, text, progress)
 
 
 def count_bytes(tokenizer: Tokenizer, text: Text, encoded: Encoded, begin: int) -> int:
-    """Count the bytes of a text, in UTF-8, from id number `begin` to its end."""
+    """Count the UTF-8 bytes of a text from id number `begin` to its end."""
     if isinstance(tokenizer, ByteTokenizer) or begin >= len(encoded.tokens):
         return max(len(text.data) - begin, 0) if isinstance(tokenizer, ByteTokenizer) else 0
     ends = encoded.blocks
@@ -86,7 +86,7 @@ def count_bytes(tokenizer: Tokenizer, text: Text, encoded: Encoded, begin: int) 
 
 
 def _blocks(tokenizer: Tokenizer, text: Text, progress: Progress) -> Iterator[tuple[int, np.ndarray]]:
-    """The ids of each block of a text in the smallest type that holds them, with the length of the block in bytes."""
+    """Yield the length in bytes and the ids of each block of a text, in the smallest sufficient dtype."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0)).newbyteorder("<")
     for pieces in rejoin(text.blocks(progress=progress), tokenizer.find):
         yield sum(len(piece.encode()) for piece in pieces), tokenizer.encode_pieces(pieces).astype(dtype)
@@ -101,13 +101,13 @@ def _in_memory(tokenizer: Tokenizer, text: Text, progress: Progress) -> Encoded:
 
 
 def _key(tokenizer: Tokenizer, text: Text) -> str:
-    """A name for the ids that a text has by a tokenizer, in this version of the library."""
+    """Hash everything that determines the ids: text, tokenizer, library version and file format."""
     parts = str(FORMAT), version("tokenizers"), tokenizer.to_json(), text.sha256
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _write(path: Path, tokenizer: Tokenizer, text: Text, progress: Progress) -> None:
-    """Write a file, whole or not at all: little-endian ids, a JSON object about them, its checksum, the object's length."""
+    """Write a cache file atomically: little-endian ids, a JSON object, a checksum, and the length of the JSON."""
     digest, sizes, dtype = hashlib.sha256(), [], "<u1"
     with _replacing(path) as out:
         for size, ids in _blocks(tokenizer, text, progress):
@@ -122,7 +122,7 @@ def _write(path: Path, tokenizer: Tokenizer, text: Text, progress: Progress) -> 
 
 
 def _read(path: Path) -> Encoded | None:
-    """Map the ids of a file; None if it is not there or not what was written."""
+    """Memory-map the ids of a cache file; None if it is missing or damaged."""
     try:
         with path.open("rb") as f:
             end = f.seek(0, os.SEEK_END) - ENDING
@@ -142,7 +142,7 @@ def _read(path: Path) -> Encoded | None:
             if int(sizes[:, 1].sum()) * dtype.itemsize != end - length or dtype.kind != "u":
                 return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # when it was last used
+            os.utime(path)  # records the time of last use
         ids = np.memmap(path, dtype, "r", shape=((end - length) // dtype.itemsize,))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
@@ -151,7 +151,7 @@ def _read(path: Path) -> Encoded | None:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its place when it is complete."""
+    """Open a temporary file that replaces `path` when the block succeeds."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as out:
         try:
             yield out  # type: ignore[misc]
@@ -165,7 +165,7 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def _make_room(keep: Path) -> None:
-    """Delete the files that were used longest ago until `CACHE_BYTES` hold the rest, and what killed writers left."""
+    """Delete the least recently used files beyond `CACHE_BYTES`, and leftovers of killed writers."""
     with contextlib.suppress(OSError):
         for path in keep.parent.glob("*.tmp"):
             if path.stat().st_mtime < time.time() - 24 * 3600:

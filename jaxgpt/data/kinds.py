@@ -1,4 +1,4 @@
-"""Recognize files that are not text, by name and by their first bytes, and say how to convert them."""
+"""Recognize files that are not text by their name and first bytes, and suggest how to convert them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-HEAD = 512  # bytes of a file that tell what it is; tar's mark is the last of them, at 257
+HEAD = 512  # bytes to read from a file; the last signature is tar's, at byte 257
 JSON_LINES = (".jsonl", ".ndjson")
-DOCUMENTS = (".docx", ".odt", ".epub")  # ZIP archives, too, but unpacking them does not give text
+DOCUMENTS = (".docx", ".odt", ".epub")  # ZIP archives, but unpacking them does not give text
 
-# name: (suffixes, first bytes). Suffixes decide first.
+# name: (suffixes, first bytes); suffixes are checked first
 FORMATS: dict[str, tuple[tuple[str, ...], tuple[bytes, ...]]] = {
     "JSON Lines": (JSON_LINES, ()),
     "Parquet": ((".parquet",), (b"PAR1",)),
@@ -33,11 +33,11 @@ DECOMPRESS = {"gzip": "gzip -dc", "Zstandard": "zstd -dc", "xz": "xz -dc", "bzip
 
 
 class Kind(NamedTuple):
-    """What a file is if it is not text.
+    """The format of a file that is not text.
 
     Attributes:
-        name: of the format.
-        convert: what makes text or token files of it.
+        name: name of the format.
+        convert: how to convert it to text or token files.
     """
 
     name: str
@@ -48,11 +48,11 @@ def kind_of(path: Path, head: bytes) -> Kind | None:
     """Recognize a file that is not text.
 
     Args:
-        path: of the file.
+        path: path of the file.
         head: its first `HEAD` bytes.
 
     Returns:
-        None if neither the name nor these bytes speak against text.
+        The format, or None if the file may be text.
     """
     for name in _names(path.name.lower(), head):
         return Kind(name, _convert(name, path))
@@ -68,7 +68,7 @@ def _names(file: str, head: bytes) -> Iterator[str]:
 
 
 def _convert(name: str, path: Path) -> str:
-    """A command that makes text of a file; its text is expected under the key or in the column `text`."""
+    """Return how to convert a file to text. For JSON Lines and Parquet, the text is assumed to be in a field `text`."""
     file, stem = quote(str(path)), path.with_suffix("")
     out = quote(str(path.with_suffix(".txt")))
     match name:

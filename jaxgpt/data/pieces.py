@@ -1,8 +1,8 @@
-"""Cut a long text where that does not change its ids, so that pieces can be encoded one at a time and in parallel.
+"""Cut a long text at places that do not change its ids, so that pieces can be encoded in parallel and in bounded memory.
 
-A cut at p is safe if the ids of the whole are those of `text[:p]` followed by those of `text[p:]`. For BPE over words that
-a pattern finds, this holds where a word ends at p whatever follows, and where nothing in the match before p looks ahead:
-patterns match from left to right and none looks behind.
+A cut at p is safe if the ids of the text are those of `text[:p]` followed by those of `text[p:]`. For BPE on words found by
+a pattern, this holds if a word ends at p whatever follows and the match before p does not look ahead: patterns match from
+left to right and have no lookbehind.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-PIECE = 1 << 16  # characters of a piece: enough to keep a core busy, and small beside a text
+PIECE = 1 << 16  # characters per piece: enough to keep a core busy, and small compared with a text
 
-# The patterns of Llama 3 and Qwen as tokenizer.json has them.
+# The patterns of Llama 3 and Qwen, as in their tokenizer.json.
 LLAMA3 = tuple(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     + numbers
@@ -22,28 +22,27 @@ LLAMA3 = tuple(
     for numbers in (r"\p{N}{1,3}", r"\p{N}")
 )
 
-# Safe cuts. Python's \s is a superset of the library's, so (?<=\S) is strict. A word never goes on over a space; before it,
-# the only lookahead, `\s+(?!\S)`, is not in use. For scripts without spaces: no pattern joins a letter and what follows it
-# unless that is a letter.
+# Safe cuts. Python's \s is a superset of the library's, so (?<=\S) is strict. A space always ends a word, and the only
+# lookahead, `\s+(?!\S)`, cannot apply before it. For scripts without spaces: no pattern joins a letter to a following
+# character that is not a letter.
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
-# GPT-2: no word but white space holds a newline.
+# GPT-2: only words of white space contain a newline.
 GPT2_CUTS = re.compile(rf"{SPACE}|(?<=\S)(?=\n)|{IDEOGRAPH_END}")
-# Llama 3: punctuation takes the newlines behind it, all of them, and so does `\s*[\r\n]+`; letters and punctuation that
-# follow begin a word.
+# Llama 3: punctuation and `\s*[\r\n]+` include all newlines that follow; a letter or punctuation after them begins a word.
 LLAMA3_CUTS = re.compile(rf"{SPACE}|(?<=\n)(?=\S)|{IDEOGRAPH_END}")
 SPACE_CUTS = re.compile(SPACE)
-# Where a cut is tried in a text of an unknown tokenizer.
+# Candidate cuts for an unknown tokenizer.
 LIKELY_CUTS = re.compile(r"(?<=\n)(?=\S)|(?<=\S)(?=[ \n])")
-WORD_CUTS = re.compile(r"\s")  # the white space at which `str.split` divides
-TRIES = 8  # likely cuts that are tried before a text is taken to be one piece
-AROUND = 512  # characters before and after a cut that is tried
+WORD_CUTS = re.compile(r"\s")  # white space at which `str.split` splits
+TRIES = 8  # candidate cuts to try before giving up and encoding the text as one piece
+AROUND = 512  # characters of context on each side of a candidate cut
 
-Find = Callable[[str, int], int]  # (text, from): the first safe cut at or after `from`, -1 if there is none
+Find = Callable[[str, int], int]  # (text, start) -> the first safe cut at or after `start`, or -1
 
 
 def cut(text: str, find: Find) -> list[str]:
-    """Cut a text at the first safe place after every `PIECE` characters; at least one piece, which may be empty."""
+    """Cut a text at the first safe place after every `PIECE` characters. Returns at least one piece, which may be empty."""
     pieces, start = [], 0
     while len(text) - start > PIECE and (end := find(text, start + PIECE)) > 0:
         pieces.append(text[start:end])
@@ -52,7 +51,7 @@ def cut(text: str, find: Find) -> list[str]:
 
 
 def rejoin(blocks: Iterable[str], find: Find) -> Iterator[list[str]]:
-    """Cut a text that comes in blocks, which end anywhere, into lists of pieces: a list for each block, and the rest."""
+    """Cut a text given as blocks, which may end anywhere, into pieces. Yields a list of pieces per block, then the rest."""
     rest = ""
     for block in blocks:
         *pieces, rest = cut(rest + block, find)
@@ -63,7 +62,7 @@ def rejoin(blocks: Iterable[str], find: Find) -> Iterator[list[str]]:
 
 
 def find_by(pattern: re.Pattern[str]) -> Find:
-    """Find the cuts that a pattern matches."""
+    """Make a function that finds the cuts matched by a pattern."""
 
     def find(text: str, start: int) -> int:
         found = pattern.search(text, start)
@@ -73,17 +72,16 @@ def find_by(pattern: re.Pattern[str]) -> Find:
 
 
 def find_any(text: str, start: int) -> int:
-    """Cut anywhere."""
+    """Allow a cut anywhere."""
     return start if start < len(text) else -1
 
 
 def find_tried(encode: Callable[[list[str]], list[list[int]]]) -> Find:
-    """Find cuts for a tokenizer of which nothing is known, by trying.
+    """Make a function that finds cuts for an unknown tokenizer by trial.
 
-    A place at which lines or words begin or end is taken for safe if the `AROUND` characters on both sides of it have the
-    same ids together and apart. That finds what depends on where a text begins (a mark put before its first word) and on
-    the neighbourhood of a cut (a word, a rule for white space); what depends on more distant text it cannot find. A tokenizer
-    of which `TRIES` places in a row fail gets whole texts from then on.
+    The boundary of a line or word is assumed to be safe if the `AROUND` characters on each side of it have the same ids
+    together and apart. This detects a prefix added to every text and rules about the neighborhood of the cut (words, white
+    space), but not a dependence on more distant text. After `TRIES` failures in a row, texts are no longer cut.
     """
     failed = 0
 
@@ -105,32 +103,32 @@ def find_tried(encode: Callable[[list[str]], list[list[int]]]) -> Find:
 
 
 def known_cuts(tokenizer_json: str) -> re.Pattern[str] | None:
-    """The safe cuts of a tokenizer.json, None if they are not known.
+    """Return the safe cuts of a tokenizer.json, or None if they are not known.
 
-    Known are the words of GPT-2's, Llama 3's and Qwen's patterns, with nothing put before a text, and no other
-    normalization than NFC, which joins no two characters over any of these cuts.
+    They are known for the patterns of GPT-2, Llama 3 and Qwen, without a prefix added to the text and without normalization
+    other than NFC, which never combines characters across these cuts.
     """
     data = json.loads(tokenizer_json)
     splitter = data.get("pre_tokenizer") or {}
     steps = splitter.get("pretokenizers", [splitter])
-    # Tokens that are looked for in the text itself, before it is split, may reach over a cut.
+    # Added tokens are matched before the text is split into words, so they may span a cut.
     added = [token for token in data["added_tokens"] if not token["special"]]
     if any(token["rstrip"] or any(map(str.isspace, token["content"])) for token in added):
         return None
     if (data["normalizer"] or {}).get("type") not in (None, "NFC") or not all(map(_keeps_words, steps)):
         return None
-    # The first step finds the words; others look at one word at a time.
+    # The first step finds the words; later steps process one word at a time.
     pattern = GPT2_CUTS if steps[0].get("use_regex") else LLAMA3_CUTS if steps[0]["type"] == "Split" else None
     return SPACE_CUTS if added and pattern else pattern
 
 
 def split_by(pattern: str) -> dict[str, Any]:
-    """A splitting by a pattern, as tokenizer.json says it."""
+    """Return the tokenizer.json entry that splits by a pattern."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def _keeps_words(step: dict[str, Any]) -> bool:
-    """Whether a step of the splitting finds the same words in a piece of a text as in the whole."""
+    """Whether a pre-tokenization step finds the same words in a piece as in the whole text."""
     if step.get("type") == "ByteLevel":
         return not step["add_prefix_space"]
     return any(step == split_by(pattern) for pattern in LLAMA3)

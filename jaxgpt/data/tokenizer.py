@@ -1,4 +1,4 @@
-"""Tokenizers by name, by file and from the hub. All are kept as `tokenizer.json`, the format of the `tokenizers` library."""
+"""Make tokenizers by name, or load them from files or the Hub. All are saved as `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ from jaxgpt.data.pieces import GPT2_CUTS, find_by, rejoin, split_by
 from jaxgpt.errors import parse_json, read_bytes, shown
 
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
-LIMIT = 1 << 27  # bytes of a tokenizer's file; the largest published ones have a quarter
+LIMIT = 1 << 27  # maximum bytes of a tokenizer file; four times the largest published one
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
 def make_tokenizer(
     kind: str, text: str | Text, vocab_size: int, model_vocab_size: int, progress: Progress = no_progress
 ) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` names.
+    """Make the tokenizer of `data.tokenizer`.
 
     Args:
-        kind: char, word, byte, gpt2, bpe, ids, or the path of a tokenizer.json, or of a folder with one or with GPT-2's
-            two files.
-        text: what char, word and bpe are built from.
-        vocab_size: of a trained bpe.
-        model_vocab_size: of ids, whose words are the numbers below it.
+        kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a folder with one or with GPT-2's two files.
+        text: text to build char, word and bpe from.
+        vocab_size: vocabulary size of bpe.
+        model_vocab_size: vocabulary size of ids, whose tokens are the numbers below it.
         progress: called while the text is read.
     """
     blocks = (Text(text.encode(), "") if isinstance(text, str) else text).blocks(progress=progress)
@@ -47,7 +46,7 @@ def make_tokenizer(
             return WordTokenizer(word for piece in pieces for word in piece.split())
         case "ids":
             if not model_vocab_size:
-                raise UserError("tokenizer 'ids' needs to know how many there are: set model.vocab_size")
+                raise UserError("data.tokenizer 'ids' needs the number of ids: set model.vocab_size")
             return WordTokenizer(str(i) for i in range(model_vocab_size))
         case "byte":
             return ByteTokenizer()
@@ -59,7 +58,7 @@ def make_tokenizer(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Read `tokenizer.json`, or a folder with it, with vocab.json and merges.txt, or with encoder.json and vocab.bpe."""
+    """Load tokenizer.json, or a folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and vocab.bpe."""
     if path.is_dir():
         for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
             if (path / vocab).is_file() and (path / merges).is_file() and not (path / "tokenizer.json").is_file():
@@ -78,41 +77,41 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _checked(value: Any, text: str) -> Tokenizer:
-    """A tokenizer.json, if nothing in it can hang, or give two words one id.
+    """Load a tokenizer.json after checking that it cannot hang and that ids are unique.
 
     Raises:
-        ValueError: something can.
+        ValueError: it fails a check.
     """
     from tokenizers import Tokenizer as HFTokenizer
 
     for pattern in _patterns(value):
         bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
-        # Nothing else can take a time that is exponential in the length of a text.
+        # Only these can take time exponential in the length of a text.
         if re.search(r"\)[*+{]|\\g", bare):
-            raise ValueError(f"its pattern {shown(pattern)} repeats a group, which can take for ever")
+            raise ValueError(f"its pattern {shown(pattern)} repeats a group, which can take exponential time")
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):
-        raise ValueError("two of its words have the same id")
-    # Before the library sees them: it counts up to the largest when it writes a vocabulary.
+        raise ValueError("two tokens have the same id")
+    # Check before the library loads them: to write a vocabulary, it counts up to the largest id.
     for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
         if i >= MAX_VOCAB:
-            raise ValueError(f"its id {i} is not below {MAX_VOCAB}")
+            raise ValueError(f"id {i} is not below {MAX_VOCAB}")
     if value == json.loads(ByteTokenizer().to_json()):
         return ByteTokenizer()
     with quiet_stderr():
         library = call_tokenizers(lambda: HFTokenizer.from_str(text), "this file")
     tokenizer: Tokenizer = SubwordTokenizer(library)
     if not tokenizer.vocab_size:
-        raise ValueError("it has no words")
+        raise ValueError("it has no tokens")
     return _own(json.loads(library.to_str())) or tokenizer
 
 
 def _own(value: Any) -> Tokenizer | None:
-    """The character or word tokenizer that a tokenizer.json is, if it is one of ours to the letter.
+    """Return a character or word tokenizer if the tokenizer.json is that of one of ours, else None.
 
     Raises:
-        ValueError: it looks like one of ours, and its ids are not those that ours would have.
+        ValueError: it has the structure of ours but other ids.
     """
     model, splitter = value["model"], value["pre_tokenizer"]
     if model["type"] != "WordLevel" or value["normalizer"] or value["added_tokens"]:
@@ -122,17 +121,17 @@ def _own(value: Any) -> Tokenizer | None:
         raise ValueError("its ids are not 0, 1, 2, ...")
     if splitter == split_by(CHARACTERS):
         if words != sorted(words) or any(len(word) != 1 for word in words):
-            raise ValueError("its characters are not in the order of their code points")
+            raise ValueError("its characters are not sorted by code point")
         return CharTokenizer(words)
     if splitter == {"type": "WhitespaceSplit"}:
         if [word.split() for word in words] != [[word] for word in words]:
-            raise ValueError("one of its words is empty, or has white space in it")
+            raise ValueError("one of its words is empty or contains white space")
         return WordTokenizer(words)
     return None
 
 
 def _patterns(value: Any) -> Iterable[str]:
-    """Every regular expression in a tokenizer.json."""
+    """Yield every regular expression in a tokenizer.json."""
     todo = [value.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
     while todo:
         match todo.pop():
@@ -151,7 +150,7 @@ def _gpt2_from_files(vocab: Path, merges: Path) -> SubwordTokenizer:
         pairs = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
         tokenizer = call_tokenizers(lambda: byte_level(table, pairs), "these files")
     except ValueError as e:
-        raise UserError(f"{vocab} and {merges} are no BPE that can be read ({e})") from None
+        raise UserError(f"cannot read {vocab} and {merges} as the files of a BPE tokenizer ({e})") from None
     return _with_eos(tokenizer)
 
 
@@ -163,8 +162,8 @@ def _gpt2_from_hub() -> SubwordTokenizer:
         path = hf_hub_download(GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION)
     except Exception:
         raise UserError(
-            "GPT-2's tokenizer is not in the hub's cache and the hub cannot be reached: name a folder with its files, "
-            "--data.tokenizer PATH, or for token files --data.tokenizer ids"
+            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use a folder with its "
+            "files, --data.tokenizer PATH, or for token files --data.tokenizer ids"
         ) from None
     return SubwordTokenizer(HFTokenizer.from_file(path))
 
@@ -173,7 +172,7 @@ def _train_bpe(blocks: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:
-        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end token take 257 ids")
+        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end token need 257 ids")
     tokenizer = byte_level({}, [])
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

@@ -1,4 +1,4 @@
-"""Ids on disk: nanoGPT's raw files and llm.c's two formats, recognised by their first bytes and mapped, not read."""
+"""Token files: nanoGPT's raw ids and llm.c's two formats, recognized by their first bytes and memory-mapped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxgpt.config import UserError
 
-HEADER = 256  # int32 numbers before the ids of an llm.c file
-FIRST = 1 << 20  # ids of each file that are checked at once; the others are as they are read
+HEADER = 256  # int32 numbers in the header of an llm.c file
+FIRST = 1 << 20  # ids of each file to check when it is opened; the others are checked when they are read
 ZIP, TORCH = (
     b"PK\x03\x04",
     bytes.fromhex("80028a0a6cfc9c46f920"),
-)  # how torch's files begin, those of today and old ones
+)  # first bytes of PyTorch files, current and legacy
 SPLIT_WORDS = {"train": {"train", "training"}, "val": {"val", "valid", "validation"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
@@ -26,11 +26,11 @@ LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
 
 
 class Tokens:
-    """A long row of ids, in memory or mapped from one or more files.
+    """A sequence of token ids, in memory or mapped from one or more files.
 
     Attributes:
-        parts: arrays that stand one behind the other.
-        vocab_size: ids are below it.
+        parts: the arrays whose concatenation is the sequence.
+        vocab_size: all ids are smaller.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], vocab_size: int = 2**31) -> None:
@@ -39,10 +39,10 @@ class Tokens:
         self._ends = np.cumsum([len(p) for p in self.parts], dtype=np.int64)
 
     def below(self, vocab_size: int) -> Tokens:
-        """The same row, of ids below `vocab_size`: the first million of each file now, the others when they are taken.
+        """Require ids below `vocab_size`. The first million of each file are checked now, the others when they are read.
 
         Raises:
-            UserError: an id is not below it.
+            UserError: an id is out of range.
         """
         for part in self.parts:
             _check(part[:FIRST], vocab_size)
@@ -52,10 +52,10 @@ class Tokens:
         return int(self._ends[-1]) if self.parts else 0
 
     def take(self, start: int, n: int) -> np.ndarray:
-        """Ids `start` to `start + n` as int32, copied.
+        """Return a copy of ids `start` to `start + n` as int32.
 
         Raises:
-            UserError: one of them is not in the vocabulary (jax would take another one instead, and say nothing).
+            UserError: an id is outside the vocabulary (JAX would silently clamp it).
         """
         out, filled = np.empty(n, np.int32), 0
         part = int(np.searchsorted(self._ends, start, side="right"))
@@ -70,8 +70,8 @@ class Tokens:
     def fingerprint(self) -> str:
         """Hash the ids: SHA-256, in hexadecimal, of their number and of at most 256 blocks of 16,384 ids.
 
-        The blocks are spread evenly and include both ends; up to 4 million ids every id is hashed. Of larger files only
-        these blocks are read, so that a corpus of any size takes a fraction of a second.
+        The blocks are evenly spaced and include both ends; up to 4 million ids, every id is hashed. Only these blocks are
+        read, so a corpus of any size takes a fraction of a second.
         """
         n, block, blocks = len(self), 1 << 14, 256
         spread = np.linspace(0, max(n - block, 0), blocks, dtype=np.int64)
@@ -82,7 +82,7 @@ class Tokens:
         return digest.hexdigest()
 
     def split(self, at: int) -> tuple[Tokens, Tokens]:
-        """What stands before id `at`, and the rest."""
+        """Split into the ids before index `at` and the rest."""
         before, after, begin = [], [], 0
         for part in self.parts:
             cut = min(max(at - begin, 0), len(part))
@@ -93,23 +93,23 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Tell from the name of a token file which split it holds: `train`, `val`, or "" for neither.
+    """Return the split of a token file from its name: `train`, `val`, or "" for neither.
 
-    The name is divided into words at everything but letters; one of them is `train` or `training`, or `val`, `valid` or
-    `validation`, in any case: `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin`, but not `constraint.bin`.
+    One word of the name (a run of letters) must be `train` or `training`, or `val`, `valid` or `validation`, in any case:
+    `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
 
     Raises:
-        UserError: the name has words of both.
+        UserError: the name matches both splits.
     """
     words = set(re.findall(r"[^\W\d_]+", path.stem.lower()))
     splits = [split for split, names in SPLIT_WORDS.items() if words & names]
     if len(splits) > 1:
-        raise UserError(f"{path} could hold training or validation ids: name it train.bin or val.bin")
+        raise UserError(f"{path} names both training and validation: rename it to train.bin or val.bin")
     return splits[0] if splits else ""
 
 
 def is_token_path(path: Path) -> bool:
-    """Whether a path names token files: a `.bin`, or a folder with one for a split, or with nothing else."""
+    """Whether a path is a `.bin` file, or a folder with one named after a split or with only `.bin` files."""
     if not path.is_dir():
         return path.suffix == ".bin"
     files = _visible(path)
@@ -121,14 +121,14 @@ def is_token_path(path: Path) -> bool:
 def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]:
     """Map training and validation ids from token files.
 
-    In a folder, the names say which split a file holds (`split_of`). One file, or a folder without validation files, is
-    divided at `train_fraction`.
+    In a folder, the names of the files give their split (`split_of`). A single file, or a folder without validation files,
+    is split at `train_fraction`.
 
     Returns:
-        Training ids, validation ids, and a line that says what they are and which files were skipped.
+        Training ids, validation ids, and a one-line description with the number of files read and skipped.
 
     Raises:
-        UserError: missing, empty, or of an unknown format.
+        UserError: a file is missing, empty, or of an unknown format.
     """
     if not path.is_dir():
         if not path.exists():
@@ -141,7 +141,7 @@ def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]
         skipped = len(visible) - sum(map(len, files.values()))
         if not files["train"]:
             raise UserError(
-                f"no token file in {path} has the word 'train' in its name: name them train.bin and val.bin"
+                f"no token file in {path} has the word 'train' in its name: rename them to train.bin and val.bin"
             )
     train = Tokens([open_tokens(p) for p in files["train"]])
     if files["val"]:
@@ -158,10 +158,10 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def open_tokens(path: Path) -> np.ndarray:
-    """The ids of one file, mapped into memory.
+    """Memory-map the ids of a file.
 
-    nanoGPT: nothing but little-endian uint16. llm.c: 256 int32 first, magic, version and number of ids among them, then
-    uint16 (GPT-2) or uint32 (Llama 3).
+    nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 that begins with magic,
+    version and number of ids, followed by uint16 (GPT-2) or uint32 (Llama 3).
     """
     try:
         size = path.stat().st_size
@@ -172,18 +172,22 @@ def open_tokens(path: Path) -> np.ndarray:
     if size == 0:
         raise UserError(f"{path} is empty")
     if head.startswith((ZIP, TORCH)):
-        raise UserError(f"{path} is a file of torch's, or another archive, not of ids: refused, and not opened as one")
+        raise UserError(
+            f"{path} is a PyTorch file or an archive, not a token file: write the ids as raw 16-bit integers"
+        )
     if len(head) == 4 * HEADER:
         magic, version, count = (int(n) for n in np.frombuffer(head, "<i4", 3))
         if magic in LLMC:
             known, dtype = LLMC[magic]
             if version != known:
-                raise UserError(f"{path}: llm.c token file of version {version}, only {known} is known")
+                raise UserError(f"{path}: llm.c token file of version {version} is not supported, only version {known}")
             if size != 4 * HEADER + count * dtype.itemsize:
-                raise UserError(f"{path}: its header promises {count:,} ids, its size of {size:,} bytes is not theirs")
+                raise UserError(
+                    f"{path}: the header declares {count:,} ids, but the file has {size:,} bytes: it is truncated or damaged"
+                )
             return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
     if size % 2:
-        raise UserError(f"{path}: {size:,} bytes are no row of 16-bit ids, and no header of llm.c stands before them")
+        raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")
     return np.memmap(path, np.dtype("<u2"), "r")
 
 
@@ -191,4 +195,6 @@ def _check(ids: np.ndarray, vocab_size: int) -> None:
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
         where = f"{ids.filename}: " if isinstance(ids, np.memmap) else ""
-        raise UserError(f"{where}id {wrong} is beyond the vocabulary of {vocab_size}: another tokenizer made these")
+        raise UserError(
+            f"{where}id {wrong} is outside the vocabulary of {vocab_size}: use the tokenizer that made these ids"
+        )

@@ -1,4 +1,4 @@
-"""Decoding: logits -> the next token -> text. Filters, sampling, the sampler, beam search, streams of text."""
+"""Decoding: logits -> next token -> text. Filters, sampling, the sampler, beam search and streaming text."""
 
 from jaxgpt.config import BeamParams, SamplingParams
 from jaxgpt.decoding.engine import DecodeSession, search

@@ -1,7 +1,7 @@
-"""Beam search: extend several texts at once, keep the most probable at every step.
+"""Beam search: extend several sequences per prompt and keep the most probable ones at each step.
 
-The rules are transformers' (`GenerationMixin._beam_search`, version 5): when a text counts as finished, when to stop, how
-length enters the score. Texts and scores are equal to its own.
+Follows `GenerationMixin._beam_search` of transformers 5 in when a sequence is finished, when to stop, and how length affects
+the score. Results and scores are equal.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jaxgpt.config import BeamParams, SamplingParams
 from jaxgpt.decoding.sampler import Model
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
-WORST = -1.0e9  # below every score, and finite: sums of it stay comparable
+WORST = -1.0e9  # below every score, and finite so that sums stay comparable
 
 
 class Hypotheses(NamedTuple):
-    """The finished texts of each prompt, best first.
+    """The finished sequences of each prompt, best first.
 
     Attributes:
-        ids_BWn: int32, new ids; those beyond a text's length mean nothing.
-        length_BW: int32, number of ids, the one that ended the text included; 0 where there is no text.
+        ids_BWn: int32, new ids; those beyond `length_BW` are undefined.
+        length_BW: int32, number of new ids, including a stop id; 0 if there is no sequence.
         score_BW: float32, `log p / length ** length_penalty`.
     """
 
@@ -37,13 +37,13 @@ class BeamState(NamedTuple):
     """The state of the search between steps.
 
     Attributes:
-        ids_BWS: int32, running texts, prompt included.
-        score_BW: float32, log p of each.
-        best: finished texts.
-        finished_BW: which of `best` hold a text.
-        active_B: whether a running text can still become one of the best.
-        cache: the model's, of B * W rows.
-        logits_BWV: of the next ids.
+        ids_BWS: int32, running sequences, prompt included.
+        score_BW: float32, log p of each running sequence.
+        best: finished sequences.
+        finished_BW: which entries of `best` are in use.
+        active_B: whether a running sequence can still become one of the best.
+        cache: KV cache of B * W rows.
+        logits_BWV: logits of the next ids.
         made: int32 scalar, ids generated so far.
         start_B: int32, the slot of each prompt's first id.
         limit_B: int32, the maximum number of new ids.
@@ -62,13 +62,13 @@ class BeamState(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The K most probable continuations of a prompt's running texts by one id.
+    """The K most probable continuations of the running sequences by one id.
 
     Attributes:
         score_BK: float32, log p of each.
-        beam_BK: int32, which text is continued.
-        id_BK: int32, the id that continues it.
-        ids_BKn: int32, all new ids.
+        beam_BK: int32, index of the sequence that is continued.
+        id_BK: int32, the next id.
+        ids_BKn: int32, all new ids, including the next.
     """
 
     score_BK: jax.Array
@@ -79,14 +79,14 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Beam search as pure functions: `prefill`, then `step` over `candidates` while `open`.
+    """Beam search as pure functions: `prefill`, then `candidates` and `step` while `open`.
 
     Attributes:
         size: slots for the whole text, prompt included.
         model: the model's functions.
-        sampling: repetition penalty and n-grams, at temperature 1 and without the filters of drawing.
-        beams: number of beams and how they compare.
-        stop_ids: ids that end a text.
+        sampling: repetition penalty and n-grams; temperature is 1, and filters for sampling are off.
+        beams: beam search parameters.
+        stop_ids: ids that end a sequence.
     """
 
     size: int
@@ -96,7 +96,7 @@ class BeamSearch:
     stop_ids: tuple[int, ...]
 
     def run(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> Hypotheses:
-        """Search to the end, where only ids end a text; arguments as for `prefill`."""
+        """Run the whole search, without stop strings; arguments as in `prefill`."""
 
         def step(state: BeamState) -> BeamState:
             candidates = self.candidates(state)
@@ -121,7 +121,7 @@ class BeamSearch:
         )
         return BeamState(
             ids_BWS=jnp.repeat(ids_BS[:, None], W, 1),
-            # At first all beams are the same text: only its first copy may be continued.
+            # At first all beams are equal, so only the first may be continued.
             score_BW=jnp.broadcast_to(jnp.where(jnp.arange(W) == 0, jnp.float32(0), worst)[None, :], (B, W)),
             best=none,
             finished_BW=jnp.zeros((B, W), bool),
@@ -134,12 +134,12 @@ class BeamSearch:
         )
 
     def open(self, state: BeamState) -> jax.Array:
-        """Whether another step can change the best texts."""
+        """Whether another step can change the result."""
         go_on = jnp.any(state.active_B) & (state.made < state.limit_B.max())
         return go_on & ~jnp.all(state.finished_BW) if self.beams.early_stopping is True else go_on
 
     def candidates(self, state: BeamState) -> Candidates:
-        """Find the K most probable continuations: enough for W to go on even if every stop id is among them."""
+        """Find the K most probable continuations, enough to keep W beams even if all stop ids are among them."""
         B, W, V = state.logits_BWV.shape
         P = self.size - state.best.ids_BWn.shape[-1]
         K = min(max(2, 1 + len(self.stop_ids)), V) * W
@@ -152,13 +152,13 @@ class BeamSearch:
         return Candidates(score_BK, beam_BK, id_BK, ids_BKn)
 
     def step(self, params: Any, state: BeamState, candidates: Candidates, stopped_BK: jax.Array) -> BeamState:
-        """Keep the best W candidates that go on and the best W texts that have ended.
+        """Keep the best W unfinished candidates and the best W finished sequences.
 
         Args:
             params: the weights.
             state: as `prefill` or this function returned it.
-            candidates: of this state.
-            stopped_BK: bool, which of them end a text by what they spell; stop ids and limits do so anyway.
+            candidates: the candidates of this state.
+            stopped_BK: bool, which candidates end with a stop string. Stop ids and limits are checked here.
         """
         top_BK, beam_BK, id_BK, ids_BKn = candidates
         (B, K), W, V = id_BK.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
@@ -170,14 +170,14 @@ class BeamSearch:
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
             return log_p / length.astype(jnp.float32) ** weigh
 
-        # The best W that go on.
+        # The best W unfinished candidates.
         score_BW, next_BW = jax.lax.top_k(top_BK + ends_BK.astype(jnp.float32) * WORST, W)
         beam_BW, token_BW = gather_beams(beam_BK, next_BW), gather_beams(id_BK, next_BW)
         ids_BWS = jnp.concatenate(
             [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BKn, next_BW)], axis=-1
         )
 
-        # Finished texts: only those among the W best candidates count.
+        # Finished sequences count only if they are among the W best candidates.
         finishes_BK = ends_BK & (jnp.arange(K) < W)[None, :]
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
@@ -193,7 +193,7 @@ class BeamSearch:
         )
         finished_BW = gather_beams(jnp.concatenate([state.finished_BW, finishes_BK], axis=1), from_BW)
 
-        # Can the best running text still beat the worst finished one?
+        # Can the best running sequence still beat the worst finished one?
         far = self.beams.early_stopping == "never" and weigh > 0
         farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
         worst_BW = jnp.where(finished_BW, best_BW.min(-1, keepdims=True), WORST)

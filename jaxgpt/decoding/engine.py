@@ -1,4 +1,4 @@
-"""Run prompts of any number and length through few compiled programs: shapes are rounded up to buckets."""
+"""Run any number of prompts of any length with few compiled programs, by rounding shapes up to buckets."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jaxgpt.decoding.beam import BeamSearch, BeamState, Candidates, Hypotheses
 from jaxgpt.decoding.sampler import Model, RowLimits, SamplerState, decode_steps, prefill
 from jaxgpt.decoding.sampling import TokenBuffer
 
-BLOCK = 64  # a cache has a multiple of this many slots for new tokens
+BLOCK = 64  # slots for new tokens are a multiple of this
 
 
 def bucket(n: int, least: int = 1, most: int = 0) -> int:
-    """Round n up to a power of two, at least `least`, or to `most` where that is less."""
+    """Round n up to a power of two, at least `least`, or to `most` if that is smaller."""
     size = max(least, 1 << (n - 1).bit_length())
     return min(size, most) if n <= most else size
 
 
 def left_pad(prompts: Sequence[Sequence[int]], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stack prompts into one array, padded on the left, both axes rounded up to a bucket: ids `[B, P]`, starts `[B]`.
+    """Stack prompts, padded on the left, with both axes rounded up to a bucket: ids `[B, P]`, starts `[B]`.
 
     Args:
         prompts: ids, at least one per row.
-        most: the context length, which no bucket need exceed.
+        most: the context length, an upper bound of the bucket.
     """
     P = bucket(max(map(len, prompts)), 8, most)
     B = bucket(len(prompts))
@@ -40,21 +40,21 @@ def left_pad(prompts: Sequence[Sequence[int]], most: int) -> tuple[np.ndarray, n
 
 
 def blocks(n: int) -> int:
-    """Round n tokens up to slots."""
+    """Round n up to a multiple of `BLOCK`."""
     return -(-n // BLOCK) * BLOCK
 
 
 def cache_shape(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int, slide: bool) -> tuple[int, int]:
-    """Rows and slots of the cache for a batch. A sliding window needs no slots beyond the context."""
+    """Return the rows and slots of the cache for a batch. A sliding window needs no slots beyond the context."""
     new = min(max(limits), context) if slide else max(limits)
     return bucket(len(prompts)), bucket(max(map(len, prompts)), 8, context) + blocks(new)
 
 
 class DecodeSession:
-    """One batch being generated. `next_tokens` generates, `finish` ends a row early.
+    """Generation of one batch. `next_tokens` generates, `finish` ends rows early.
 
     Attributes:
-        made: tokens generated so far in every row (those of a row that has ended mean nothing).
+        made: number of tokens generated so far per row; tokens after the end of a row are undefined.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class DecodeSession:
         Args:
             params: the weights.
             prompts: ids, at least one per row; with `slide`, at most `context`.
-            keys: one per row.
+            keys: one key per row.
             limits: the maximum number of new tokens of each row.
             model: the model's functions.
-            sampling: how tokens are chosen.
+            sampling: sampling parameters.
             stop_ids: ids that end a row.
             context: the model's context length in tokens.
             slide: beyond the context, continue from the last `context` tokens.
@@ -92,7 +92,7 @@ class DecodeSession:
         self._rows = RowLimits(keys[rows], np.concatenate([np.asarray(limits, np.int32), fill]))  # type: ignore[arg-type]
         self._size = self._prompt + blocks(max(limits))
         self._limit = max(limits)
-        # The longest row fills the context first; from then on the window is the whole context.
+        # The longest row fills the context first; after that, the window is the whole context.
         self._cached = max(context - max(map(len, prompts)) + 1, 1) if slide else self._limit
         self._params = params
         _, slots = cache_shape(prompts, limits, context, slide)
@@ -101,9 +101,9 @@ class DecodeSession:
         self.made = 0
 
     def next_tokens(self, steps: int) -> np.ndarray:
-        """Generate up to `steps` more tokens per row, int32 `[B, new]`; none where all rows have ended.
+        """Generate up to `steps` more tokens per row, int32 `[B, new]`, or none if all rows have ended.
 
-        A negative token ends its row: `sampling.NO_TOKEN` or `NOT_A_NUMBER`.
+        A row ends at a negative token: `sampling.NO_TOKEN` or `NOT_A_NUMBER`.
         """
         before = self.made
         if self._state is None:
@@ -138,7 +138,7 @@ def _programs(
     go_on = partial(decode_steps, model=model, sampling=sampling, stop_ids=stop_ids)
 
     def start(params: Any, text: TokenBuffer, rows: RowLimits, steps: jax.Array) -> SamplerState:
-        # Prefill and steps in one program: a text that is not streamed costs one compilation.
+        # Prefill and decode steps are one program, so that generation without streaming needs one compilation.
         return go_on(params, prefill(params, text, rows, size, slots, model, sampling, stop_ids), rows, steps)
 
     return (
@@ -167,12 +167,12 @@ def search(
         prompts: ids, at least one per row.
         limits: the maximum number of new tokens of each row.
         model: the model's functions.
-        sampling: as `BeamSearch` takes it.
-        beams: number of beams and how they compare.
-        stop_ids: ids that end a text.
+        sampling: as in `BeamSearch`.
+        beams: beam search parameters.
+        stop_ids: ids that end a sequence.
         context: the model's context length in tokens.
-        stopped: whether the new ids of a row end its text by what they spell. The host then looks at every candidate, and
-            the search is no longer one program on the device. None: only ids end a text.
+        stopped: called with a row and its new ids; returns whether they end with a stop string. The host then checks every
+            candidate, and the search is no longer a single program on the device. None: no stop strings.
     """
     ids_BP, start_B = left_pad(prompts, context)
     B, P = ids_BP.shape

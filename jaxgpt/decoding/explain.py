@@ -1,4 +1,4 @@
-"""Explain how a token was chosen: what each filter removed, and the random number that decided."""
+"""Explain how a token was sampled: the effect of each filter, and the random number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Stage(NamedTuple):
     """The effect of one filter.
 
     Attributes:
-        name: the filter and its setting.
-        removed: number of tokens that it forbade.
-        removed_mass: their total probability before it.
-        moved_mass: probability that moved between the remaining tokens, half the sum of the changes.
-        left: number of tokens that remain.
+        name: name and parameter of the filter.
+        removed: number of tokens the filter removed.
+        removed_mass: total probability of these tokens before the filter.
+        moved_mass: probability shifted among the remaining tokens, half the sum of absolute changes.
+        left: number of remaining tokens.
     """
 
     name: str
@@ -31,16 +31,16 @@ class Stage(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How one token was chosen.
+    """The explanation of one sampled token.
 
     Attributes:
         stages: the filters, in order.
-        probability_V: of each token after all of them, float64, sum 1.
-        uniform: the random number; None where nothing is drawn.
-        before: total probability of the tokens with smaller ids; the token was taken because the random number lies between
-            this and `before + probability_V[token]`.
-        token: the chosen id.
-        key: the row's key, as numbers; folded with the token's index it gives the random number again.
+        probability_V: probability of each token after all filters, float64, sum 1.
+        uniform: the random number; None for greedy decoding.
+        before: total probability of the tokens with smaller ids. The random number is between this and
+            `before + probability_V[token]`.
+        token: the sampled id.
+        key: data of the row's key; folded with the index of the token, the key gives the random number.
     """
 
     stages: list[Stage]
@@ -54,17 +54,17 @@ class Choice(NamedTuple):
 def explain(
     logits_1V: jax.Array, text: TokenBuffer, sampling: SamplingParams, key: jax.Array, index: int = 0
 ) -> Choice:
-    """Choose a token as `sample_token` does, and record how.
+    """Sample a token as `sample_token` does, and record each stage.
 
     Args:
-        logits_1V: of one row.
-        text: its tokens so far.
-        sampling: how the token is chosen.
-        key: of the row.
-        index: the token's place among the new ones, from 0.
+        logits_1V: logits of one row.
+        text: tokens of the row so far.
+        sampling: sampling parameters.
+        key: key of the row.
+        index: index of the token among the new ones, from 0.
 
     Raises:
-        UserError: a logit is NaN, or every token is forbidden.
+        UserError: a logit is NaN, or the filters remove every token.
     """
     if np.isnan(np.asarray(logits_1V)).any():
         raise UserError(DIVERGED)
@@ -72,7 +72,7 @@ def explain(
     effects = []
     for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
-            raise UserError(f"{name} forbids every token: lower no-repeat-ngram-size or use 0, which disables it")
+            raise UserError(f"{name} forbids every token: raise no-repeat-ngram-size, or disable it with 0")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())

@@ -1,4 +1,4 @@
-"""Filters of logits: pure functions `[B, V] -> [B, V]`. A forbidden token's logit becomes -inf."""
+"""Logit filters: pure functions `[B, V] -> [B, V]`. The logit of a removed token becomes -inf."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import jax
 import jax.numpy as jnp
 
 NEVER = -jnp.inf
-SLICE = 256  # most probable tokens that top-p looks at first; sorting a whole vocabulary is slow on a CPU
-COLD = 0.01  # below this temperature, logits are divided after their maximum is subtracted
-TINY = float(jnp.finfo(jnp.float32).tiny)  # smaller numbers are zero on most devices
+SLICE = 256  # number of top tokens that top-p sorts first; sorting a whole vocabulary is slow on a CPU
+COLD = 0.01  # below this temperature, subtract the maximum before dividing
+TINY = float(jnp.finfo(jnp.float32).tiny)  # most devices flush smaller numbers to zero
 
 
 def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, penalty: float) -> jax.Array:
-    """Make tokens of the text less probable: `l / penalty` where l > 0, else `l * penalty`.
+    """Penalize tokens that occur in the text: `l / penalty` if l > 0, else `l * penalty`.
 
     Args:
         logits_BV: float32.
         ids_BS: int32, the text.
-        seen_BS: bool, which of its slots hold tokens.
-        penalty: 1 changes nothing, below 1 encourages repetition.
+        seen_BS: bool, which slots of `ids_BS` hold tokens.
+        penalty: 1 has no effect, below 1 encourages repetition.
 
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
@@ -29,22 +29,22 @@ def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array
 def forbid_repeated_ngrams(
     logits_BV: jax.Array, ids_BS: jax.Array, start_B: jax.Array, length: jax.Array, n: int
 ) -> jax.Array:
-    """Forbid the tokens that would complete an n-gram the text already has.
+    """Forbid tokens that would complete an n-gram that is already in the text.
 
-    The text's last n - 1 tokens are compared with every earlier n - 1, one token of the n-gram at a time, until no place
-    matches: a loop on the device, whose program does not grow with n.
+    The last n - 1 tokens are compared with all earlier ones, one token of the n-gram at a time, until no position matches.
+    This is a loop on the device, so the size of the program does not depend on n.
 
     Args:
         logits_BV: float32.
         ids_BS: int32, the text, its last token at `length - 1` in every row.
         start_B: int32, the slot of each row's first token.
         length: int32 scalar, slots in use.
-        n: 1 forbids every token of the text.
+        n: size of the n-gram; 1 forbids every token of the text.
 
     Source: Paulus et al. 2017, section 2.5.
     """
     S = ids_BS.shape[1]
-    if n > S:  # no text is that long
+    if n > S:  # the text cannot contain an n-gram
         return logits_BV
     slot_S = jnp.arange(S, dtype=jnp.int32)
     fits_BS = (slot_S[None, :] >= start_B[:, None]) & (slot_S <= length - n)[None, :]
@@ -65,26 +65,26 @@ def forbid_repeated_ngrams(
 
 
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
-    """Keep the most probable token, the first among equals."""
+    """Keep the most probable token, the first one of ties."""
     best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
 
 def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array:
-    """`l / temperature`; below `COLD`, `(l - max l) / temperature`: the same probabilities, of any temperature above 0.
+    """Divide by the temperature: `l / temperature`, or below `COLD` the equivalent `(l - max l) / temperature`.
 
-    At a low temperature `l / temperature` rounds off what distinguishes the most probable tokens, and overflows in the end.
-    The maximum itself stays exactly 0.
+    At a low temperature, `l / temperature` loses the differences between the top tokens to rounding, and finally overflows.
+    After the subtraction, the maximum is exactly 0.
     """
     if temperature >= COLD:
-        # Bounded, because 1 / temperature must not become 0, nor the -inf of a forbidden token NaN.
+        # Bounded, so that 1 / temperature does not become 0 and turn the -inf of a removed token into NaN.
         return logits_BV / min(temperature, 1 / TINY)
     max_B1 = _max(logits_BV)
     return jnp.where(logits_BV >= max_B1, 0.0, logits_BV - max_B1) / max(temperature, TINY)
 
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
-    """Keep the k most probable tokens, and those equal to the k-th. Source: Fan et al. 2018."""
+    """Keep the k most probable tokens and ties with the k-th. Source: Fan et al. 2018."""
     kth_B1 = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))[0][:, -1:]
     return jnp.where(logits_BV < kth_B1, NEVER, logits_BV)
 
@@ -92,8 +92,7 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one.
 
-    Among equals at the border the later ids stay. Only the `SLICE` most probable tokens are sorted, or all where those do
-    not reach p.
+    Of ties at the boundary, the largest ids are kept. Only the top `SLICE` tokens are sorted, or all if those do not reach p.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
@@ -101,7 +100,7 @@ def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
 
     def among(k: int) -> jax.Array:
-        # Reversed, because top_k takes the first of equals.
+        # Reversed, because top_k takes the first of ties.
         value_Bk, back_Bk = jax.lax.top_k(logits_BV[:, ::-1], k)
         probability_Bk = jnp.exp(value_Bk - total_B1)
         above_Bk = jnp.cumsum(probability_Bk, axis=-1) - probability_Bk
@@ -123,14 +122,14 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
 
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """Return the first id at which the cumulative probability, in the order of ids, exceeds the random number.
+    """Sample by the inverse CDF: return the first id whose cumulative probability exceeds the random number.
 
-    Sums run over groups of 256 ids, then over the groups: a float32 sum over 50,000 small numbers one after the other would
-    lose the last of them.
+    Sums run over groups of 256 ids, then over the groups: a sequential float32 sum of 50,000 small numbers would lose the
+    last ones to rounding.
 
     Args:
-        logits_BV: float32; -inf forbids a token. Not all may be.
-        uniform_B: float32, from [0, 1).
+        logits_BV: float32; -inf for removed tokens, of which at least one must remain.
+        uniform_B: float32 in [0, 1).
 
     Returns:
         int32 `[B]`.
@@ -138,8 +137,8 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     B, V = logits_BV.shape
     width = 256
     max_B1 = _max(logits_BV)
-    # The maximum weighs 1, whatever exp(l - max) is: where XLA fuses the division by the temperature with this subtraction,
-    # l keeps digits that max has lost, and for large logits the weight would be 0 or infinite.
+    # Set the weight of the maximum to 1 instead of exp(l - max): if XLA fuses the division by the temperature with this
+    # subtraction, l has digits that max has lost, and for large logits the weight would be 0 or infinite.
     weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
     weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
     groups_BG = weight_BGW.sum(-1)
@@ -151,13 +150,15 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
 
 
 def _max(logits_BV: jax.Array) -> jax.Array:
-    """The largest logit of each row, `[B, 1]`, finite where all are -inf."""
+    """Return the largest logit of each row, `[B, 1]`; finite even if all are -inf."""
     return jnp.max(logits_BV, axis=-1, keepdims=True, initial=jnp.finfo(jnp.float32).min)
 
 
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where the running sum first exceeds the target (or, if rounding leaves none, the last positive weight), and by how
-    much the target exceeds the sum before it."""
+    """Return the index at which the cumulative sum first exceeds the target, and the target minus the sum before it.
+
+    If rounding leaves no such index, use the last positive weight.
+    """
     sum_BN = jnp.cumsum(weight_BN, axis=-1)
     last_B = weight_BN.shape[-1] - 1 - jnp.argmax(weight_BN[:, ::-1] > 0, axis=-1)
     first_B = jnp.minimum((sum_BN <= target_B[:, None]).sum(-1), last_B)
@@ -166,7 +167,7 @@ def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, 
 
 
 def _marks(logits_BV: jax.Array, ids_BS: jax.Array, which_BS: jax.Array) -> jax.Array:
-    """Mark the ids that `ids_BS` holds where `which_BS` is true: bool `[B, V]`."""
+    """Mark the ids in `ids_BS` at the slots selected by `which_BS`: bool `[B, V]`."""
     B, V = logits_BV.shape
     ids_BS = jnp.where(which_BS, ids_BS, V)  # out of range: dropped
     return jnp.zeros((B, V), bool).at[jnp.arange(B)[:, None], ids_BS].set(True, mode="drop")

@@ -1,4 +1,4 @@
-"""The sampler: prefill the cache with the prompts, then one token per step in a loop on the device."""
+"""The sampler: prefill the cache with the prompts, then generate one token per step in a loop on the device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CacheFn = Callable[[jax.Array, int], Any]
 
 
 class Model(NamedTuple):
-    """A model as two functions. The same model must give the same two functions: compiled programs are found by them.
+    """A model as two functions. Compiled programs are looked up by their identity, so create them once per model.
 
     Attributes:
-        extend: compute the logits of the next tokens and append these tokens to the cache.
-        cache: make an empty cache.
+        extend: computes logits for new tokens and appends the tokens to the cache.
+        cache: creates an empty cache.
     """
 
     extend: ExtendFn
@@ -30,10 +30,10 @@ class Model(NamedTuple):
 
 
 class RowLimits(NamedTuple):
-    """What differs from row to row.
+    """Keys and limits of the rows.
 
     Attributes:
-        key_B: keys for sampling; token i of a row is drawn with its key folded with i.
+        key_B: sampling keys; token i of a row is sampled with the row's key folded with i.
         limit_B: int32, maximum number of new tokens; 0 for a row that only pads the batch.
     """
 
@@ -46,9 +46,9 @@ class SamplerState(NamedTuple):
 
     Attributes:
         text: the tokens so far; the last ones are not yet in the cache.
-        cache: the model's.
+        cache: KV cache of the model.
         done_B: rows that have ended; they repeat their last token, which is never read.
-        made: int32 scalar, tokens generated so far.
+        made: int32 scalar, number of tokens generated so far.
     """
 
     text: TokenBuffer
@@ -76,7 +76,7 @@ def prefill(
         size: slots for the whole text, prompt included.
         slots: slots of the cache.
         model: the model's functions.
-        sampling: how tokens are chosen.
+        sampling: sampling parameters.
         stop_ids: ids that end a row.
     """
     logits_B1V, cache = model.extend(params, text.ids_BS, model.cache(text.start_B, slots), True)
@@ -95,18 +95,18 @@ def decode_steps(
     stop_ids: tuple[int, ...],
     window: int = 0,
 ) -> SamplerState:
-    """Generate up to `steps` more tokens in every row, fewer if all rows end before.
+    """Generate up to `steps` more tokens per row, fewer if all rows end.
 
     Args:
         params: the weights.
         state: as `prefill` or this function returned it.
         rows: keys and limits.
-        steps: int32 scalar, at most the slots that are left. Not static: one program serves every number.
+        steps: int32 scalar, at most the number of free slots. Not static, so one program serves all values.
         model: the model's functions.
-        sampling: how tokens are chosen.
+        sampling: sampling parameters.
         stop_ids: ids that end a row.
-        window: see only the last `window` tokens, as if the text began there, at the price of a whole pass per token: the
-            only way beyond the context for learned positions. 0 continues with the cache.
+        window: recompute the last `window` tokens at each step, as if the text began there. This takes a full forward pass
+            per token, but it is the only way to exceed the context with learned positions. 0: use the cache.
     """
 
     def open_(carry: tuple[SamplerState, jax.Array]) -> jax.Array:

@@ -1,4 +1,4 @@
-"""From logits to the next token: the text so far, and the filters in the order in which they apply."""
+"""Sample the next token from logits: the token buffer, and the filters in their order."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import jax.numpy as jnp
 from jaxgpt.config import SamplingParams, UserError
 from jaxgpt.decoding import filters
 
-# Where a token id is expected and there is none, because of the logits:
-NO_TOKEN = -1  # every token is forbidden
+# Returned instead of a token id if the logits do not permit one:
+NO_TOKEN = -1  # every token is removed
 NOT_A_NUMBER = -2  # a logit is NaN
 
-DIVERGED = "the model's logits are NaN: its weights have diverged or are damaged; choose an earlier checkpoint"
+DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
 
 
 class TokenBuffer(NamedTuple):
     """The tokens so far.
 
     Attributes:
-        ids_BS: int32, the last token of every row at `length - 1`.
-        start_B: int32, the slot of each row's first token.
-        length: int32 scalar, slots in use.
+        ids_BS: int32, token ids; the last token of every row is at `length - 1`.
+        start_B: int32, slot of the first token of each row.
+        length: int32 scalar, number of slots in use.
     """
 
     ids_BS: jax.Array
@@ -33,33 +33,33 @@ class TokenBuffer(NamedTuple):
     length: jax.Array
 
     def seen_BS(self) -> jax.Array:  # noqa: N802
-        """Which slots hold tokens."""
+        """Return which slots hold tokens, bool `[B, S]`."""
         slot_S = jnp.arange(self.ids_BS.shape[1])
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
 
-# (logits_BV, text) -> logits_BV, float32; forbidden tokens become -inf
+# (logits_BV, text) -> logits_BV, float32; the logits of removed tokens become -inf
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
 
 
 @dataclass(frozen=True)
 class CustomSampling(SamplingParams):
-    """Sampling parameters with filters of the caller's, which apply before the temperature. See `with_filters`."""
+    """Sampling parameters with custom filters, which apply before the temperature. See `with_filters`."""
 
     filters: tuple[Filter, ...] = ()
 
 
 def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingParams:
-    """Add filters to sampling parameters.
+    """Add custom filters to sampling parameters.
 
-    Compiled programs are found again by the identity of the functions, so define each once, at the top of a module.
+    Compiled programs are looked up by the identity of the functions, so define each once, at the top level of a module.
 
     Args:
         sampling: the parameters.
         added: pure functions `(logits_BV, text) -> logits_BV`, traced once.
 
     Raises:
-        UserError: one of them is not a function.
+        UserError: a filter is not a function.
     """
     if not added:
         return sampling
@@ -69,7 +69,7 @@ def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingP
 
 
 def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str, jax.Array]:
-    """The name of a filter, and the logits after it, of the same shape and dtype."""
+    """Apply a custom filter and check shape and dtype; return its name and the new logits."""
     name, out = getattr(custom, "__name__", type(custom).__name__), custom(logits_BV, text)
     found, wanted = (f"{a.dtype} {list(a.shape)}" for a in (jnp.asarray(out), logits_BV))
     if found != wanted:
@@ -80,8 +80,10 @@ def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str
 
 
 def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> Iterator[tuple[str, jax.Array]]:
-    """Yield the name of each enabled filter and the logits after it, in transformers' order: repetition penalty, n-grams, the
-    caller's own, temperature, top-k, top-p, min-p."""
+    """Yield the name of each enabled filter and the logits after it.
+
+    The order is that of transformers: repetition penalty, n-grams, custom filters, temperature, top-k, top-p, min-p.
+    """
     s = sampling
     if s.repetition_penalty != 1:
         logits_BV = filters.penalize_repeats(logits_BV, text.ids_BS, text.seen_BS(), s.repetition_penalty)
@@ -112,27 +114,27 @@ def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) ->
 
 
 def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> jax.Array:
-    """Apply all filters; forbidden tokens become -inf. Float32 `[B, V]` in and out."""
+    """Apply all filters; the logits of removed tokens become -inf. Float32 `[B, V]` in and out."""
     for _, warped_BV in stages(logits_BV, text, sampling):
         logits_BV = warped_BV
     return logits_BV
 
 
 def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
-    """The random number that draws token `index` of each row: float32 `[B]` in [0, 1), with x64 or without."""
+    """Return the random number for token `index` of each row: float32 `[B]` in [0, 1), also under x64."""
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32))(key_B)
 
 
 def sample_token(
     logits_BV: jax.Array, text: TokenBuffer, key_B: jax.Array, index: jax.Array, sampling: SamplingParams
 ) -> jax.Array:
-    """Choose the next token of each row. Every row has a key of its own, so no row depends on the others.
+    """Sample the next token of each row. Every row has its own key, so rows are independent of each other.
 
-    One random number per token decides: the token at which the cumulative probability first exceeds it. A choice can be
-    explained and checked by hand, and costs one random number instead of one per token of the vocabulary.
+    Uses inverse CDF sampling: the token is the first one whose cumulative probability exceeds a random number. This needs
+    one random number per row instead of one per token of the vocabulary, and can be verified by hand.
 
     Returns:
-        int32 `[B]`; `NO_TOKEN` where every token is forbidden, `NOT_A_NUMBER` where a logit is NaN.
+        int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
     """
     warped_BV = warp(logits_BV, text, sampling)
     if sampling.draws:

@@ -1,4 +1,4 @@
-"""Turn ids into text as they arrive: never half a character, nothing that may turn out to be a stop string."""
+"""Decode ids to text incrementally, holding back incomplete characters and possible beginnings of a stop string."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Literal
 from jaxgpt.config import UserError
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder shows for bytes that are no character, or not yet one
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a decoder's output for bytes that are not (yet) a character
 
 FinishReason = Literal["stop", "length", "exhausted"]
 
 
 class TextStream:
-    """The new text of one row. The pieces joined are the text, however the ids arrive.
+    """The new text of one row. The concatenated pieces do not depend on how the ids are split over calls.
 
-    The text is what `decode` adds to the prompt: prompt and new ids are decoded together, because a decoder may strip the
-    first space of a text, or join the bytes of one character across the border.
+    Prompt and new ids are decoded together, because a decoder may strip the first space of a text, or combine bytes from both
+    into one character. The new text is what follows the text of the prompt.
 
     Attributes:
-        ids: the new ids so far; in the end those of the text, without what ended it.
-        text: what has been returned.
-        finish_reason: None while the row continues.
+        ids: new ids so far; at the end, without the stop id or the ids of the stop string.
+        text: text returned so far.
+        finish_reason: None while generation continues.
     """
 
     def __init__(
@@ -38,13 +38,12 @@ class TextStream:
         """Start with no new ids.
 
         Args:
-            decode: ids to text.
+            decode: converts ids to text.
             limit: maximum number of new ids.
-            stop_ids: each ends the row and is not part of it.
-            stops: strings; each ends the row where it begins.
-            prompt: ids before the text, which belong to it.
-            byte_ids: ids that `decode` joins with their neighbors to characters, so that the next one can change the text
-                of a whole run of them.
+            stop_ids: ids that end the row; they are not included.
+            stops: strings that end the row; they are not included.
+            prompt: ids of the prompt.
+            byte_ids: ids of single bytes: a new one can change the text of the whole run before it.
         """
         self._decode, self._limit = decode, limit
         self._stop_ids, self._stops, self._byte_ids = frozenset(stop_ids), tuple(stops), byte_ids
@@ -55,7 +54,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
 
     def add(self, ids: Iterable[int]) -> str:
-        """Append the next ids; returns the text that can no longer change.
+        """Append ids; return the new text that can no longer change.
 
         Raises:
             UserError: the model's logits are NaN.
@@ -88,45 +87,45 @@ class TextStream:
         return piece
 
     def _new(self, n: int) -> str:
-        """The text of the first n new ids."""
+        """Decode the first n new ids."""
         return self._after_prompt(self._decode(self._prompt + self.ids[:n]))
 
     def _after_prompt(self, text: str) -> str:
         if text.startswith(self._before):
             return text[len(self._before) :]
-        # Bytes at the prompt's end have become another character, which is new; or all of the text is the prompt's.
+        # Bytes at the end of the prompt became part of a new character, or the whole text belongs to the prompt.
         same = next((i for i, (a, b) in enumerate(zip(self._before, text, strict=False)) if a != b), len(text))
         return text[same:]
 
     def _settled(self) -> str:
-        """The text that no further id can change."""
+        """Return the text that further ids cannot change."""
         ids = self._prompt + self.ids
         while ids and ids[-1] in self._byte_ids:
             ids.pop()
         text = self._decode(ids) if ids else ""
-        # Of a character of four bytes three may be there, and some decoders show each.
+        # Up to three bytes of an incomplete character may be present, and some decoders show each of them.
         end = len(text)
         while end > max(len(text) - 3, 0) and text[end - 1] == UNFINISHED:
             end -= 1
         return self._after_prompt(text[:end])
 
     def _stop(self, text: str) -> int | None:
-        """Where the stop string that is complete first begins."""
+        """Return where the stop string that is completed first begins."""
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         return min(matches)[1] if matches else None
 
     def _trim_ids(self, text: str) -> None:
-        """Keep the fewest ids whose text begins with this one."""
+        """Keep the fewest ids whose text begins with `text`."""
         fewest = len(self.ids)
         for n in range(len(self.ids) - 1, -1, -1):
             shorter = self._new(n)
             if shorter.startswith(text):
                 fewest = n
-            elif len(shorter) < len(text):  # an unfinished character takes no fewer places than a finished one
+            elif len(shorter) < len(text):  # an incomplete character is not shorter than a complete one
                 break
         del self.ids[fewest:]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text with which the stop string begins."""
+    """Return the length of the longest suffix of the text that is a prefix of the stop string."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

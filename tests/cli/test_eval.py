@@ -75,7 +75,7 @@ def test_a_text_without_a_token_to_predict(run: Path) -> None:
     Path("short.txt").write_text("T")
     result = jaxgpt("eval", str(run), "--data.path", "short.txt")
     assert result.code == 2
-    assert "short.txt (all): 1 token(s) are too few to evaluate on; give a longer text" in result.err
+    assert "short.txt (all) has 1 token(s), too few to evaluate on: use a longer text" in result.err
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
         assert same.with_model(vocab_size=old.model.vocab_size) == old
         assert changed == replace(same, train=TrainConfig(steps=9)).with_model(bias=False)
     assert trained[0].model.vocab_size == 0, "other data may have another vocabulary"
-    assert "repeating the settings of a run, from random weights" in jaxgpt("train", "a run", "--out", "new").err
+    assert "using the settings of a run, starting from random weights" in jaxgpt("train", "a run", "--out", "new").err
     assert jaxgpt("train", "a run", "--resume", "--train.steps", "9").code == 0
     assert trained[-1] == replace(old, train=TrainConfig(steps=9))
 
@@ -67,8 +67,8 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
     ("args", "message"),
     [
         (["run"], "run is a run: repeat its settings with --out NEW, or resume it with --resume"),
-        (["gpt2", "--config", "run/config.json"], "gpt2 and --config run/config.json both name settings"),
-        (["--config", "run"], "--config run is a folder; to repeat a run: jaxgpt train run --out NEW"),
+        (["gpt2", "--config", "run/config.json"], "gpt2 and --config run/config.json both give settings"),
+        (["--config", "run"], "--config run is a directory; to repeat a run: jaxgpt train run --out NEW"),
         (["--config", "nosuch.json"], "cannot read nosuch.json"),
         (["--config", "bad.json"], "bad.json: unknown key 'modle' (did you mean model?)"),
         (["nosuch", "--out", "x"], "no preset or run 'nosuch'"),

@@ -178,7 +178,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
         assert lines(Path("other")) == straight
     result = jaxgpt(*same_command)
     assert result.code == 0, result.err
-    assert ("holds no run yet" if moment is before_config else "starting again from step 0/4") in result.err
+    assert ("yet: starting a new one" if moment is before_config else "starting again from step 0/4") in result.err
     assert lines(run) == straight
     assert steps(run / "checkpoints") == steps(finished / "checkpoints")
     assert {p.name for p in run.iterdir()} - {"config.json.tmp"} == {p.name for p in finished.iterdir()}

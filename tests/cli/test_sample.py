@@ -90,7 +90,7 @@ def test_eval_reports_the_cost_of_low_precision(run: str, capsys: pytest.Capture
 
 def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", run, "--max-new-tokens", "2"]) == 0
-    assert "begins after a new line" in capsys.readouterr().err
+    assert "generation starts from a new line" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

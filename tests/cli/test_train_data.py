@@ -37,7 +37,7 @@ def test_an_invalid_sample_prompt_is_replaced_with_a_warning(tokenizer: str, pro
     assert "--- a sample, after" in result.out
     assert "uniform baseline: ln 2,000 = 7.60" in result.out, "vocab_size is that of the head"
     assert ("train.prompt" in result.err) == bool(prompt)
-    assert ("model.vocab_size 2000 is more than" in result.err) == (tokenizer == "char")
+    assert ("model.vocab_size 2000 exceeds" in result.err) == (tokenizer == "char")
 
 
 def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,5 +53,5 @@ def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPat
         "train", "nanogpt-cpu", *TINY, *flags(data__path="train.bin", data__tokenizer="ids", model__vocab_size=9)
     )
     assert result.code == 0, result.err
-    assert "jaxgpt: no sample: not enough memory" in result.err
+    assert "jaxgpt: cannot sample: not enough memory" in result.err
     assert "next     jaxgpt sample" in result.out

@@ -43,10 +43,10 @@ def test_formats_are_detected(kind: str, tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"123", "3 bytes are no row of 16-bit ids"),
-        (header(20240520, 2, 4) + b"12345678", "version 2, only 1 is known"),
-        (header(20240520, 1, 5) + b"12345678", "promises 5 ids"),
-        (header(20240520, 1, -1), "promises -1 ids"),
+        (b"123", "3 bytes are not 16-bit ids"),
+        (header(20240520, 2, 4) + b"12345678", "version 2 is not supported"),
+        (header(20240520, 1, 5) + b"12345678", "the header declares 5 ids"),
+        (header(20240520, 1, -1), "the header declares -1 ids"),
     ],
 )
 def test_broken_files_raise(data: bytes, message: str, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_splits_are_words_of_file_names(words: list[str], between: str, upper: b
     path = Path(between.join(words).upper() + ".bin" if upper else between.join(words) + ".bin")
     meant = {"train" if word.startswith("t") else "val" for word in words if word in WORDS}
     if len(meant) > 1:
-        with pytest.raises(UserError, match="could hold training or validation ids"):
+        with pytest.raises(UserError, match="names both training and validation"):
             split_of(path)
     else:
         assert split_of(path) == "".join(meant)

@@ -67,5 +67,5 @@ def test_pickles_raise_without_being_opened(name: str, content: Any, tmp_path: P
 @pytest.mark.parametrize("start", [torch_zip(), bytes.fromhex("80028a0a6cfc9c46f920") + b"\0" * 100])
 def test_a_torch_file_is_not_a_token_file(start: bytes, tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(start + b"\0" * (len(start) % 2))
-    with pytest.raises(UserError, match="a file of torch's"):
+    with pytest.raises(UserError, match="a PyTorch file"):
         open_tokens(tmp_path / "train.bin")

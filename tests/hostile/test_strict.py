@@ -16,8 +16,8 @@ from jaxgpt.trainer.plots import plot_losses
 
 JSON = {
     "key twice": (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
-    "nan": (b'{"a": NaN}', "NaN is not JSON"),
-    "infinity": (b'{"a": -Infinity}', "-Infinity is not JSON"),
+    "nan": (b'{"a": NaN}', "NaN is not valid JSON"),
+    "infinity": (b'{"a": -Infinity}', "-Infinity is not valid JSON"),
     "large": (b'{"a": 1e400}', "'1e400' is beyond float64"),
     "long": (b'{"a": 1' + b"0" * 5000 + b"}", "beyond 64 bits"),
     "65 bits": (b'{"a": 18446744073709551616}', "beyond 64 bits"),

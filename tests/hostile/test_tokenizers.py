@@ -31,15 +31,15 @@ TOKENIZERS = {
         changed(BYTES, normalizer={"type": "Replace", "pattern": {"Regex": "(a|aa){1,99}$"}, "content": ""}),
         "repeats a group",
     ),
-    "order": (changed(CHAR, model={"vocab": {"b": 0, "a": 1}}), "order of their code points"),
+    "order": (changed(CHAR, model={"vocab": {"b": 0, "a": 1}}), "not sorted by code point"),
     "holes": (changed(CHAR, model={"vocab": {"a": 0, "b": 2}}), "ids are not 0, 1, 2"),
-    "one id twice": (changed(CHAR, model={"vocab": {"a": 0, "b": 0}}), "two of its words have the same id"),
-    "no ids": (changed(CHAR, model={"vocab": {}}), "it has no words"),
+    "one id twice": (changed(CHAR, model={"vocab": {"a": 0, "b": 0}}), "two tokens have the same id"),
+    "no ids": (changed(CHAR, model={"vocab": {}}), "it has no tokens"),
     "a far id": (changed(BYTES, model={"vocab": {"a": 2**32 - 1}}), "id 4294967295 is not below 16777216"),
-    "true for an id": (changed(CHAR, model={"vocab": {"a": False, "b": True}}), "cannot read this file"),
+    "true for an id": (changed(CHAR, model={"vocab": {"a": False, "b": True}}), "cannot process this file"),
     "a list": ([], "no model with a vocabulary"),
     "of another type": ({"model": 5}, "no model with a vocabulary"),
-    "merges of nothing": (changed(BYTES, model={"merges": [["xyz", "q"]]}), "cannot read this file"),
+    "merges of nothing": (changed(BYTES, model={"merges": [["xyz", "q"]]}), "cannot process this file"),
 }
 
 

@@ -186,7 +186,7 @@ def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.Mon
     big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json"]
     told = jaxgpt("plan", "python-char", *FLAGS, *big)
     assert told.code == 1
-    assert "times the memory available" in told.json["not_compiled"]
+    assert "times the available memory" in told.json["not_compiled"]
     assert told.json["suggestions"]
     assert told.out.count("\n") == 1
 
@@ -194,7 +194,7 @@ def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["python-char"], "--topology is missing"),
+        (["python-char"], "missing option: --topology"),
         ([], "missing argument: PRESET|RUN"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
         (["python-char", "--topology", "v9:2x4"], "unknown chip 'v9'"),

@@ -166,7 +166,7 @@ def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: 
     told = [line for line in err.splitlines() if "another process of this run is gone" in line]
     assert len(told) == 1, err
     assert "resume with: jaxgpt train --resume --out killed" in told[0]
-    assert "process 1 was ended by signal 9 (SIGKILL)" in err
+    assert "process 1 was killed by signal 9 (SIGKILL)" in err
     assert "Traceback" not in err
     for step in steps(Path("killed/checkpoints")):
         folder = Path("killed/checkpoints", str(step))
@@ -341,7 +341,7 @@ def test_process_zero_is_killed(place: None) -> None:
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 1
     assert "resume with: jaxgpt train --resume --out run" in err
-    assert "process 0 was ended by signal 9" in err
+    assert "process 0 was killed by signal 9" in err
 
 
 @pytest.mark.long
