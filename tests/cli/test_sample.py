@@ -98,7 +98,7 @@ def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.Captur
     [
         (["--prompt", "aZ"], "character 'Z'"),
         (["--prompt", "a" * 40], "40 tokens"),
-        (["--prompt", "a", "--max-new-tokens", "33"], "context of 32"),
+        (["--prompt", "a", "--max-new-tokens", "33"], "context length of 32"),
         (["--prompt", "a", "--temperature", "nan"], "temperature"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
         (["--prompt", "a", "--min-p", "7"], "min-p"),

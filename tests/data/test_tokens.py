@@ -128,7 +128,7 @@ def test_one_file_is_split(tmp_path: Path) -> None:
 def test_a_folder_without_training_files(tmp_path: Path) -> None:
     write(tmp_path / "val.bin", "nanogpt")
     assert is_token_path(tmp_path)
-    with pytest.raises(UserError, match=r"name them train\.bin and val\.bin"):
+    with pytest.raises(UserError, match=r"rename them to train\.bin and val\.bin"):
         open_splits(tmp_path, 0.9)
 
 

@@ -105,7 +105,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
     with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 300"):
         load_dataset(config)
-    with pytest.raises(UserError, match="id 300 is beyond"):  # after the part that is checked when files are opened
+    with pytest.raises(UserError, match="id 300 is outside"):  # after the part that is checked when files are opened
         Tokens([np.array([299, 300, 1])], 300).take(1, 2)
-    with pytest.raises(UserError, match="id -1 is beyond"):
+    with pytest.raises(UserError, match="id -1 is outside"):
         Tokens([np.array([299, -1, 1])]).take(0, 2)

@@ -50,7 +50,7 @@ def test_the_size_of_files_is_limited(tmp_path: Path) -> None:
         read_json(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as f:
         f.truncate(2**40)
-    with pytest.raises(UserError, match=r"1,099,511,627,776 bytes, at most 16,777,216 are read"):
+    with pytest.raises(UserError, match=r"1,099,511,627,776 bytes, at most 16,777,216 are allowed"):
         read_bytes(tmp_path / "large")
 
 
