@@ -70,7 +70,7 @@ def main() -> None:
 def plans(rows: list[dict[str, Any]]) -> str:
     """One line a program."""
     lines = [
-        "| program | machine | mesh (data x fsdp x tensor) | GiB a device: state + temporaries, of | fits | TFLOPs | "
+        "| program | topology | mesh (data x fsdp x tensor) | GiB per device: state + temporaries, of | fits | TFLOPs | "
         "GB sent | step by roofline, ms | MFU by roofline |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -91,8 +91,8 @@ def plans(rows: list[dict[str, Any]]) -> str:
 def weak(rows: list[dict[str, Any]]) -> str:
     """Constant work for each chip, more and more chips."""
     lines = [
-        "| chips | mesh (data x fsdp) | TFLOPs a chip (model, compiler) | parameters and optimizer a chip, MB | "
-        "temporaries a chip, GiB | sent a chip, GB |",
+        "| chips | mesh (data x fsdp) | TFLOPs per chip (model, compiler) | parameters and optimizer per chip, MB | "
+        "temporaries per chip, GiB | sent per chip, GB |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:

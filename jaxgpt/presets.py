@@ -1,6 +1,6 @@
 """Presets: functions that return a `Config`. The docstring has a description, the command to run, and the result to expect.
 
-The result is that of a recorded run (docs/performance.md, or the source that is named); without one there is no such line.
+The result is that of a recorded run (in docs/performance.md, or from the given source). Presets without one have no such line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
 
-PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # of a short run, evaluation should be a small part
+PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # a small split keeps evaluation short
 
 
 def python_char() -> Config:
@@ -45,7 +45,7 @@ def shakespeare() -> Config:
 
 
 def shakespeare_fast() -> Config:
-    """The loss of nanoGPT's CPU recipe in seconds: a small model with an untied head, and Muon at high rates.
+    """The loss of nanoGPT's CPU recipe in seconds: a small model with an untied head and high learning rates for Muon.
 
     Command: python train.py shakespeare-fast
     Expect: validation loss 1.85 in 7 seconds on 2 cores, including startup and evaluation; 11 seconds the first time
@@ -55,7 +55,7 @@ def shakespeare_fast() -> Config:
     return Config(
         model=replace(model, tie_embeddings=False),
         data=DataConfig(dataset="shakespeare"),
-        # A momentum of 0.95 has hardly begun when 240 steps are over.
+        # A momentum of 0.95 is too slow for 240 steps.
         optim=replace(optim, learning_rate=0.03, beta1=0.8, muon_learning_rate=0.06, muon_momentum=0.85, muon_steps=4),
         train=TrainConfig(
             steps=240, batch_size=24, steps_per_call=10, eval_every=240, eval_batch_size=128, prompt="ROMEO:"
@@ -64,7 +64,7 @@ def shakespeare_fast() -> Config:
 
 
 def statquest() -> Config:
-    """StatQuest's example: five words, width 2, 37 parameters; it learns to answer "awesome <EOS>".
+    """StatQuest's decoder-only transformer: five words, width 2, 37 parameters. Learns to answer "awesome <EOS>".
 
     Command: python train.py statquest
     Expect: loss 0.14 and both questions answered, in 5 seconds
@@ -105,7 +105,7 @@ def statquest() -> Config:
 def numpy_minimal() -> Config:
     """A minimal NumPy decoder: one head, no biases, ReLU, and post-norm that divides by (std + 1e-5).
 
-    The original has neither an embedding nor a head (it is `GPT.apply(..., method="stack")`); both are added for training.
+    The original has no embedding and no head (it equals `GPT.apply(..., method="stack")`); both are added for training.
 
     Command: python train.py numpy-minimal
     Expect: validation loss 2.18 in 36 seconds on 2 cores
@@ -142,10 +142,10 @@ def numpy_minimal() -> Config:
 
 
 def torch_decoder() -> Config:
-    """Six post-norm layers with the defaults of torch's modules: sinusoids, ReLU, 8 heads, biases, width 512, context 512.
+    """Six post-norm layers with PyTorch's defaults: sinusoidal positions, ReLU, 8 heads, biases, width 512, context 512.
 
-    The study notes call it with `TransformerDecoderLayer(x, memory=None)`, which torch refuses: a decoder's layer without
-    anything to attend to across is `TransformerEncoderLayer` under a causal mask, and that is what this is.
+    The study notes call `TransformerDecoderLayer(x, memory=None)`, which PyTorch rejects. A decoder layer without
+    cross-attention is a `TransformerEncoderLayer` with a causal mask, which is what this preset computes.
 
     Command: python train.py torch-decoder
     """
@@ -169,7 +169,7 @@ def torch_decoder() -> Config:
 
 
 def gpt2_style() -> Config:
-    """GPT-2 124M from torch's modules: exact GELU, and an untied head with a bias.
+    """GPT-2 124M from PyTorch modules: exact GELU, and an untied head with a bias.
 
     Command: python train.py gpt2-style --data.path FOLDER_OF_BIN_FILES
     """
@@ -203,14 +203,14 @@ def llama_tiny() -> Config:
 
 
 def finetune() -> Config:
-    """Fine-tune a model that was imported or trained on your own text.
+    """Fine-tune an imported or trained model on your own text.
 
-    The loss before training is that of `jaxgpt eval RUN --data.path my.txt`.
+    `jaxgpt eval RUN --data.path my.txt` prints the loss before fine-tuning.
 
     Command: python train.py finetune --init-from RUN --data.path my.txt
     """
     return Config(
-        model=_gpt2(12, 12, 768).model,  # what stands here until a run is named
+        model=_gpt2(12, 12, 768).model,  # replaced by the model of --init-from
         data=DataConfig(dataset="none", tokenizer="gpt2"),
         optim=OptimConfig(learning_rate=1e-4, min_lr=0.0, schedule="linear", warmup_steps=20, beta2=0.95),
         train=TrainConfig(steps=200, batch_size=8, eval_every=50, eval_windows=32),
@@ -244,7 +244,7 @@ def nanogpt_gpu() -> Config:
     """nanoGPT's GPU recipe, setting for setting (karpathy/nanoGPT, config/train_shakespeare_char.py, as of 2025-11).
 
     Command: python train.py nanogpt-gpu
-    Expect: best validation loss 1.47 near step 1,750, then it overfits (nanoGPT's runs, as its users report them)
+    Expect: best validation loss 1.47 near step 1,750, then it overfits (as reported by users of nanoGPT)
     """
     return Config(
         model=_nanogpt(n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2),
@@ -309,10 +309,10 @@ PRESETS: dict[str, Callable[[], Config]] = {f.__name__.replace("_", "-"): f for 
 
 
 def preset(name: str) -> Config:
-    """The config of a preset.
+    """Return the config of a preset.
 
     Raises:
-        UserError: no preset has that name.
+        UserError: there is no preset of that name.
     """
     if name not in PRESETS:
         known = ", ".join(PRESETS)
@@ -321,12 +321,12 @@ def preset(name: str) -> Config:
 
 
 class Description(NamedTuple):
-    """What a preset's docstring says.
+    """The parts of a preset's docstring.
 
     Attributes:
-        what: the preset in one sentence.
-        command: the command that runs it.
-        expect: the result of a recorded run, if there is one.
+        what: description in one sentence.
+        command: command that trains the preset.
+        expect: result of a recorded run, or None.
     """
 
     what: str
@@ -335,14 +335,14 @@ class Description(NamedTuple):
 
 
 def describe(name: str) -> Description:
-    """The parts of a preset's docstring."""
+    """Parse the docstring of a preset."""
     lines = [line.strip() for line in (PRESETS[name].__doc__ or "").strip().splitlines()]
     labelled = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
     return Description(lines[0], labelled["Command"], labelled.get("Expect"))
 
 
 def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> ModelConfig:
-    """Our own small-model recipe: RoPE, RMSNorm, QK-norm, ReLU squared, no biases."""
+    """Our recipe for small models: RoPE, RMSNorm, QK-norm, squared ReLU, no biases."""
     return ModelConfig(
         n_layer=n_layer,
         n_head=n_head,
@@ -354,13 +354,13 @@ def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> Model
         activation="relu2",
         bias=False,
         init="zero-proj",
-        # No limit in training. A text that grows beyond the context keeps to the distances that were trained.
+        # No effect in training. Beyond the context, it limits attention to distances seen in training.
         sliding_window=block_size,
     )
 
 
 def _muon(*, warmup_steps: int) -> OptimConfig:
-    """Muon for the blocks' matrices, AdamW for the rest, down to zero along a line."""
+    """Muon for the matrices of the blocks, AdamW for the rest, with linear decay to zero."""
     return OptimConfig(
         name="muon",
         learning_rate=4e-3,
@@ -373,7 +373,7 @@ def _muon(*, warmup_steps: int) -> OptimConfig:
 
 
 def _adamw(*, warmup_steps: int) -> OptimConfig:
-    """AdamW down to zero along a line."""
+    """AdamW with linear decay to zero."""
     return OptimConfig(
         learning_rate=3e-3, min_lr=0.0, schedule="linear", warmup_steps=warmup_steps, beta2=0.95, weight_decay=0.1
     )
@@ -405,7 +405,7 @@ def _nanogpt_optim(*, decay_steps: int) -> OptimConfig:
 
 
 def _gpt2(n_layer: int, n_head: int, n_embd: int) -> Config:
-    """480 windows of 1,024 tokens per step (491,520 tokens), 12 at a time on each device."""
+    """nanoGPT's recipe: 480 windows of 1,024 tokens per step (491,520 tokens), in microbatches of 12 per device."""
     return Config(
         model=ModelConfig(vocab_size=50257, block_size=1024, n_layer=n_layer, n_head=n_head, n_embd=n_embd),
         data=DataConfig(dataset="none", tokenizer="gpt2", sampling="random"),
