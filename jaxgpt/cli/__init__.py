@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        Exit code: 0 done, 1 the work failed, 2 bad usage or input.
+        Exit code: 0 success, 1 failure, 2 invalid usage or input.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] and args[0] in ("-h", "--help", "help"):

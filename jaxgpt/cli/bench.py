@@ -43,26 +43,26 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.study.bench import bench
 
     with progress("starting") as activity:
-        figures = {"name": target} | bench(config, parsed.seconds, parsed.decode, activity.stage)
+        results = {"name": target} | bench(config, parsed.seconds, parsed.decode, activity.stage)
     if parsed.json:
-        print_json(figures)
+        print_json(results)
     else:
-        print(report(config, figures))
+        print(report(config, results))
     return 0
 
 
-def report(config: Config, figures: dict[str, Any]) -> str:
+def report(config: Config, results: dict[str, Any]) -> str:
     """Format the results as text."""
     from jaxgpt.study.trace import KINDS
 
-    step, start, limits = (figures[name] for name in ("step", "start_seconds", "limits"))
+    step, start, limits = (results[name] for name in ("step", "start_seconds", "limits"))
     train, T = config.train, config.model.block_size
     low, high = (1e3 * seconds for seconds in step["range"])
     source = "compiled (cached)" if start["from_cache"] else "compiled"
     lines = [
-        f"{figures['name']} on {figures['devices']} x {figures['device']}, jax {figures['jax']}",
-        f"model   {figures['parameters']:,} parameters, {figures['flops_per_token'] / 1e6:,.1f} MFLOPs per token "
-        f"(6 P + 12 L N H T), {figures['compute_dtype']}",
+        f"{results['name']} on {results['devices']} x {results['device']}, jax {results['jax']}",
+        f"model   {results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token "
+        f"(6 P + 12 L N H T), {results['compute_dtype']}",
         f"start   weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, {source} "
         f"{start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
         f"step    {1e3 * step['seconds']:.1f} ms ({low:.1f} to {high:.1f}, {step['steps']} steps of {train.batch_size} x {T}), "
@@ -71,12 +71,12 @@ def report(config: Config, figures: dict[str, Any]) -> str:
         f"{limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}",
         "where   share of device time in a profiler trace",
     ]
-    for kind, share in figures["where"].items():
+    for kind, share in results["where"].items():
         about = KINDS.get(kind, "waiting for the host or for other instructions")
         lines.append(f"  {kind:<14}{share:6.1%} {1e3 * share * step['seconds']:9.1f} ms  {about}")
-    fed = figures["input_seconds"]
+    fed = results["input_seconds"]
     lines.append(f"host    prepares a batch in {1e3 * fed:.2f} ms, {fed / step['seconds']:.1%} of a step")
-    if decode := figures.get("decode"):
+    if decode := results.get("decode"):
         lines.append(
             f"decode  {decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit "
             f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, float32); first token after "

@@ -70,7 +70,7 @@ def run(args: Sequence[str]) -> int:
             assert result is not None
             change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
     bits = result.loss / math.log(2) * len(data.tokens) / data.text_bytes if data.text_bytes else math.nan
-    figures = {
+    results = {
         "run": target,
         "text": data.source,
         "weights": parsed.weights,
@@ -83,7 +83,7 @@ def run(args: Sequence[str]) -> int:
         "windows": result.windows,
     }
     if parsed.json:
-        print_json({k: v for k, v in figures.items() if not isinstance(v, float) or math.isfinite(v)})
+        print_json({k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)})
         return 0
     print(f"text           {data.source}")
     print(f"loss           {result} nats per token")
@@ -91,7 +91,7 @@ def run(args: Sequence[str]) -> int:
         print(
             f"{parsed.weights:14} changes the loss by {change['loss_change']:+.5f}, from {change['loss_float32']:.4f}"
         )
-    print(f"perplexity     {figures['perplexity']:.3f}")
+    print(f"perplexity     {results['perplexity']:.3f}")
     if data.text_bytes:
         print(f"bits per byte  {bits:.4f}")
     plural = "s" * (result.windows > 1)

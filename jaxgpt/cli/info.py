@@ -25,17 +25,17 @@ class Args:
 
 def run(args: Sequence[str]) -> int:
     [target], parsed = COMMAND.parse(Args, args)
-    figures = describe(with_vocab(named_config(target)))
+    results = describe(with_vocab(named_config(target)))
     if parsed.json:
-        print_json({"name": target} | figures)
+        print_json({"name": target} | results)
         return 0
-    print(f"{target}: {figures['parameters']:,} parameters\n")
-    for module, count in _merged(figures["modules"]):
+    print(f"{target}: {results['parameters']:,} parameters\n")
+    for module, count in _merged(results["modules"]):
         print(f"  {'  ' * module.count('/')}{module.split('/')[-1]:<{28 - 2 * module.count('/')}}{count:>15,}")
     print(
-        f"\ntraining FLOPs per token  {figures['flops_per_token']:,}  (6 P + 12 L N H T; P: parameters in matrix products)"
+        f"\ntraining FLOPs per token  {results['flops_per_token']:,}  (6 P + 12 L N H T; P: parameters in matrix products)"
     )
-    for kind, count in figures["bytes"].items():
+    for kind, count in results["bytes"].items():
         print(f"{kind:<26}{count:>15,} bytes")
     return 0
 

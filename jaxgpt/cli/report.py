@@ -190,7 +190,9 @@ class Report(Reporter):
         self._print(f"data     {self.data.source}")
         held_out = f"{len(self.data.val):,} validation tokens" if self.data.held_out else "no validation tokens"
         vocabulary = self.data.tokenizer.vocab_size
-        self._print(f"         {text}{len(self.data.train):,} training tokens, {held_out}, {vocabulary:,} distinct ids")
+        self._print(
+            f"         {text}{len(self.data.train):,} training tokens, {held_out}, vocabulary of {vocabulary:,}"
+        )
         size = config.model.vocab_size
         self._print(f"         uniform baseline: ln {size:,} = {math.log(size):.2f}")
         if size >= 2 * vocabulary:

@@ -43,7 +43,7 @@ PEERS = (
     Peer(
         "accumulation gradient-accumulation-steps grad-accum grad-accum-steps accumulate-grad-batches accumulation-steps",
         "",
-        "use --train.microbatch N, the windows per device and microbatch, or -N for N microbatches",
+        "use --train.microbatch N, the maximum windows per device and microbatch, or -N for N microbatches",
     ),
     Peer("eval-interval eval-steps eval-freq val-every validate-every", "--train.eval-every"),
     Peer("eval-iters", "--train.eval-windows"),
@@ -66,7 +66,7 @@ PEERS = (
     Peer(
         "tensorboard wandb wandb-log wandb-project logger log-dir report-to",
         "",
-        "a run writes its metrics to metrics.jsonl and a plot to loss.png in its directory",
+        "the run directory has the metrics, metrics.jsonl, and a plot, loss.png",
     ),
     # run directory, starting points
     Peer(

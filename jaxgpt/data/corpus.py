@@ -43,7 +43,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Vocabulary sizes that are known without reading the text. Python's sources are always at hand.
+# Vocabulary sizes that are known without reading the text. Python's sources can always be read.
 KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5}
 
 
