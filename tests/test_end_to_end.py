@@ -276,7 +276,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) ->
 def test_bad_prompts(run: Path) -> None:
     Path("prompts.txt").write_text("12\n\n13\n")
     for args, message in [
-        (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) of '12 é'"),
+        (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) in '12 é'"),
         (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0 and finite: -1.0"),
         (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0 and finite: nan"),
         (["--prompt", "1", "--top-p", "1.5"], "top-p must be at least 0 and at most 1: 1.5"),

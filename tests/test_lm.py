@@ -313,7 +313,7 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
             {"key": jax.random.split(jax.random.key(0), 3)},
             r"key has shape \(3,\): give one key, or one per prompt \(1\)",
         ),
-        ({"key": jax.random.split(jax.random.key(0), 0)}, r"\(0,\) keys"),
+        ({"key": jax.random.split(jax.random.key(0), 0)}, r"shape \(0,\)"),
         ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per sequence \(2\)"),
     ],
 )
