@@ -21,6 +21,14 @@ def test_the_blocks_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixt
     assert "brown fox jumps" in capsys.readouterr().out
 
 
+def test_the_reference_is_up_to_date() -> None:
+    """`python docs/generate.py` writes the page from the commands, settings and presets."""
+    root = repository()
+    reference = runpy.run_path(str(root / "docs" / "generate.py"))["reference"]
+    stale = "docs/reference.md is out of date: run python docs/generate.py"
+    assert (root / "docs" / "reference.md").read_text("utf-8") == reference(), stale
+
+
 def lines(*paths: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 

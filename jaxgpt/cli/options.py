@@ -55,7 +55,7 @@ def options(cls: type, section: str = "") -> list[Option]:
         if is_dataclass(hint):
             found += options(hint, f"{section}{name}.")  # type: ignore[arg-type]
         else:
-            found.append(Option(section + name, _kind(hint)))
+            found.append(Option(section + name, kind_of(hint)))
     return found
 
 
@@ -129,18 +129,6 @@ def build(cls: type[T], given: Mapping[str, Any], default: T | None = None, sect
     return cls(**changes) if default is None else dataclasses.replace(default, **changes)  # type: ignore[type-var]
 
 
-def help_text(cls: type[T], about: str, default: T | None = None) -> str:
-    """Return the help text of a command and its options. Defaults are those of the fields, or of an instance."""
-    import tyro
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        tyro.cli(cls, args=["--help"], description=about, default=cls() if default is None else default)
-    _, text = out.getvalue().split("\n\n", 1)  # drop tyro's usage line, which lacks the positional arguments
-    text = re.sub(r"\s+\(default:\s+(''|None|)\)", "", text)  # the description explains an empty default
-    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
-
-
 def _unchecked(cls: type, outermost: bool = False) -> Any:
     """Copy a dataclass without its checks: the given options may be valid only in combination with a preset."""
     import tyro
@@ -189,7 +177,7 @@ def _plain(box: str, table: Mapping[str, Option]) -> str:
     return text
 
 
-def _kind(hint: Any) -> Any:
+def kind_of(hint: Any) -> Any:
     """Return the type of a single value of an option."""
     if get_origin(hint) is tuple or NoneType in get_args(hint):
         return next(kind for kind in get_args(hint) if kind is not NoneType)

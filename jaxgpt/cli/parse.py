@@ -6,13 +6,13 @@ import json
 import os
 import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxgpt.cli.options import HELP, build, help_text, options, read
+from jaxgpt.cli.help import help_text, wrap
+from jaxgpt.cli.options import HELP, build, options, read
 from jaxgpt.cli.suggest import unknown_option
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, describe, preset
@@ -32,7 +32,6 @@ class Settings:
 
 
 S = TypeVar("S", bound=Settings)
-WIDTH = 120  # maximum length of a line of help
 SECTIONS = tuple(field.name for field in fields(Settings))
 
 
@@ -111,15 +110,15 @@ class Command:
         return arguments, *with_settings(cls, given, named_config(arguments[0] or DEFAULT))
 
     def _help(self, cls: type, words: Sequence[str]) -> str:
-        examples = "\n".join(f"  {example}" for example in self.examples)
-        about, default = [self.about, f"examples:\n{examples}"], None
+        paragraphs, default = self.about.split("\n\n"), None
         if issubclass(cls, Settings):
             name = next((word for word in words if word in PRESETS), DEFAULT)
-            about.append(textwrap.fill(f"Defaults are those of the preset {name}: {describe(name).what}", WIDTH))
-            about.append(textwrap.fill(f"Presets: {', '.join(PRESETS)}", WIDTH, break_on_hyphens=False))
+            paragraphs.append(f"Defaults are those of the preset {name}: {describe(name).what}")
+            paragraphs.append(f"Presets: {', '.join(PRESETS)}")
             default = _instance(cls, preset(name))
-        described = help_text(cls, "\n\n".join(about), default)
-        return f"usage: {self.usage}\n\n{described}"
+        about = "\n\n".join("\n".join(wrap(" ".join(text.split()))) for text in paragraphs)
+        examples = "\n".join(f"  {example}" for example in self.examples)
+        return f"usage: {self.usage}\n\n{about}\n\nexamples:\n{examples}\n\n{help_text(cls, default)}"
 
 
 def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S, Config]:

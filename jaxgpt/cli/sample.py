@@ -38,12 +38,16 @@ class _Prompt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Args(BeamParams, SamplingParams, _Prompt):
-    # stop beam search at num_beams finished texts (true), or when a better text is unlikely (false) or impossible (never)
-    early_stopping: Literal["true", "false", "never"] = "false"
+class _Stop:
     stop: tuple[str, ...] = ()  # stop strings: end the sample before the first of these
     stop_ids: tuple[int, ...] = ()  # stop ids: end the sample before the first of these
     overflow: Overflow = "error"  # when the text exceeds the context: error, or slide the window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(_Stop, BeamParams, SamplingParams, _Prompt):
+    # stop beam search at num_beams finished texts (true), or when a better text is unlikely (false) or impossible (never)
+    early_stopping: Literal["true", "false", "never"] = "false"
     seed: int = SEED  # random seed
     stream: bool = False  # print the text as it is generated
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.cli import COMMANDS, main, module_of
+from jaxgpt.cli.help import help_text
 from jaxgpt.cli.options import Option, build, options, read
 from jaxgpt.cli.parse import with_settings
 from jaxgpt.cli.suggest import COMMANDS as OTHER_COMMANDS
@@ -168,7 +169,8 @@ def test_init_from_is_honored_in_every_spelling(spelling: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command(command: str) -> None:
+def test_help_of_every_command(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     helps = [jaxgpt(*args).out for args in ([command, "--help"], [command, "-h"], ["help", command], ["-h", command])]
     assert len(set(helps)) == 1
     [text] = set(helps)
@@ -176,8 +178,35 @@ def test_help_of_every_command(command: str) -> None:
     assert text.startswith(f"usage: {module_of(command).COMMAND.usage}\n")
     examples = text.split("examples:\n")[1].split("\n\n")[0].splitlines()
     assert len(examples) >= 3
-    assert "(default: )" not in text
-    assert not re.search(r"\(default: [^)]*\)\s+\(default", text)
+    assert [line for line in text.splitlines() if len(line) > 80 and line not in examples] == []
+    shown = set(re.findall(r"^  (--[\w.-]+)", text, re.MULTILINE)) - {"--no-cache"}
+    known = options(module_of(command).Args)
+    assert {option.flag for option in known} <= shown <= {flag for option in known for flag in option.flags}
+
+
+def test_help_shows_kinds_choices_and_each_default_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert (
+        f"\n{help_text(Outer, Outer(init_from='a b '))}\n"
+        == """
+options:
+  --init-from STR         a path (default: 'a b ')
+  --top-p FLOAT           a number
+  --stop-ids INT ...      some numbers
+  --dry-run               a flag
+  -h, --help              show this message and exit
+  --no-cache              do not keep or reuse compiled
+                          programs
+
+inner options:
+  Inside.
+  --inner.n-layer INT     number of layers (default: 1)
+  --inner.bias, --inner.no-bias
+                          whether there is one
+                          (default: true)
+  --inner.kind {a,b}      a comment above (default: a)
+"""
+    )
 
 
 def test_examples_of_every_command_parse() -> None:

@@ -1,0 +1,106 @@
+"""Write docs/reference.md, every command, setting and preset, from the code: `python docs/generate.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxgpt.cli import COMMANDS, module_of
+from jaxgpt.cli.help import COMMON, Group, groups
+from jaxgpt.cli.info import with_vocab
+from jaxgpt.cli.parse import SECTIONS, Settings
+from jaxgpt.config import Config, flat
+from jaxgpt.presets import PRESETS, describe, preset
+
+PAGE = Path(__file__).with_name("reference.md")
+COLUMNS = ("option", "value", "default", "meaning")
+
+
+def reference() -> str:
+    """Return the text of the page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Reference"
+    yield ""
+    yield "Generated from the code by `python docs/generate.py`."
+    yield ""
+    yield "[Commands](#commands), [settings](#settings), [presets](#presets)"
+    yield ""
+    yield "## Commands"
+    yield ""
+    yield "Every command takes the options in the first table. An option without a value in the second column is a switch."
+    yield ""
+    yield from _table(Group("", "", COMMON))
+    for name in COMMANDS:
+        command, cls = module_of(name).COMMAND, module_of(name).Args
+        takes_settings = issubclass(cls, Settings)
+        default = cls(**{section: getattr(Config(), section) for section in SECTIONS}) if takes_settings else None
+        yield f"### jaxgpt {name}"
+        yield ""
+        yield f"`{command.usage}`"
+        yield ""
+        yield command.about
+        yield ""
+        yield "```sh"
+        yield from command.examples
+        yield "```"
+        yield ""
+        for group in groups(cls, default):
+            rows = [row for row in group.rows if row not in COMMON]
+            if rows and not (takes_settings and group.title.removesuffix(" options") in SECTIONS):
+                yield f"{group.title.capitalize()}:"
+                yield ""
+                yield from _table(group._replace(rows=rows))
+        if takes_settings:
+            yield "Takes all [settings](#settings) as well."
+            yield ""
+    yield "## Settings"
+    yield ""
+    yield "`--train.batch-size` is `batch_size` in the section `train` of `config.json`. Presets change the defaults."
+    yield ""
+    for group in groups(Config):
+        if group.title.removesuffix(" options") in SECTIONS:
+            yield f"### {group.title.removesuffix(' options')}"
+            yield ""
+            yield group.about
+            yield ""
+            yield from _table(group)
+    yield "## Presets"
+    yield ""
+    yield "`jaxgpt train PRESET`. Each differs from the defaults above in the settings listed."
+    yield ""
+    for name in PRESETS:
+        said = describe(name)
+        yield f"### `{name}`"
+        yield ""
+        yield said.what
+        yield ""
+        yield f"- parameters: {with_vocab(preset(name)).model.parameters:,}"
+        yield f"- command: `{said.command}`"
+        if said.expect:
+            yield f"- result: {said.expect}"
+        yield f"- settings: {', '.join(_changes(name))}"
+        yield ""
+
+
+def _changes(name: str) -> list[str]:
+    default = flat(Config())
+    return [
+        f"`{key} = {value!r}`" for key, value in flat(preset(name)).items() if value != default[key] and key != "preset"
+    ]
+
+
+def _table(group: Group) -> Iterator[str]:
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|---" * len(COLUMNS) + "|"
+    for row in group.rows:
+        flags = ", ".join(f"`{flag}`" for flag in row.flags.split(", "))
+        cells = (flags, row.kind and f"`{row.kind}`", row.default and f"`{row.default}`", row.meaning)
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), "utf-8")
