@@ -219,8 +219,8 @@ class OptimConfig:
             raise UserError(f"optim.min_lr {self.min_lr:g} is above optim.learning_rate {self.learning_rate:g}")
 
     @property
-    def guarded(self) -> bool:
-        """Whether updates can be skipped."""
+    def skips_updates(self) -> bool:
+        """Whether bad updates are skipped."""
         return self.not_finite == "skip" or self.spike_factor > 0
 
 

@@ -27,7 +27,7 @@ def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
     program = build(config)
     state = program.init()
     types = jax.tree.map(lambda leaf: leaf.dtype, state)
-    assert types_of(state) == {"float32", "int32"}
+    assert types_of(state) == {"float32", "int32", "bool"}
     ids = np.random.default_rng(0).integers(0, 17, (3, 8, 17), np.int32)
     state, metrics = program.advance(state, program.batches(2, lambda step, rows: ids[step, rows]), 2)
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == types

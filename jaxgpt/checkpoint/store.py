@@ -25,7 +25,7 @@ from jaxgpt.checkpoint.eventloop import loops_that_finish
 from jaxgpt.checkpoint.index import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
 from jaxgpt.checkpoint.run import check_path, write_atomically
 from jaxgpt.config import UserError
-from jaxgpt.errors import TrainingFailed
+from jaxgpt.errors import TrainingFailed, read_json
 from jaxgpt.parallel.processes import decide, tells_of_loss
 
 if TYPE_CHECKING:  # imported where a state is made: who reads weights needs no optimizer, and no optax
@@ -112,8 +112,6 @@ class Checkpoints:
             parts["opt_state"] = state.opt_state
         if state.ema is not None:
             parts["ema"] = state.ema
-        if state.guard is not None:
-            parts["guard"] = state.guard
         metrics = {"temporary": True} if temporary else None if val_loss is None else {"val_loss": val_loss}
         options = ocp.Context(self._options)
         options.async_options.post_finalization_callback = partial(self._list, step)
@@ -198,20 +196,40 @@ def read_params(directory: Path, which: str, abstract: Any, ema: bool) -> tuple[
 
 def restore_state(directory: Path, step: int, abstract: TrainState) -> TrainState:
     """Read a whole state, placed as `abstract` says. Its files were checked when the step was chosen."""
-    from jaxgpt.train.skip import init_guard
     from jaxgpt.train.step import TrainState
 
-    parts = {"params": abstract.params, "opt_state": abstract.opt_state}
-    if abstract.ema is not None:
-        parts["ema"] = abstract.ema
-    if guarded := abstract.guard is not None and (directory / str(step) / "guard").is_dir():
-        parts["guard"] = abstract.guard
-    loaded = _load(directory / str(step), parts)
+    path = directory / str(step)
+    parts = {"params": abstract.params} | ({} if abstract.ema is None else {"ema": abstract.ema})
+    loaded = _load(path, parts)
+    opt_state = _load_opt_state(path, abstract.opt_state, abstract.step.sharding)
     count = jax.device_put(np.int32(step), abstract.step.sharding)
-    guard = loaded.get("guard")
-    if abstract.guard is not None and not guarded:  # it is watched from here on
-        guard = jax.device_put(init_guard(), jax.tree.map(lambda leaf: leaf.sharding, abstract.guard))
-    return TrainState(count, loaded["params"], loaded["opt_state"], loaded.get("ema"), guard)
+    return TrainState(count, loaded["params"], opt_state, loaded.get("ema"))
+
+
+def _load_opt_state(path: Path, abstract: Any, replicated: jax.sharding.Sharding) -> Any:
+    """Read the state of an optimizer, also if only the saved one or only the one to restore skips bad updates.
+
+    Older versions saved the statistics of skipped updates as a part of their own, `guard`. Without any, they start anew.
+    """
+    from jaxgpt.train.skip import SkipState, init_skip_state
+
+    skips = isinstance(abstract, SkipState)
+    inner = abstract.inner_state if skips else abstract
+    fresh = jax.device_put(init_skip_state(None), replicated)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), fresh)
+    if _saved_names(path, "opt_state") == set(SkipState._fields):
+        state = _load(path, {"opt_state": like._replace(inner_state=inner)})["opt_state"]
+        return state if skips else state.inner_state
+    state = _load(path, {"opt_state": inner})["opt_state"]
+    if skips and (path / "guard").is_dir():
+        fresh = fresh._replace(statistics=_load(path, {"guard": like.statistics})["guard"])
+    return fresh._replace(inner_state=state) if skips else state
+
+
+def _saved_names(path: Path, part: str) -> set[str]:
+    """Read the names of the children of a saved tree's root."""
+    leaves = read_json(path / part / "_METADATA").get("tree_metadata", {})
+    return {key["key"] for leaf in leaves.values() for key in leaf["key_metadata"][:1]}
 
 
 def restore_params(directory: Path, step: int, abstract: Any, ema: bool) -> Any:

@@ -75,7 +75,6 @@ def leg(file: Path) -> dict[str, str]:
         "parameters": state.params,
         "optimizer": state.opt_state,
         "average": state.ema,
-        "guard": state.guard,
         "dropout key": jax.random.key_data(named_key(config.train.seed, "dropout", step)),
         "next batch": windows.batch_at(step, config.train.batch_size),
     }

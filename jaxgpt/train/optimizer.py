@@ -13,6 +13,7 @@ import optax
 from jaxgpt.config import Config, OptimConfig
 from jaxgpt.model.scan import STACKED
 from jaxgpt.train.muon import MATRICES, muon, names_of
+from jaxgpt.train.skip import skip_bad_updates
 
 
 def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
@@ -78,8 +79,10 @@ READS = {
 }
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """Make the optimizer that `config.optim` names: clip by the global norm, then update by optax's transformation.
+def make_optimizer(
+    config: Config, optimizer: optax.GradientTransformation | None = None
+) -> optax.GradientTransformation:
+    """Make the optimizer that `config.optim` describes: clip by the global norm, then update by optax's transformation.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, else 0) and gradient `g`:
 
@@ -95,10 +98,16 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
     Args:
         config: the run; `optim`, and `train.steps` for the schedule.
+        optimizer: used instead of the one that `optim.name` names; its own settings are then not read.
 
     Returns:
-        The transformation. Its updates are to be added to the weights (`optax.apply_updates`).
+        The transformation, with `skip_bad_updates` around it if `optim.not_finite` or `optim.spike_factor` asks for that.
     """
+    optimizer = _named(config) if optimizer is None else optimizer
+    return skip_bad_updates(optimizer, config.optim.spike_factor) if config.optim.skips_updates else optimizer
+
+
+def _named(config: Config) -> optax.GradientTransformation:
     o = config.optim
     rate, momentum_dtype = schedule(config), jnp.dtype(o.momentum_dtype)
     adamw = partial(

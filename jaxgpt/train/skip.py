@@ -1,26 +1,25 @@
-"""Updates that are left out: not finite, or a spike. Pure functions; what they remember is part of the train state."""
+"""An optimizer wrapper that skips bad updates: those that are not finite, and spikes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-HORIZON = 50  # updates over which the running means reach back; before so many, nothing counts as a spike
+HORIZON = 50  # steps that the running means average over; before this many, nothing is a spike
 
 
-class Guard(NamedTuple):
-    """What is remembered of the updates before.
+class SkipStatistics(NamedTuple):
+    """What the decision about an update depends on.
 
     Attributes:
-        in_a_row: int32, updates left out since the last one that was made.
-        total: int32, updates left out.
-        seen: int32, finite updates, made or not.
-        loss: running mean, nats a token.
+        in_a_row: int32, updates skipped since the last one that was applied.
+        total: int32, updates skipped.
+        seen: int32, updates with a finite loss and gradient, applied or skipped.
+        loss: running mean, in nats per token.
         grad_norm: running mean.
     """
 
@@ -31,67 +30,91 @@ class Guard(NamedTuple):
     grad_norm: jax.Array
 
 
-def init_guard() -> Guard:
-    """Before the first update."""
-    # Each an array of its own: the train step gives up all that it is given, and nothing can be given up twice.
-    return Guard(*(jnp.zeros((), jnp.int32) for _ in range(3)), *(jnp.zeros((), jnp.float32) for _ in range(2)))
+class SkipState(NamedTuple):
+    """The state of `skip_bad_updates`.
 
-
-def judge(guard: Guard, loss: jax.Array, grad_norm: jax.Array, spike_factor: float) -> tuple[jax.Array, Guard]:
-    """Whether an update is made, and what is remembered then.
-
-    It is where loss and norm are finite and at most `spike_factor` times their running means `m`. These follow
-    `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves them little, and a level that stays is
-    accepted in the end.
-
-    Args:
-        guard: before.
-        loss: of the batch.
-        grad_norm: of its gradient.
-        spike_factor: 0: only what is not finite is left out.
+    Attributes:
+        applied: boolean, whether the last update was applied.
+        statistics: what the next decision depends on.
+        inner_state: the state of the wrapped optimizer.
     """
-    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-    values, means = jnp.stack([loss, grad_norm]), jnp.stack([guard.loss, guard.grad_norm])
-    made, entering = finite, values
-    if spike_factor:
-        settled = guard.seen >= HORIZON
-        highest = jnp.where(settled, spike_factor * means, jnp.inf)
-        made = finite & (values <= highest).all()
-        entering = jnp.minimum(values, highest)
-    seen = guard.seen + finite
-    weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # integers would divide to float64 under x64
-    means = jnp.where(finite, means + (entering - means) * weight, means)
-    in_a_row = jnp.where(made, 0, guard.in_a_row + 1)
-    return made, Guard(in_a_row, guard.total + ~made, seen, means[0], means[1])
+
+    applied: jax.Array
+    statistics: SkipStatistics
+    inner_state: Any
 
 
-def squares(grads: Any) -> jax.Array:
-    """Summed squares of every gradient, `[leaves]`: parts of the global norm, which is computed anyway."""
-    # With 64-bit types enabled, optax returns float64.
-    return jnp.stack([optax.tree.norm(leaf, squared=True).astype(jnp.float32) for leaf in jax.tree.leaves(grads)])
+def skip_bad_updates(
+    optimizer: optax.GradientTransformation, spike_factor: float = 0.0
+) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optimizer so that it skips updates that are not finite, and spikes.
 
-
-def first_bad(params: Any, squares_n: Sequence[float] | np.ndarray) -> str:
-    """The gradient that was the first not to be finite on the way back, by its path, and how many others there are.
+    A skipped update changes neither the weights nor the state of the optimizer, its schedule included. As
+    `optax.apply_if_finite`, but decided by `should_apply`, and never applied after all.
 
     Args:
-        params: a tree of the weights' structure.
-        squares_n: what `squares` gave.
+        optimizer: any optax transformation.
+        spike_factor: as in `should_apply`.
 
     Returns:
-        A few words, or "" where all are finite.
+        A transformation whose `update` needs the loss: `update(grads, state, params, value=loss)`, as optax names it.
     """
-    names = ["/".join(key.key for key in path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    bad = [index for index, value in enumerate(squares_n) if not np.isfinite(value)]
-    if not bad:
-        return ""
-    first = max(bad, key=lambda index: (_depth(names[index]), index))
-    return f"first in the gradient of {names[first]} ({len(bad)} of {len(names)} gradients)"
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> SkipState:
+        return init_skip_state(optimizer.init(params))
+
+    def update(grads: Any, state: SkipState, params: Any = None, *, value: jax.Array, **extra: Any) -> Any:
+        norm = optax.tree.norm(grads).astype(jnp.float32)
+        applied, statistics = should_apply(state.statistics, value, norm, spike_factor)
+        updates, inner_state = optimizer.update(grads, state.inner_state, params, value=value, **extra)
+        # Adding -0.0 changes no bit of a weight; adding 0.0 would turn -0.0 into 0.0.
+        updates = jax.tree.map(lambda u: jnp.where(applied, u, -jnp.zeros_like(u)), updates)
+        inner_state = jax.tree.map(partial(jnp.where, applied), inner_state, state.inner_state)
+        return updates, SkipState(applied, statistics, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _depth(name: str) -> float:
-    """How far from the input. Within a block the order of names is that of the computation."""
-    module = name.split("/")[0]
-    if module.startswith("h_"):
-        return 1.0 + int(module[2:])
-    return 0.0 if module in ("wte", "wpe") else float("inf")
+def init_skip_state(inner_state: Any) -> SkipState:
+    """Make the state before the first step."""
+    # An array each, as donated buffers must not alias.
+    counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
+    return SkipState(jnp.ones((), jnp.bool_), SkipStatistics(*counts, *means), inner_state)
+
+
+def should_apply(
+    statistics: SkipStatistics, loss: jax.Array, grad_norm: jax.Array, spike_factor: float
+) -> tuple[jax.Array, SkipStatistics]:
+    """Decide whether to apply an update: if loss and norm are finite, and at most `spike_factor` times their running means.
+
+    The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves them little, and a level
+    that lasts is accepted in the end.
+
+    Args:
+        statistics: of the steps before.
+        loss: of the batch.
+        grad_norm: of its gradient.
+        spike_factor: 0: skip only what is not finite.
+
+    Returns:
+        A boolean scalar, and the new statistics.
+    """
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    values, means = jnp.stack([loss, grad_norm]), jnp.stack([statistics.loss, statistics.grad_norm])
+    applied, clipped = finite, values
+    if spike_factor:
+        highest = jnp.where(statistics.seen >= HORIZON, spike_factor * means, jnp.inf)
+        applied = finite & (values <= highest).all()
+        clipped = jnp.minimum(values, highest)
+    seen = statistics.seen + finite
+    weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # integers would divide to float64 under x64
+    means = jnp.where(finite, means + (clipped - means) * weight, means)
+    in_a_row = jnp.where(applied, 0, statistics.in_a_row + 1)
+    return applied, SkipStatistics(in_a_row, statistics.total + ~applied, seen, means[0], means[1])
+
+
+def skip_state(opt_state: Any) -> SkipState | None:
+    """Find the state of `skip_bad_updates` in the state of an optimizer; None if it skips no updates."""
+    found: SkipState | None = optax.tree.get(opt_state, "SkipState")
+    return found

@@ -1,4 +1,4 @@
-"""One update, as a pure function of state and batch. Compilation, placement and donation are the caller's."""
+"""One optimizer step, as a pure function of state and batch. The caller compiles, places and donates."""
 
 from __future__ import annotations
 
@@ -13,54 +13,44 @@ import optax
 
 from jaxgpt.ops.random import named_key
 from jaxgpt.train.loss import token_count
-from jaxgpt.train.skip import Guard, init_guard, judge, squares
+from jaxgpt.train.skip import skip_state
 
 # (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
 LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 class TrainState(NamedTuple):
-    """Everything that an update changes.
+    """Everything that a step changes.
 
     Attributes:
-        step: int32, updates made.
+        step: int32, steps taken.
         params: the weights, float32.
-        opt_state: optax's.
-        ema: the average of the weights, or None where none is kept.
-        guard: what is remembered of updates that were left out, or None where none ever is.
+        opt_state: the state of the optax optimizer.
+        ema: the average of the weights, or None.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
     ema: Any
-    guard: Guard | None = None
 
 
-def init_state(
-    params: Any, optimizer: optax.GradientTransformation, ema: bool = False, guard: bool = False
-) -> TrainState:
+def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool = False) -> TrainState:
     """Make the state before the first step.
 
     Args:
         params: the weights, float32.
         optimizer: any optax transformation.
         ema: keep an average of the weights.
-        guard: keep what `train_step` needs to skip bad updates.
     """
-    return TrainState(
-        jnp.zeros((), jnp.int32),
-        params,
-        optimizer.init(params),
-        jax.tree.map(jnp.copy, params) if ema else None,
-        init_guard() if guard else None,
-    )
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
 
 
 def loss_sum(
     params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn
 ) -> tuple[jax.Array, jax.Array]:
-    """Summed loss in nats and number of tokens, over windows of T inputs and, one further, T targets."""
+    """Compute the summed loss in nats and the number of tokens, over windows of T inputs and, one further, T targets."""
     inputs_BT, targets_BT = windows_BT1[:, :-1], windows_BT1[:, 1:]
     return loss_fn(params, inputs_BT, targets_BT, key).sum(), token_count(targets_BT)
 
@@ -68,27 +58,26 @@ def loss_sum(
 def gradients(
     params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn, accumulation: int
 ) -> tuple[jax.Array, Any]:
-    """Mean loss over all tokens of a batch, and its gradient, worked through in `accumulation` pieces.
+    """Compute the mean loss over all tokens of a batch and its gradient, in `accumulation` microbatches.
 
-    The pieces add up sums, which are divided once by the number of tokens: the result does not depend on the pieces.
+    Microbatches add up sums, which are divided once by the number of tokens: the result does not depend on their number.
     """
     chex.assert_rank(windows_BT1, 2)
     grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
     if accumulation == 1:
         (total, count), grads = grad(params, windows_BT1, key)
     else:
-        # Row r goes to piece r % A: every device keeps the rows it has.
-        pieces = windows_BT1.reshape(-1, accumulation, windows_BT1.shape[1]).swapaxes(0, 1)
+        # Row r goes to microbatch r % A: every device keeps its rows.
+        microbatches = windows_BT1.reshape(-1, accumulation, windows_BT1.shape[1]).swapaxes(0, 1)
 
-        def add(sums: Any, piece: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-            windows, index = piece
-            piece_key = None if key is None else jax.random.fold_in(key, index)
-            (loss, tokens), g = grad(params, windows, piece_key)
+        def add(sums: Any, microbatch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+            windows, index = microbatch
+            (loss, tokens), g = grad(params, windows, None if key is None else jax.random.fold_in(key, index))
             return jax.tree.map(jnp.add, sums, (loss, tokens, g)), None
 
         zero = jnp.zeros((), jnp.float32)
         start = (zero, zero, jax.tree.map(jnp.zeros_like, params))
-        (total, count, grads), _ = jax.lax.scan(add, start, (pieces, jnp.arange(accumulation)))
+        (total, count, grads), _ = jax.lax.scan(add, start, (microbatches, jnp.arange(accumulation)))
     return total / count, jax.tree.map(lambda g: g / count, grads)
 
 
@@ -103,7 +92,6 @@ def train_step(
     accumulation: int = 1,
     dropout: bool = False,
     ema_decay: float = 0.0,
-    spike_factor: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
@@ -117,35 +105,46 @@ def train_step(
         optimizer: any optax transformation.
         learning_rate: its schedule, for the metrics alone; None: they have no `lr`.
         seed: of the dropout masks, which are a function of (seed, step).
-        accumulation: pieces in which the batch is worked through; the result is the same.
+        accumulation: number of microbatches; the result does not depend on it.
         dropout: whether loss_fn is given a key.
-        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, where the state keeps one.
-        spike_factor: as `judge` takes it, where the state has a guard. An update that is left out changes nothing but
-            the step: not the weights, the optimizer, its schedule or the average.
+        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an average. A skipped update
+            (`skip_bad_updates`) leaves it unchanged, as it does the weights and the optimizer.
 
     Returns:
         The new state, and the metrics: `loss` (mean nats per token, before the update), `grad_norm` (before clipping), `lr`,
-        `grad_squares` (squared norm of every gradient, `[leaves]`) and, with a guard, `skipped` and `skipped_in_a_row`.
+        `grad_squares` (squared norm of every gradient, `[leaves]`) and, if the optimizer skips bad updates, `skipped` and
+        `skipped_in_a_row`.
     """
     key = named_key(seed, "dropout", state.step) if dropout else None
     loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    update = optax.with_extra_args_support(optimizer).update
+    updates, opt_state = update(grads, state.opt_state, state.params, value=loss)
     params = optax.apply_updates(state.params, updates)
+    grad_norm = optax.tree.norm(grads).astype(jnp.float32)
+    metrics = {"loss": loss, "grad_norm": grad_norm, "grad_squares": squared_norms(grads)}
+    if learning_rate is not None:
+        metrics["lr"] = learning_rate(_schedule_step(state))
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
-    grad_norm = optax.tree.norm(grads).astype(jnp.float32)
-    metrics = {"loss": loss, "grad_norm": grad_norm, "grad_squares": squares(grads)}
-    if learning_rate is not None:  # a skipped update does not move the schedule
-        metrics["lr"] = learning_rate(state.step - (0 if state.guard is None else state.guard.total))
-    if state.guard is None:
-        return TrainState(state.step + 1, params, opt_state, ema), metrics
-    made, guard = judge(state.guard, loss, grad_norm, spike_factor)
-    metrics |= {"skipped": guard.total, "skipped_in_a_row": guard.in_a_row}
-    params, opt_state, ema = jax.tree.map(
-        partial(jnp.where, made), (params, opt_state, ema), (state.params, state.opt_state, state.ema)
-    )
-    return TrainState(state.step + 1, params, opt_state, ema, guard), metrics
+    if (skip := skip_state(opt_state)) is not None:
+        metrics |= {"skipped": skip.statistics.total, "skipped_in_a_row": skip.statistics.in_a_row}
+        # For the weights this changes nothing but rounding: the sum is compiled as it is without the wrapper.
+        keep = partial(jnp.where, skip.applied)
+        params, ema = jax.tree.map(keep, (params, ema), (state.params, state.ema))
+    return TrainState(state.step + 1, params, opt_state, ema), metrics
+
+
+def _schedule_step(state: TrainState) -> jax.Array:
+    """Return the step of the learning-rate schedule, which skipped updates do not advance."""
+    counts = optax.tree.get_all_with_path(state.opt_state, "count")
+    return counts[0][1] if counts else state.step
+
+
+def squared_norms(grads: Any) -> jax.Array:
+    """Compute the squared norm of every gradient, float32 `[leaves]`: the terms of the global norm."""
+    # With 64-bit types enabled, optax returns float64.
+    return jnp.stack([optax.tree.norm(leaf, squared=True).astype(jnp.float32) for leaf in jax.tree.leaves(grads)])
 
 
 def train_steps(
@@ -155,33 +154,33 @@ def train_steps(
     *,
     step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """`n` updates, one after the other, without the host between them.
+    """Take `n` optimizer steps, one after the other, without the host in between.
 
-    A loop that is compiled once for any number: how many updates a call makes changes none of their bits.
+    The loop is compiled once for any n, and the number of steps in a call changes no bit of the results.
 
     Args:
-        state: before.
-        windows_KBT1: int32, a batch for each of up to K updates.
-        n: of them that are made, from the first on.
+        state: the state before.
+        windows_KBT1: int32, a batch for each of up to K steps.
+        n: number of steps, at most K.
         step: `train_step`, with all but its first two arguments.
 
     Returns:
-        The state after, and each update's figures, `[K, ...]`; those beyond n are zero.
+        The state after, and the metrics of each step, `[K, ...]`; those beyond n are zero.
     """
-    figures = jax.eval_shape(step, state, windows_KBT1[0])[1]
-    none = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), figures)
+    shapes = jax.eval_shape(step, state, windows_KBT1[0])[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), shapes)
 
     def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, written = carry
-        state, figures = step(state, windows_KBT1[i])
-        return state, jax.tree.map(lambda row, x: row.at[i].set(x), written, figures)
+        state, all_metrics = carry
+        state, metrics = step(state, windows_KBT1[i])
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), all_metrics, metrics)
 
-    made: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, none))
-    return made
+    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, zeros))
+    return result
 
 
 def eval_step(params: Any, windows_BT1: jax.Array, *, loss_fn: LossFn) -> tuple[jax.Array, jax.Array]:
-    """Summed loss and number of tokens of each window, `[B]` and `[B]`; a window of -1 counts for nothing."""
+    """Compute the summed loss and the number of tokens of each window, `[B]` and `[B]`; both are 0 for a window of -1."""
     inputs_BT, targets_BT = jnp.maximum(windows_BT1[:, :-1], 0), windows_BT1[:, 1:]
     losses_BT = loss_fn(params, inputs_BT, targets_BT, None)
     return losses_BT.sum(-1), (targets_BT >= 0).sum(-1)

@@ -23,9 +23,9 @@ from jaxgpt.config import Config
 from jaxgpt.data import Dataset, Windows
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.processes import Poll, decide, leader
-from jaxgpt.train.skip import first_bad
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.clock import Clock
+from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.program import Program, explain_failure
@@ -272,7 +272,7 @@ class _Loop:
             told = f"{wrong or 'a spike'} at step {step}" + (
                 f" after {skipped} updates left out in a row" if limit else ""
             )
-            where = first_bad(self.program.abstract_state.params, squares)
+            where = first_non_finite(self.program.abstract_state.params, squares)
             raise _Diverged(f"{told}, {where}" if where else told)
 
     @property

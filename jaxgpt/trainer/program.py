@@ -84,7 +84,7 @@ class Program:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        return make_optimizer(self.config) if self.transformation is None else self.transformation
+        return make_optimizer(self.config, self.transformation)
 
     @cached_property
     def _fresh(self) -> Any:
@@ -122,8 +122,8 @@ class Program:
 
     def _init(self, seed: jax.typing.ArrayLike) -> tuple[Any, TrainState]:
         """Fresh weights with their logical axes, and the state that begins with them."""
-        boxed, optim = boxed_params(GPT(self.config.model), seed), self.config.optim
-        return boxed, init_state(nn.unbox(boxed), self.optimizer, optim.ema_decay > 0, optim.guarded)
+        boxed = boxed_params(GPT(self.config.model), seed)
+        return boxed, init_state(nn.unbox(boxed), self.optimizer, self.config.optim.ema_decay > 0)
 
     def init(self) -> TrainState:
         """The state before the first update, made where it belongs."""
@@ -153,9 +153,8 @@ class Program:
 
     def start_from(self, params: Any) -> TrainState:
         """The state before the first update, with weights that exist already."""
-        optim = self.config.optim
         init = jax.jit(
-            lambda params: self._layout(init_state(params, self.optimizer, optim.ema_decay > 0, optim.guarded)),
+            lambda params: self._layout(init_state(params, self.optimizer, self.config.optim.ema_decay > 0)),
             out_shardings=self.state_shardings,
             compiler_options=quick_compile_options(self.mesh),
         )
@@ -192,7 +191,6 @@ class Program:
             accumulation=self.microbatches.accumulation,
             dropout=model.dropout > 0,
             ema_decay=self.config.optim.ema_decay,
-            spike_factor=self.config.optim.spike_factor,
         )
 
     @cached_property

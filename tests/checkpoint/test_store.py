@@ -21,8 +21,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import small, small_run
+from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import checksums as manifest
 from jaxgpt.checkpoint.index import choose, damage, latest_valid, steps, val_losses
@@ -32,7 +34,8 @@ from jaxgpt.checkpoint.store import Checkpoints, Keep, read_params, restore_stat
 from jaxgpt.config import Config, MeshConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.train.step import TrainState
+from jaxgpt.train.skip import SkipStatistics, init_skip_state
+from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.program import build
 
 CONFIG = Config(model=small("gpt2"))
@@ -301,6 +304,27 @@ def test_restore_on_another_mesh() -> None:
         for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
             np.testing.assert_array_equal(a, b)
         whole = whole._replace(step=jnp.asarray(step + 1))
+
+
+@pytest.mark.parametrize("restored", ["plain", "skipping"])
+@pytest.mark.parametrize("saved", ["plain", "guard", "skipping"])
+def test_a_resumed_run_can_start_or_stop_skipping_updates(saved: str, restored: str) -> None:
+    """Also from checkpoints of older versions, which kept the statistics of skipped updates separately."""
+    plain = init_state({"w": jnp.arange(3.0)}, optax.adam(0.1))
+    inner = jax.tree.map(lambda leaf: leaf + 5, plain.opt_state)
+    statistics = SkipStatistics(*jnp.arange(3), jnp.float32(2.5), jnp.float32(0.5))
+    skipping = init_skip_state(inner)._replace(statistics=statistics)
+    parts = {"params": plain.params, "opt_state": skipping if saved == "skipping" else inner}
+    parts |= {"guard": statistics} if saved == "guard" else {}
+    ocp.save_checkpointables(Path("checkpoints/7").absolute(), parts)
+
+    expected = plain._replace(step=jnp.int32(7), opt_state=inner)
+    if restored == "skipping":
+        expected = expected._replace(opt_state=skipping if saved != "plain" else init_skip_state(inner))
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), expected)
+    state = restore_state(Path("checkpoints"), 7, abstract)
+    assert jax.tree.structure(state) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 
 def test_concurrent_starts_get_separate_folders() -> None:
