@@ -24,14 +24,14 @@ COMMANDS = {
     "launch": "train in several processes on this machine",
     "sample": "generate text from a run",
     "explain": "show how the next token is sampled",
-    "eval": "compute the loss of a run on its validation split or another text",
+    "eval": "compute the loss of a run on its validation split or a text",
     "info": "print parameters, FLOPs and bytes of a run or preset",
     "presets": "list the presets and the results to expect",
     "import": "convert a transformers or nanoGPT model to a run",
     "export": "convert a run to a transformers model",
-    "verify": "check the numerical consistency of the implementation on this machine",
+    "verify": "check the numerical consistency of jaxgpt on this machine",
     "prove-resume": "check that a resumed run equals an uninterrupted one bit for bit",
-    "plan": "plan a run on hardware you do not have: memory, communication, speed",
+    "plan": "plan a run on hardware you do not have: memory, traffic, speed",
     "bench": "measure training and generation speed on this machine",
     "replay": "replay a training run recorded from another trainer",
 }
@@ -40,8 +40,9 @@ USAGE = "usage: jaxgpt COMMAND [ARGUMENTS] [OPTIONS]\n\ncommands:\n"
 USAGE += "\n".join(f"  {name:12}  {about}" for name, about in COMMANDS.items())
 USAGE += """
 
-See jaxgpt COMMAND --help for the arguments and options of a command. Every command accepts --no-cache, which disables
-the cache of compiled programs. jaxgpt --version prints the version.
+See jaxgpt COMMAND --help for the arguments and options of a command. Every
+command accepts --no-cache, which disables the cache of compiled programs.
+jaxgpt --version prints the version.
 """
 
 

@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 COMMON = [
     Row("-h, --help", "", "", "show this message and exit"),
-    Row("--no-cache", "", "", "do not keep or reuse compiled programs"),
+    Row("--no-cache", "", "", "disable the cache of compiled programs"),
 ]
 
 

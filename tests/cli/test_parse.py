@@ -195,7 +195,7 @@ options:
   --stop-ids INT ...      some numbers
   --dry-run               a flag
   -h, --help              show this message and exit
-  --no-cache              do not keep or reuse compiled
+  --no-cache              disable the cache of compiled
                           programs
 
 inner options:
@@ -230,6 +230,7 @@ def test_help_comes_before_errors() -> None:
 
 def test_main_help_and_version() -> None:
     text = jaxgpt("--help").out
+    assert max(map(len, text.splitlines())) <= 80
     assert all(f"\n  {name} " in text for name in COMMANDS)
     assert jaxgpt("help").out == jaxgpt("-h").out == jaxgpt().out == text
     began = time.process_time()
