@@ -22,7 +22,7 @@ from jaxgpt.parallel.mesh import AXES
 from jaxgpt.trainer.program import Program
 
 LAYERS, HEADS = 2, 4
-B, T = 64, 1024  # a device's scores are more than fits beside its processor, where nobody counts them
+B, T = 64, 1024  # the scores of a device exceed its on-chip memory, which the memory analysis does not count
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
