@@ -23,7 +23,7 @@ def keep_compiled() -> None:
     """Enable JAX's compilation cache. Call this before JAX is imported.
 
     JAX's own environment variables take precedence. A size limit is set only for our own directory: with a limit, JAX
-    records when each program was last used, and warns about every program in the directory without that record.
+    records when each program was last used, and warns about programs without that record, as written without a limit.
     Compiled CPU programs use the instructions of that CPU, which JAX does not check when it loads one, so each kind of CPU
     has its own directory. JAX does not verify programs either: it compresses them with zstandard if installed, otherwise
     with zlib. zstandard is hidden here because only zlib's format has a checksum, which detects damage.
