@@ -1,4 +1,4 @@
-"""Write docs/reference.md, every command, setting and preset, from the code: `python docs/generate.py`."""
+"""Generate docs/reference.md, which lists every command, setting and preset: `python docs/generate.py`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Commands"
     yield ""
-    yield "Every command takes the options in the first table. An option without a value in the second column is a switch."
+    yield "Every command accepts the options in the first table. Options without a value in the second column are switches."
     yield ""
     yield from _table(Group("", "", COMMON))
     for name in COMMANDS:
@@ -54,7 +54,7 @@ def _lines() -> Iterator[str]:
                 yield ""
                 yield from _table(group._replace(rows=rows))
         if takes_settings:
-            yield "Takes all [settings](#settings) as well."
+            yield "Also accepts all [settings](#settings)."
             yield ""
     yield "## Settings"
     yield ""
@@ -69,7 +69,7 @@ def _lines() -> Iterator[str]:
             yield from _table(group)
     yield "## Presets"
     yield ""
-    yield "`jaxgpt train PRESET`. Each differs from the defaults above in the settings listed."
+    yield "Train a preset with `jaxgpt train PRESET`. The listed settings differ from the defaults above."
     yield ""
     for name in PRESETS:
         said = describe(name)

@@ -29,7 +29,7 @@ class Args(SamplingParams):
     key: tuple[int, ...] = ()  # key to use instead of a seed, as printed by this command
     show: int = 10  # number of most probable tokens to list
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
-    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
+    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
     json: bool = False  # print one JSON object instead of text
 
 

@@ -1,4 +1,4 @@
-"""Describe the options of a command, from its dataclasses and the comments in them: as rows, and as help text."""
+"""Describe the options of a command, from its dataclasses and their comments, as rows and as help text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Row(NamedTuple):
     """An option.
 
     Attributes:
-        flags: its spellings, separated by commas.
+        flags: spellings of the option, separated by commas.
         kind: INT, FLOAT, STR or the choices; empty for a switch.
-        default: as written on the command line; empty where it is empty, off or unset.
+        default: as written on the command line; empty if it is empty, off or unset.
         meaning: the comment beside the field.
     """
 
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Options that belong together."""
+    """A titled group of options."""
 
     title: str
     about: str
@@ -52,11 +52,11 @@ COMMON = [
 def groups(cls: type, default: Any = None) -> list[Group]:
     """Describe the options of a command.
 
-    The fields of its own dataclass are one group, those of each base and each section another.
+    The fields of the dataclass itself are one group. Each base class and each section is another group.
 
     Args:
         cls: dataclass of the options.
-        default: instance with the defaults; None: those of the fields.
+        default: instance with the default values; None: the defaults of the fields.
     """
     default, hints = cls() if default is None else default, get_type_hints(cls)
     own: dict[str, Group] = {}
@@ -91,7 +91,7 @@ def help_text(cls: type, default: Any = None) -> str:
 
 
 def wrap(text: str, indent: str = "") -> list[str]:
-    """Break a paragraph into lines of the terminal's width."""
+    """Wrap a paragraph to the width of the terminal."""
     width = min(shutil.get_terminal_size().columns, WIDTH)
     return textwrap.wrap(
         text,
@@ -106,7 +106,9 @@ def wrap(text: str, indent: str = "") -> list[str]:
 def _row(field: Any, value: Any, cls: type, section: str = "") -> Row:
     hint = get_type_hints(cls)[field.name]
     option = Option(f"{section}.{field.name}" if section else field.name, kind_of(hint))
-    off = option.kind is bool and not value and not section  # a switch whose negative flag would say nothing
+    off = (
+        option.kind is bool and not value and not section
+    )  # a switch that is off; its negative flag would have no effect
     flags = option.flag if off else ", ".join(option.flags)
     choices = get_args(option.kind) if get_origin(option.kind) is Literal else ()
     kind = f"{{{','.join(choices)}}}" if choices else KINDS[option.kind]
@@ -118,7 +120,7 @@ def _row(field: Any, value: Any, cls: type, section: str = "") -> Row:
 
 
 def _shown(value: Any) -> str:
-    """Format a default as it is written on the command line; "" for an empty or unset one, which the meaning explains."""
+    """Format a default as on the command line; "" if it is empty or unset, which the meaning explains."""
     if value in ("", None, ()):
         return ""
     if isinstance(value, bool):

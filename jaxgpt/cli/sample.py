@@ -51,7 +51,7 @@ class Args(_Stop, BeamParams, SamplingParams, _Prompt):
     seed: int = SEED  # random seed
     stream: bool = False  # print the text as it is generated
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
-    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
+    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
     json: bool = False  # print one JSON object instead of text
 
     def __post_init__(self) -> None:
