@@ -55,7 +55,7 @@ class Tokens:
         """Return a copy of ids `start` to `start + n` as int32.
 
         Raises:
-            UserError: an id is outside the vocabulary (JAX would silently clamp it).
+            UserError: an id is outside the vocabulary (JAX would silently use another one).
         """
         out, filled = np.empty(n, np.int32), 0
         part = int(np.searchsorted(self._ends, start, side="right"))

@@ -1,7 +1,7 @@
 """Beam search: extend several sequences per prompt and keep the most probable ones at each step.
 
 Follows `GenerationMixin._beam_search` of transformers 5 in when a sequence is finished, when to stop, and how length affects
-the score. Results and scores are equal.
+the score. Results and scores equal those of transformers.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class SamplerState(NamedTuple):
     """The state of the sampler between steps.
 
     Attributes:
-        text: the tokens so far; the last ones are not yet in the cache.
+        text: the tokens so far; the last token of each row is not yet in the cache.
         cache: KV cache of the model.
         done_B: rows that have ended; they repeat their last token, which is never read.
         made: int32 scalar, number of tokens generated so far.
