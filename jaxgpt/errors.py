@@ -94,11 +94,16 @@ def as_float(
     return number
 
 
-def parse_json(data: bytes | str, where: str) -> Any:
+def parse_json(data: bytes | str, where: str, huge: bool = False) -> Any:
     """Parse JSON strictly.
 
     Rejects what JSON parsers disagree on and what Python's parser would change: duplicate keys, NaN and Infinity, integers
     beyond 64 bits, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper than Python's stack.
+
+    Args:
+        data: the text.
+        where: its path, for errors.
+        huge: accept integers beyond 64 bits, as floats.
 
     Raises:
         UserError: invalid JSON, or any of the above.
@@ -106,7 +111,11 @@ def parse_json(data: bytes | str, where: str) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = json.loads(
-            text, object_pairs_hook=_object, parse_int=_whole, parse_float=_real, parse_constant=_no_constant
+            text,
+            object_pairs_hook=_object,
+            parse_int=_huge if huge else _whole,
+            parse_float=_real,
+            parse_constant=_no_constant,
         )
         if _HALVES.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -117,13 +126,17 @@ def parse_json(data: bytes | str, where: str) -> Any:
     return value
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, huge: bool = False) -> dict[str, Any]:
     """Read a JSON object from a file.
+
+    Args:
+        path: the file.
+        huge: accept integers beyond 64 bits, as floats.
 
     Raises:
         UserError: the file is missing, too large, or not a JSON object.
     """
-    value = parse_json(read_bytes(path), str(path))
+    value = parse_json(read_bytes(path), str(path), huge)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")
     return value
@@ -161,6 +174,10 @@ def _whole(digits: str) -> int:
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"the number {shown(digits)} is beyond 64 bits")
     return value
+
+
+def _huge(digits: str) -> int | float:
+    return int(digits) if len(digits) < 19 else _real(digits)
 
 
 def _real(digits: str) -> float:

@@ -44,23 +44,35 @@ def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
     return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
 
 
-def encode_prompts(tokenizer: Tokenizer, vocab_size: int, prompts: Any) -> list[Prompt]:
+def encode_prompts(tokenizer: Tokenizer, vocab_size: int, prompts: Any, special: bool = False) -> list[Prompt]:
     """Encode one prompt or several.
 
     Raises:
         UserError: as `as_prompts` and `encode_prompt`.
     """
-    return [encode_prompt(tokenizer, vocab_size, prompt) for prompt in as_prompts(prompts)]
+    return [encode_prompt(tokenizer, vocab_size, prompt, special) for prompt in as_prompts(prompts)]
 
 
-def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any) -> Prompt:
-    """Encode a prompt. An empty prompt becomes the end token, or a new line if there is no end token.
+def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> Prompt:
+    """Encode a prompt.
+
+    A string is preceded by the tokenizer's `bos_ids`, unless it begins with them; an empty string becomes the ids that
+    `beginning` returns. Ids are used as they are.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: V, of the model.
+        prompt: a string or ids.
+        special: encode the names of special tokens in a string as their ids.
 
     Raises:
         UserError: no ids, ids that are not integers, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt).tolist()
+        ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
+        before = list(tokenizer.bos_ids)
+        if ids and ids[: len(before)] != before:
+            ids = before + ids
         encoded = Prompt(ids, ids) if ids else Prompt(beginning(tokenizer)[0], [])
     else:
         if isinstance(prompt, (bytes, dict)) or not isinstance(prompt, Iterable):
@@ -79,9 +91,15 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any) -> Prompt:
 def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """Return the ids that precede a new text, and their description.
 
+    These are the tokenizer's `bos_ids`; or the model's beginning token, the end token, or a new line.
+
     Raises:
-        UserError: the tokenizer has neither an end token nor a new line.
+        UserError: the tokenizer has none of them.
     """
+    named, V = tokenizer.special.bos_id, tokenizer.vocab_size
+    begins = [] if named is None or named >= V or named == tokenizer.eos_id else [named]
+    if before := list(tokenizer.bos_ids) or begins:
+        return before, "the beginning token"
     if tokenizer.eos_id is not None:
         return [tokenizer.eos_id], "the end token"
     try:
@@ -145,7 +163,7 @@ def fit(
 
 
 def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterable[int]) -> tuple[int, ...]:
-    """Validate stop ids and add the tokenizer's end token.
+    """Validate stop ids and add the tokenizer's end tokens.
 
     Raises:
         UserError: an id is not an integer, or outside the vocabulary.
@@ -157,7 +175,7 @@ def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterab
     for i in sorted(ids):
         if not 0 <= i < vocab_size:
             raise UserError(f"stop id {i} is outside the vocabulary of {vocab_size}")
-    return tuple(sorted(ids | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())))
+    return tuple(sorted(ids | {i for i in tokenizer.end_ids if i < vocab_size}))
 
 
 def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, ...]:

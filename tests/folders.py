@@ -58,3 +58,48 @@ def run_folder(path, model, seed=0):
     describe(Run(path), Config(preset="test", model=model, data=DataConfig(dataset="none")), tokenizer)
     save_params(path / "checkpoints", nest((p, v.astype(np.float32)) for p, v in leaves.items()), {})
     return path
+
+
+def llama_tokenizer(names=()):
+    """A tokenizer.json as Llama 2's: words begin with a marked space, the first of a text is stripped, other characters are
+    bytes. With `names`, special tokens `<s>`, `</s>` and these, and `<s>` is put before a text."""
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        *"ab",
+        "ab",
+        "\u2581a",
+        "\u00e9",
+    ]
+    steps = [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ]
+    prepare = [
+        {"type": "Prepend", "prepend": "\u2581"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+    ]
+    model = {
+        "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
+        "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": {w: i for i, w in enumerate(words)},
+        "merges": [["a", "b"], ["\u2581", "a"]],
+    }  # fmt: skip
+    ids = {"<s>": 1, "</s>": 2} | {name: len(words) + i for i, name in enumerate(names)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+    }
+    return {
+        "version": "1.0", "truncation": None, "padding": None, "pre_tokenizer": None,
+        "added_tokens": [{"id": i, "content": name, **flags} for name, i in ids.items()] if names else [],
+        "normalizer": {"type": "Sequence", "normalizers": prepare}, "post_processor": template if names else None,
+        "decoder": {"type": "Sequence", "decoders": steps}, "model": model,
+    }  # fmt: skip

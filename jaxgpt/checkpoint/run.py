@@ -1,7 +1,11 @@
-"""A run directory: config.json, tokenizer.json, metrics.jsonl, loss.png, checkpoints/."""
+"""A run directory: config.json, tokenizer.json, metrics.jsonl, loss.png, checkpoints/.
+
+Runs of imported models also hold generation_config.json and tokenizer_config.json, which name special tokens.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -15,6 +19,7 @@ from pathlib import Path
 from jaxgpt.checkpoint.lock import sole_writer
 from jaxgpt.config import Config, UserError, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
+from jaxgpt.data.special import GENERATION, TOKENIZER
 from jaxgpt.errors import read_bytes
 
 REPLACED = "checkpoints.replaced"  # where `--overwrite` puts the old checkpoints until they are deleted
@@ -184,8 +189,14 @@ def remove_replaced(run: Run) -> None:
 
 
 def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:
-    """Write what a run is: config.json and tokenizer.json, each whole or not at all."""
+    """Write a run's settings and tokenizer: config.json, tokenizer.json and what names its special tokens, each atomically."""
     write_atomically(run.path / "tokenizer.json", tokenizer.to_json())
+    special = tokenizer.special
+    for name, values in ((GENERATION, special.generation), (TOKENIZER, special.tokenizer)):
+        if values:
+            write_atomically(run.path / name, json.dumps(values, indent=2, allow_nan=False) + "\n")
+        else:
+            (run.path / name).unlink(missing_ok=True)
     write_atomically(run.path / "config.json", to_json(config))
 
 

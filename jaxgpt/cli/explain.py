@@ -25,6 +25,7 @@ COMMAND = Command(
 @dataclass(frozen=True, kw_only=True)
 class Args(SamplingParams):
     prompt: str = ""  # text to continue; empty: start a new text
+    special: bool = False  # encode names of special tokens in the prompt, such as <|im_end|>, as their ids
     seed: int = SEED  # random seed, as for jaxgpt sample
     key: tuple[int, ...] = ()  # key to use instead of a seed, as printed by this command
     show: int = 10  # number of most probable tokens to list
@@ -46,7 +47,9 @@ def run(args: Sequence[str]) -> int:
     import jax
     import numpy as np
 
+    from jaxgpt.decoding import TextStream
     from jaxgpt.lm import explain, load
+    from jaxgpt.prompts import encode_prompt
 
     lm = load(target, parsed.checkpoint, parsed.weights)
     say_where_it_begins(lm.tokenizer, [parsed.prompt])
@@ -58,17 +61,21 @@ def run(args: Sequence[str]) -> int:
                 f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by jaxgpt explain, not {parsed.key}"
             )
         key = jax.random.wrap_key_data(jax.numpy.array([parsed.key], jax.numpy.uint32))
-    choice = explain(lm, parsed.prompt, key=key, **asdict(sampling))
+    encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, parsed.prompt, parsed.special)
+    choice = explain(lm, encoded.ids, key=key, **asdict(sampling))
+
+    def text_of(token: int) -> str:
+        return TextStream(lm.tokenizer.decode, 1, prompt=encoded.text_ids).add([token])
 
     top = np.argsort(-choice.probability_V, kind="stable")[: parsed.show]
     candidates = [
-        {"id": int(i), "text": lm.tokenizer.decode([int(i)]), "probability": float(choice.probability_V[i])}
+        {"id": int(i), "text": text_of(int(i)), "probability": float(choice.probability_V[i])}
         for i in top
         if choice.probability_V[i] > 0
     ]
     token = {
         "id": choice.token,
-        "text": lm.tokenizer.decode([choice.token]),
+        "text": text_of(choice.token),
         "probability": float(choice.probability_V[choice.token]),
     }
     if parsed.json:

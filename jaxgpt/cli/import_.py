@@ -27,17 +27,14 @@ COMMAND = Command(
 class Args:
     revision: str = ""  # commit, tag or branch of a model on the Hub; empty: the pinned commit, or main
     tokenizer: str = ""  # gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
+    accept_option: tuple[str, ...] = ()  # unknown options of config.json to ignore; the error lists them
     json: bool = False  # print one JSON object instead of text
 
 
 def run(args: Sequence[str]) -> int:
     [source, target], parsed = COMMAND.parse(Args, args)
 
-    from jaxgpt.parallel import use_cores
-
-    use_cores(MeshConfig(data=1))
     from jaxgpt.convert.hub import fetch_model
-    from jaxgpt.convert.models import import_model
 
     folder, commit = Path(source), ""
     if not folder.exists():
@@ -45,8 +42,14 @@ def run(args: Sequence[str]) -> int:
             folder, commit = fetch_model(source, parsed.revision)
     elif parsed.revision:
         raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; leave out --revision")
+
+    from jaxgpt.parallel import use_cores
+
+    use_cores(MeshConfig(data=1))
+    from jaxgpt.convert.models import import_model
+
     with progress("importing"):
-        done = import_model(folder, Path(target), parsed.tokenizer)
+        done = import_model(folder, Path(target), parsed.tokenizer, parsed.accept_option)
     if parsed.json:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))
         return 0

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.parse import Command, named_config, print_json
 from jaxgpt.config import Config
+from jaxgpt.presets import PRESETS
+
+if TYPE_CHECKING:
+    from jaxgpt.data import Tokenizer
 
 COMMAND = Command(
     "info",
@@ -26,6 +31,10 @@ class Args:
 def run(args: Sequence[str]) -> int:
     [target], parsed = COMMAND.parse(Args, args)
     results = describe(with_vocab(named_config(target)))
+    if target not in PRESETS:
+        from jaxgpt.checkpoint.run import open_run
+
+        results["special_tokens"] = special_tokens(open_run(Path(target)).tokenizer())
     if parsed.json:
         print_json({"name": target} | results)
         return 0
@@ -37,7 +46,27 @@ def run(args: Sequence[str]) -> int:
     )
     for kind, count in results["bytes"].items():
         print(f"{kind:<26}{count:>15,} bytes")
+    special = results.get("special_tokens", {})
+    for label, name in (("texts begin with", "begin"), ("texts end with", "end")):
+        if special.get(name):
+            tokens = [f"{token['text']} ({token['id']})" for token in special[name]]
+            print(f"{label:<26}{', '.join(tokens)}")
+    if special.get("chat_template"):
+        print(f"{'chat template':<26}yes")
     return 0
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the tokens that are put before a text and that end one, and whether there is a chat template."""
+
+    def listed(ids: tuple[int, ...]) -> list[dict[str, Any]]:
+        return [{"id": i, "text": tokenizer.decode([i])} for i in ids]
+
+    return {
+        "begin": listed(tokenizer.bos_ids),
+        "end": listed(tokenizer.end_ids),
+        "chat_template": "chat_template" in tokenizer.special.tokenizer,
+    }
 
 
 def describe(config: Config) -> dict[str, Any]:

@@ -32,6 +32,7 @@ COMMAND = Command(
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
     prompt: str = ""  # text to continue; empty: start a new text
+    special: bool = False  # encode names of special tokens in the prompt, such as <|im_end|>, as their ids
     prompts_file: str = ""  # file with one prompt per line, instead of --prompt
     max_new_tokens: int | None = None  # maximum number of new tokens (default: 200, or what fits the context)
     max_length: int | None = None  # maximum number of tokens including the prompt, instead of --max-new-tokens
@@ -72,6 +73,7 @@ def run(args: Sequence[str]) -> int:
 
     use_cores(MeshConfig(data=1))
     from jaxgpt.lm import generate, load
+    from jaxgpt.prompts import encode_prompts
 
     with progress("loading"):
         lm = load(target, parsed.checkpoint, parsed.weights)
@@ -81,12 +83,16 @@ def run(args: Sequence[str]) -> int:
         except UserError as e:
             raise UserError(f"{parsed.prompts_file}: line {number}: {e}") from None
     say_where_it_begins(lm.tokenizer, prompts)
+    inputs: list[Any] = list(prompts)
+    if parsed.special:
+        encoded = encode_prompts(lm.tokenizer, lm.config.model.vocab_size, prompts, special=True)
+        inputs = [each.ids if each.text_ids else "" for each in encoded]
     if parsed.stream:
-        return _stream(lm, prompts[0], settings)
+        return _stream(lm, prompts[0], inputs[0], settings)
     began = time.perf_counter()
     beams = settings_of(BeamParams, parsed)
     with progress("sampling") as activity:
-        outs = generate(lm, prompts, **settings, **asdict(beams), progress=activity)
+        outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
     seconds = time.perf_counter() - began
     repeated = [prompt for prompt in prompts for _ in range(parsed.num_return_sequences)]
     for number, out in enumerate(outs, 1):
@@ -124,10 +130,10 @@ def _settings(args: Args) -> dict[str, Any]:
     )
 
 
-def _stream(lm: LM, prompt: str, settings: dict[str, Any]) -> int:
+def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> int:
     from jaxgpt.lm import stream
 
-    pieces = stream(lm, [prompt], **settings)
+    pieces = stream(lm, [prompt_input], **settings)
     print(prompt, end="", flush=True)
     for piece in pieces:
         print(piece.text, end="", flush=True)

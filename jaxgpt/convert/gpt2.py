@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2: `GPT2LMHeadModel`. Its Conv1D holds W as (in, out), its q, k and v lie side by side in `c_attn`."""
+"""GPT-2 of transformers: `GPT2LMHeadModel`. Its Conv1D stores W as (in, out); q, k and v lie side by side in `c_attn`."""
 
 from __future__ import annotations
 
@@ -45,18 +45,24 @@ def _table(output_first: bool) -> Table:
 
 
 TABLE = _table(output_first=False)
-NANOGPT_TABLE = _table(output_first=True)  # the same names over torch's Linear
+NANOGPT_TABLE = _table(output_first=True)  # the same names with torch.nn.Linear
 
 
 def config_from_hf(options: Options) -> ModelConfig:
-    """Their config.json as ours. Their defaults are those of GPT2Config."""
+    """Convert a config.json. Defaults are those of GPT2Config."""
     o = options
-    dropout = {name: o.number(name, 0.1) for name in _DROPOUTS}
-    if len(set(dropout.values())) > 1:
-        raise o.refuse(", ".join(_DROPOUTS), list(dropout.values()), "they must be equal")
-    # It says in which type scores are computed: float32, which is what we do always.
-    o.skip("reorder_and_upcast_attn")
-    o.skip("n_ctx", *(f"summary_{x}" for x in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")))
+    dropout = o.number("resid_pdrop", 0.1)
+    for name in ("embd_pdrop", "attn_pdrop"):
+        o.expect(name, dropout)
+    # They select the precision and the order in which scores are computed: here always float32, scaled once.
+    o.skip("reorder_and_upcast_attn", "apply_query_key_layer_scaling")
+    o.only("normalize_attention_scores", True)
+    o.skip(
+        "n_ctx",
+        "n_special",
+        "predict_special_tokens",
+        *(f"summary_{x}" for x in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
+    )
     return ModelConfig(
         vocab_size=o.integer("vocab_size", 50257),
         block_size=o.integer("n_positions", 1024),
@@ -69,21 +75,21 @@ def config_from_hf(options: Options) -> ModelConfig:
         tie_embeddings=o.flag("tie_word_embeddings", True),
         scale_attn_weights=o.flag("scale_attn_weights", True),
         scale_attn_by_inverse_layer_idx=o.flag("scale_attn_by_inverse_layer_idx", False),
-        dropout=dropout["resid_pdrop"],
+        dropout=dropout,
     )
 
 
 def adapt(config: ModelConfig) -> ModelConfig:
-    """The same function as a GPT-2 that has all biases, gains and offsets (those that ours lacks are zeros and ones).
+    """Return a config of the same function with all biases, gains and offsets; those that the model lacks are zeros and ones.
 
     Raises:
         UserError: a setting that GPT-2 does not have; it is named.
     """
     if not config.tie_embeddings and config.head_bias:
-        raise UserError("model.head_bias True cannot be said in a gpt2 config.json: its head has no bias")
+        raise UserError("model.head_bias True has no gpt2 equivalent: its head has no bias")
     if config.n_head * config.head_width != config.n_embd:
         raise UserError(
-            f"model.head_dim {config.head_dim} cannot be said in a gpt2 config.json: its heads share n_embd evenly"
+            f"model.head_dim {config.head_dim} has no gpt2 equivalent: heads must divide n_embd {config.n_embd} evenly"
         )
     require(
         config,
@@ -103,7 +109,7 @@ def adapt(config: ModelConfig) -> ModelConfig:
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """A config that `adapt` returned, as their config.json."""
+    """Convert a config that `adapt` returned to a config.json."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",

@@ -1,4 +1,4 @@
-"""Hugging Face's Llama and Qwen3: `LlamaForCausalLM`, `Qwen3ForCausalLM`. Torch's Linear holds W as (out, in)."""
+"""Llama and Qwen3 of transformers: `LlamaForCausalLM`, `Qwen3ForCausalLM`. torch.nn.Linear stores W as (out, in)."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ TABLE: Table = (
 
 
 def config_from_hf(options: Options, qwen3: bool) -> ModelConfig:
-    """Their config.json as ours. Their defaults are those of LlamaConfig and Qwen3Config."""
+    """Convert a config.json. Defaults are those of LlamaConfig and Qwen3Config."""
     o = options
     n_embd, n_head = o.integer("hidden_size", 4096), o.integer("num_attention_heads", 32)
     block_size = o.integer("max_position_embeddings", 32768 if qwen3 else 2048)
     n_layer = o.integer("num_hidden_layers", 32)
     bias = o.flag("attention_bias", False)
-    o.only("attention_dropout", 0.0)
+    o.expect("attention_dropout", 0.0)
     if qwen3:
         if bias:
-            raise o.refuse("attention_bias", True, "biases are in all matrices here or in none")
+            raise o.refuse("attention_bias", True, "a model here has biases in all matrices or in none")
         window = _window(o, n_layer)
     else:
         window = 0
-        o.only("pretraining_tp", 1)
+        o.expect("bias", False)
+        o.skip("max_sequence_length")
         if o.flag("mlp_bias", False) != bias:
-            raise o.refuse("mlp_bias", not bias, f"it must be as attention_bias, {bias}")
+            raise o.refuse("mlp_bias", not bias, f"it must equal attention_bias, {bias}")
     return ModelConfig(
         vocab_size=o.integer("vocab_size", 151936 if qwen3 else 32000),
         block_size=block_size,
@@ -82,14 +83,14 @@ def config_from_hf(options: Options, qwen3: bool) -> ModelConfig:
 
 
 def _window(o: Options, n_layer: int) -> int:
-    """Qwen3 can limit what some of its layers see; ours do all or none."""
+    """Return the sliding window of all layers, 0 for none. Qwen3 may give only some of them one, which is refused."""
     window, used, begin = o.take("sliding_window"), o.flag("use_sliding_window", False), o.take("max_window_layers")
     kinds = o.take("layer_types")
     if not used or window is None:
         window, begin = 0, n_layer
     begin = 28 if begin is None else begin
     if type(begin) is not int or type(window) is not int:
-        raise o.refuse("max_window_layers, sliding_window", [begin, window], "they must be whole numbers")
+        raise o.refuse("max_window_layers, sliding_window", [begin, window], "both must be integers")
     # Counted, not spelled out: a file may claim any number of layers.
     full, sliding, layers = min(max(begin, 0), n_layer), n_layer - min(max(begin, 0), n_layer), n_layer
     if isinstance(kinds, list) and kinds:
@@ -104,14 +105,14 @@ def _window(o: Options, n_layer: int) -> int:
 
 
 def _rope(o: Options, block_size: int) -> dict[str, Any]:
-    """transformers 5 says it in `rope_parameters`, 4 in `rope_theta` and `rope_scaling`; many files have both."""
+    """Read the rotary settings: `rope_parameters` in transformers 5, `rope_theta` and `rope_scaling` in 4; many have both."""
     theta, scaling, new = o.take("rope_theta"), o.take("rope_scaling"), o.take("rope_parameters")
     for name, value in (("rope_scaling", scaling), ("rope_parameters", new)):
         if value is not None and not isinstance(value, dict):
             raise o.refuse(name, value, "it must be an object")
     rope = dict(new or scaling or {})
     if new and scaling and any(new.get(k) != v for k, v in scaling.items() if k != "type"):
-        raise o.refuse("rope_scaling", scaling, f"rope_parameters says {shown(new)}")
+        raise o.refuse("rope_scaling", scaling, f"it contradicts rope_parameters {shown(new)}")
     theta = rope.pop("rope_theta", theta if theta is not None else 10_000.0)
     inner = Options(rope, f"{o.where}: rope_parameters")
     legacy = inner.take("type")
@@ -132,7 +133,7 @@ def _rope(o: Options, block_size: int) -> dict[str, Any]:
 
 
 def adapt(config: ModelConfig) -> ModelConfig:
-    """The same function in the words of Llama, or with QK-norm of Qwen3.
+    """Return a config of the same function with the options of Llama, or of Qwen3 if it has QK-norm.
 
     A plain MLP with ReLU squared is a gated one whose gate is its own input: `relu(u)^2 = relu(u) u`.
 
@@ -141,7 +142,7 @@ def adapt(config: ModelConfig) -> ModelConfig:
     """
     name = "qwen3" if config.qk_norm else "llama"
     if not config.tie_embeddings and config.head_bias:
-        raise UserError(f"model.head_bias True cannot be said in a {name} config.json: its head has no bias")
+        raise UserError(f"model.head_bias True has no {name} equivalent: its head has no bias")
     if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
         config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
     require(
@@ -163,14 +164,14 @@ def adapt(config: ModelConfig) -> ModelConfig:
         require(config, name, sliding_window=0)
         if config.n_embd % config.n_head:
             raise UserError(
-                f"model.n_head {config.n_head} must divide model.n_embd {config.n_embd} in a llama config.json"
+                f"model.n_head {config.n_head} has no llama equivalent: it must divide model.n_embd {config.n_embd}"
             )
-    # Theirs has no dropout where ours does; the function of a trained model is the same.
+    # Llama has no residual dropout; the function of a trained model is the same.
     return replace(config, norm_affine=True, dropout=0.0)
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """A config that `adapt` returned, as their config.json."""
+    """Convert a config that `adapt` returned to a config.json."""
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor != 1.0:
         rope |= {

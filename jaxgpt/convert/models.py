@@ -1,8 +1,9 @@
-"""Models in and out: a folder of another system becomes a run directory, a run becomes a folder for transformers."""
+"""Import a model folder as a run directory, and export a run as a folder for transformers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,30 @@ from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
 from jaxgpt.data.corpus import read_path
+from jaxgpt.data.special import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.errors import read_json, shown
 from jaxgpt.lm import load
 
 GPT2 = Format(gpt2.TABLE, gpt2.PREFIX, f"{gpt2.PREFIX}wte.weight")
 LLAMA = Format(llama.TABLE, llama.PREFIX, f"{llama.PREFIX}embed_tokens.weight")
-ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-TOLERANCE = 1e-5  # largest change of a logit that an export may bring
+# Architectures of each family; a file may hold the model without its head, where that is tied.
+ARCHITECTURES = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Model"),
+    "llama": ("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+}
+TOLERANCE = 1e-5  # largest change of a logit that an export may cause
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was done.
+    """The result of an import or export.
 
     Attributes:
         family: gpt2, llama, qwen3 or nanogpt.
-        parameters: how many.
-        max_logit_change: between the model and what was written of it and read again.
+        parameters: number of parameters.
+        max_logit_change: largest difference between the logits of the model and of what was written and read back.
     """
 
     family: str
@@ -41,18 +48,19 @@ class Converted:
     max_logit_change: float
 
 
-def import_model(source: Path, target: Path, tokenizer: str = "") -> Converted:
-    """Write a run directory at `target` from a folder of transformers or nanoGPT. No torch is needed.
+def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:
+    """Write a run directory at `target` from a folder of transformers or nanoGPT. PyTorch is not needed.
 
     Args:
-        source: the folder: config.json (nanoGPT: or recipe.json), safetensors, and a tokenizer's files.
-        target: where nothing is yet. It appears whole or not at all.
+        source: the folder: config.json (nanoGPT: or recipe.json), safetensors, and the files of a tokenizer.
+        target: a path where nothing exists yet. The run appears whole or not at all.
         tokenizer: instead of the folder's own: a kind (byte, gpt2, ids) or a path.
+        accept: unknown options of config.json to ignore.
 
     Raises:
-        UserError: something is missing, of another shape or type, or not computed here; it is named.
+        UserError: something is missing, of the wrong shape or type, or not supported; it is named.
     """
-    family, model, form, weights = describe_source(source)
+    family, model, form, weights = describe_source(source, accept)
     check_weights(weights, model, form)
     words = _tokenizer(source, tokenizer, model)
     if words.vocab_size > model.vocab_size:
@@ -82,12 +90,12 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 
     Args:
         run: a run directory.
-        target: where nothing is yet. It appears whole, and compared with the model, or not at all.
+        target: a path where nothing exists yet. The folder appears whole, and compared with the model, or not at all.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
-        UserError: no such run, or a setting of the model that no family of transformers that is known here has; it is named.
-        RuntimeError: what was written does not compute the same.
+        UserError: no such run, or a setting of the model that no supported family of transformers has; it is named.
+        RuntimeError: the exported model computes other logits.
     """
     config, params, tokenizer, _ = load(run, checkpoint)
     family = "llama" if config.model.positions == "rope" else "gpt2"
@@ -95,12 +103,13 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         (gpt2.adapt, gpt2.config_to_hf, GPT2) if family == "gpt2" else (llama.adapt, llama.config_to_hf, LLAMA)
     )
     model = adapt(config.model)
-    values = to_hf(model) | {"dtype": "float32", "bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id}
+    generation = _generation_config(tokenizer)
+    values = to_hf(model) | {"dtype": "float32"} | {name: generation.get(name) for name in IDS}
     with building(target) as folder:
         _write_json(folder / "config.json", values)
-        _write_json(folder / "generation_config.json", _generation(tokenizer))
+        _write_json(folder / GENERATION, generation)
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
-        _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, config.model.block_size))
+        _write_json(folder / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))
         save_weights(folder / SINGLE, params, model, form)
         before, parameters = probe(config.model, params), _count(params)
         del params
@@ -113,31 +122,31 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
-    """The config and the weights of a folder that `import_model` would take, and how its tensors are named."""
+    """Read the config and the weights of a folder that `import_model` accepts, and how its tensors are named."""
     _, model, form, weights = describe_source(source)
     return model, load_weights(weights, model, form), form
 
 
-def describe_source(source: Path) -> tuple[str, ModelConfig, Format, Weights]:
-    """Which family a folder holds, its config in our words, and its tensors, not read yet."""
+def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
+    """Return the family of a folder, its model's config, and its tensors, not read yet."""
     if not source.is_dir():
         raise UserError(f"{source} is not a folder with config.json and safetensors")
     where = source / "config.json"
     if not where.is_file() and (source / "recipe.json").is_file():
         where = source / "recipe.json"
     values = read_json(where)
-    kind = values.get("model_type")
-    if kind is None and "architectures" not in values and "n_layer" in values and "block_size" in values:
+    kind, named = values.get("model_type"), values.get("architectures")
+    if kind is None and named is None and "n_layer" in values and "block_size" in values:
         weights = Weights(source)
         return "nanogpt", model_from_options(values, weights, str(where)), NANOGPT, weights
+    if kind is None:  # as in some files of 2019
+        kind = next((kind for kind, names in ARCHITECTURES.items() if named and named == [names[0]]), None)
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise UserError(f"{where}: model_type {shown(kind)} is not computed here: one of {', '.join(ARCHITECTURES)}")
-    named = values.get("architectures") or [ARCHITECTURES[kind]]
-    if named != [ARCHITECTURES[kind]]:
-        raise UserError(
-            f"{where}: architectures {shown(named)} is not computed here: {ARCHITECTURES[kind]} is expected"
-        )
-    options = Options(values, str(where))
+        raise UserError(f"{where}: model_type {shown(kind)} is not supported: one of {', '.join(ARCHITECTURES)}")
+    known = ARCHITECTURES[kind]
+    if named and not (isinstance(named, list) and len(named) == 1 and named[0] in known):
+        raise UserError(f"{where}: architectures {shown(named)} is not supported: {known[0]} is expected")
+    options = Options(values, str(where), accept)
     if kind == "gpt2":
         model, form = gpt2.config_from_hf(options), GPT2
     else:
@@ -147,24 +156,33 @@ def describe_source(source: Path) -> tuple[str, ModelConfig, Format, Weights]:
 
 
 def _tokenizer(source: Path, named: str, model: ModelConfig) -> Tokenizer:
+    """Return the tokenizer of a folder, or the named one, with the special tokens that the folder's files name."""
     if named in ("char", "word", "bpe"):
-        raise UserError(f"--tokenizer {named} is built from a text: give the tokenizer.json that was made of it")
+        raise UserError(f"--tokenizer {named} is built from a text: give the tokenizer.json that was built from it")
+    recipe, config = source / "recipe.json", source / "config.json"
+    special = read_special(source, read_json(config) if config.is_file() else None)
     if named:
-        return make_tokenizer(named, "", 0, model.vocab_size)
-    if (source / "recipe.json").is_file() and not (source / "tokenizer.json").is_file():
+        words = make_tokenizer(named, "", 0, model.vocab_size)
+        words.special = SpecialTokens(special.generation, words.special.tokenizer)
+        return words
+    if recipe.is_file() and not (source / "tokenizer.json").is_file():
         # nanoGPT's character models keep their table in a pickle, but it is the text's sorted characters.
-        text = read_json(source / "recipe.json").get("text")
+        text = read_json(recipe).get("text")
         if isinstance(text, str):
             return CharTokenizer(read_path(text_beside(source, text)).text)
     try:
-        return load_tokenizer(source)
+        words = load_tokenizer(source)
     except UserError as e:
         raise UserError(f"{e} (or choose one with --tokenizer: gpt2, byte, ids, or a path)") from None
+    words.special = special
+    return words
 
 
-def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
-    eos = tokenizer.eos_id
-    return {"_from_model_config": True, "bos_token_id": eos, "eos_token_id": eos}
+def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the generation_config.json that the model came with, completed by the tokenizer's tokens."""
+    eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), tokenizer.eos_id)
+    default = {"bos_token_id": bos, "eos_token_id": eos}
+    return default | dict(tokenizer.special.generation or {"_from_model_config": True})
 
 
 def _tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
@@ -175,7 +193,9 @@ def _tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     }
     if tokenizer.eos_id is not None:
         values["eos_token"] = tokenizer.decode([tokenizer.eos_id])
-    return values
+    for i in tokenizer.bos_ids[:1]:
+        values["bos_token"] = tokenizer.decode([i])
+    return values | dict(tokenizer.special.tokenizer)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

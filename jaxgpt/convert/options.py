@@ -1,8 +1,8 @@
-"""Another system's config.json, read so that no option is passed over: each is taken, known to be harmless, or refused."""
+"""Read the config.json of another system so that no option is overlooked: each is used, known not to matter, or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from jaxgpt.config import UserError
@@ -10,108 +10,159 @@ from jaxgpt.errors import shown
 
 T = TypeVar("T")
 
-# What says nothing about the logits: names, ids of special tokens, how outputs are packed, how weights were once drawn.
+# Options that do not change the logits of a trained model: names, ids of special tokens, settings of generation and of the
+# program that wrote the file. Neither do those whose name begins with an underscore, which transformers adds itself.
 HARMLESS = frozenset(
     """
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attn_implementation
-    auto_map bos_token_id dtype eos_token_id finetuning_task id2label initializer_range is_decoder label2id model_type
-    output_attentions output_hidden_states pad_token_id prefix problem_type return_dict sep_token_id
-    task_specific_params tokenizer_class torch_dtype torchscript transformers_version unk_token_id use_cache
+    architectures attn_implementation auto_map dtype finetuning_task gradient_checkpointing id2label initializer_range
+    is_decoder is_llama_config label2id model_max_length model_type neftune_noise_alpha
+    num_labels output_attentions output_hidden_states output_past output_scores pretraining_tp problem_type return_dict
+    return_dict_in_generate task_specific_params tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype
+    torchscript transformers.js_config transformers_version trust_remote_code unsloth_fixed unsloth_version use_bfloat16
+    use_cache
+
+    bos_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id pad_token_id sep_token_id
+    unk_token_id
+
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty length_penalty max_length max_new_tokens min_length no_repeat_ngram_size
+    num_beam_groups num_beams num_return_sequences prefix remove_invalid_values repetition_penalty suppress_tokens
+    temperature top_k top_p typical_p
     """.split()
 )
 
-# What would change them, with the one value of each that changes nothing.
+# Options that would change the logits, with the one value that does not.
 NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
     "cross_attention_hidden_size": None,
     "is_encoder_decoder": False,
     "pruned_heads": {},
-    "quantization_config": None,
-    "tie_encoder_decoder": False,
 }
+# The same, where the user may know better: weights are read only if they are plain numbers, whatever this option says.
+DOUBTFUL: dict[str, Any] = {"quantization_config": None, "rope_interleaved": False}
 
 
 class Options:
-    """The options of a config.json; each is read once, and `done` refuses those that nobody read."""
+    """The options of a config.json. Each is read once; `done` refuses those that nothing has read."""
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, accept: Collection[str] = ()) -> None:
+        """Drop the harmless options, and check the neutral ones.
+
+        Args:
+            values: the content of config.json.
+            where: its path, for errors.
+            accept: options that would be refused, and that the user wants to be ignored.
+        """
         self.where = where
-        self._left = {k: v for k, v in values.items() if k not in HARMLESS}
+        self._accept, self._accepted = tuple(accept), set[str]()
+        used = {k: v for k, v in values.items() if v is not None}
+        self._left = {k: v for k, v in used.items() if k not in HARMLESS and not k.startswith("_")}
         for name, value in NEUTRAL.items():
             self.only(name, value)
+        for name, value in DOUBTFUL.items():
+            self.expect(name, value)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number; the default stands for null too."""
+        """Take an integer; the default stands for null as well."""
         value = self._take(name, default)
         if type(value) is not int:
-            raise UserError(f"{self.where}: {name} must be a whole number, not {shown(value)}")
+            raise UserError(f"{self.where}: {name} must be an integer: {shown(value)}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number."""
+        """Take a number."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UserError(f"{self.where}: {name} must be a number, not {shown(value)}")
+            raise UserError(f"{self.where}: {name} must be a number: {shown(value)}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Take true or false."""
         value = self._take(name, default)
         if not isinstance(value, bool):
-            raise UserError(f"{self.where}: {name} must be true or false, not {shown(value)}")
+            raise UserError(f"{self.where}: {name} must be true or false: {shown(value)}")
         return value
 
     def choice(self, name: str, known: Mapping[str, T], default: str) -> T:
-        """A word, as what we call it."""
+        """Take a name, and return what it stands for here."""
         value = self._take(name, default)
         if not isinstance(value, str) or value not in known:
-            raise UserError(f"{self.where}: {name} {shown(value)} is not computed here: one of {', '.join(known)}")
+            raise UserError(f"{self.where}: {name} {shown(value)} is not supported: one of {', '.join(known)}")
         return known[value]
 
     def only(self, name: str, value: Any) -> None:
-        """An option that has to be what we compute anyway, or absent."""
+        """Take an option of which one value is supported.
+
+        Raises:
+            UserError: it has another.
+        """
         found = self._left.pop(name, value)
-        if found != value and not (found is None or (value is None and found is False)):
-            raise UserError(f"{self.where}: {name} {shown(found)} is not computed here, only {shown(value)}")
+        if not _same(found, value):
+            raise UserError(f"{self.where}: {name} {shown(found)} is not supported, only {shown(value)}")
+
+    def expect(self, name: str, value: Any) -> None:
+        """Take an option of which one value is supported, unless the user accepts another.
+
+        Raises:
+            UserError: it has another.
+        """
+        found = self._left.pop(name, value)
+        if _same(found, value):
+            return
+        if name not in self._accept:
+            raise UserError(
+                f"{self.where}: {name} {shown(found)} is not supported, only {shown(value)}: if it does not change the "
+                f"logits, import with --accept-option {name}"
+            )
+        self._accepted.add(name)
 
     def skip(self, *names: str) -> None:
-        """Options that this model's logits do not depend on."""
+        """Drop options that do not change the logits of this family."""
         for name in names:
             self._left.pop(name, None)
 
     def take(self, name: str) -> Any:
-        """An option of any kind, or None."""
+        """Take an option of any type; None if it is absent."""
         return self._left.pop(name, None)
 
     def done(self) -> None:
-        """Nothing may be left.
+        """Check that every option was read or accepted.
 
         Raises:
-            UserError: with the name of an option that is not known here.
+            UserError: some are unknown; or an accepted one would not have been refused.
         """
-        if self._left:
-            name = min(self._left)
+        unknown = sorted(name for name in self._left if name not in self._accept)
+        if unknown:
+            listed = ", ".join(f"{name} ({shown(self._left[name])})" for name in unknown)
             raise UserError(
-                f"{self.where}: option {name} ({shown(self._left[name])}) is not known here: refused, not ignored"
+                f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: if the logits do not depend on "
+                f"{'them' if len(unknown) > 1 else 'it'}, import with --accept-option {' '.join(unknown)}"
             )
+        needless = [name for name in self._accept if name not in self._left and name not in self._accepted]
+        if needless:
+            raise UserError(f"--accept-option {needless[0]}: {self.where} has no such option that would be refused")
 
     def refuse(self, name: str, value: Any, instead: str) -> UserError:
-        """The error for a value that is not computed."""
-        return UserError(f"{self.where}: {name} {shown(value)} is not computed here: {instead}")
+        """Return the error for a value that is not supported."""
+        return UserError(f"{self.where}: {name} {shown(value)} is not supported: {instead}")
 
     def _take(self, name: str, default: Any) -> Any:
-        value = self._left.pop(name, None)
-        value = default if value is None else value
+        value = self._left.pop(name, default)
         if value is None:
             raise UserError(f"{self.where}: {name} is missing")
         return value
 
 
-# Their names of activations that we have, and the name that we write for each of ours.
+def _same(found: Any, value: Any) -> bool:
+    return found == value or (value is None and found is False)
+
+
+# Activations by the names that other systems give them; `config_to_hf` writes the names on the right.
 ACTIVATIONS = {
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
+    "gelu_fast": "gelu_new",
     "gelu": "gelu",
     "gelu_python": "gelu",
     "relu": "relu",
@@ -122,7 +173,7 @@ ACTIVATIONS = {
 
 
 def require(config: Any, family: str, **needed: Any) -> None:
-    """Settings that a family of models takes for granted.
+    """Check settings that a family of models has no option for.
 
     Raises:
         UserError: a setting has another value; it is named.
@@ -130,6 +181,4 @@ def require(config: Any, family: str, **needed: Any) -> None:
     for name, value in needed.items():
         found = getattr(config, name)
         if found != value:
-            raise UserError(
-                f"model.{name} {shown(found)} cannot be said in a {family} config.json, which has {shown(value)} only"
-            )
+            raise UserError(f"model.{name} {shown(found)} has no {family} equivalent, only {shown(value)} has")

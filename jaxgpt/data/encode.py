@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from tempfile import TemporaryFile
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.data.pieces import WORD_CUTS, Find, cut, find_any, find_by, find_tried, known_cuts
+from jaxgpt.data.special import SpecialTokens
 
 T = TypeVar("T")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
@@ -26,13 +28,17 @@ class Tokenizer(Protocol):
 
     Attributes:
         vocab_size: V; all ids are smaller.
-        eos_id: the end token, or None.
+        special: special tokens named by the files of an imported model; empty for other tokenizers.
+        bos_ids: ids to put before a text.
+        end_ids: ids that end a text.
+        eos_id: the first of end_ids, or None.
         glue: separator to join two texts with.
         find: finds places to cut a text without changing its ids (`pieces.cut`).
         byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
     """
 
     glue: str
+    special: SpecialTokens
 
     @property
     def find(self) -> Find: ...
@@ -41,9 +47,20 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
+    def bos_ids(self) -> tuple[int, ...]: ...
+    @property
+    def end_ids(self) -> tuple[int, ...]: ...
+    @property
     def eos_id(self) -> int | None: ...
     def encode(self, text: str) -> np.ndarray:
-        """Encode a text to int32 ids. Raises `UserError` if it has characters or words outside the vocabulary."""
+        """Encode a text to int32 ids. Raises `UserError` if it has characters or words outside the vocabulary.
+
+        The names of special tokens are ordinary text.
+        """
+        ...
+
+    def encode_special(self, text: str) -> np.ndarray:
+        """Encode a text in which the names of special tokens stand for their ids."""
         ...
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
@@ -67,18 +84,44 @@ class Tokenizer(Protocol):
         ...
 
 
-class _Table:
-    """Base of tokenizers with ids 0, 1, 2, ... that encode pieces no faster than the whole text."""
+class _Special:
+    """Base of all tokenizers: special tokens."""
+
+    special = SpecialTokens()
 
     @property
     def vocab_size(self) -> int:
         raise NotImplementedError
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        named = tuple(i for i in self.special.end_ids if i < self.vocab_size)
+        return named or self._usual_end()
+
+    @property
+    def eos_id(self) -> int | None:
+        return next(iter(self.end_ids), None)
+
+    def _usual_end(self) -> tuple[int, ...]:
+        """Return the end token, found by its usual names."""
+        return ()
+
+
+class _Table(_Special):
+    """Base of tokenizers with ids 0, 1, 2, ... that encode pieces no faster than the whole text."""
 
     def has_text(self, vocab_size: int) -> np.ndarray:
         return np.arange(vocab_size) < self.vocab_size
 
     def encode(self, text: str) -> np.ndarray:
         raise NotImplementedError
+
+    def encode_special(self, text: str) -> np.ndarray:
+        return self.encode(text)
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
         return self.encode("".join(pieces))
@@ -87,7 +130,6 @@ class _Table:
 class ByteTokenizer(_Table):
     """A tokenizer with one id per UTF-8 byte, its value."""
 
-    eos_id: int | None = None
     glue = ""
     find = staticmethod(find_any)
     byte_ids: Collection[int] = ()
@@ -118,7 +160,6 @@ class ByteTokenizer(_Table):
 class CharTokenizer(_Table):
     """A tokenizer with one id per character, sorted by code point."""
 
-    eos_id: int | None = None
     glue = ""
     find = staticmethod(find_any)
     byte_ids: Collection[int] = ()
@@ -175,9 +216,8 @@ class WordTokenizer(_Table):
     def vocab_size(self) -> int:
         return len(self.words)
 
-    @property
-    def eos_id(self) -> int | None:
-        return next((self._ids[name] for name in EOS_NAMES if name in self._ids), None)
+    def _usual_end(self) -> tuple[int, ...]:
+        return tuple(self._ids[name] for name in EOS_NAMES if name in self._ids)[:1]
 
     def encode(self, text: str) -> np.ndarray:
         words = text.split()
@@ -201,7 +241,7 @@ class WordTokenizer(_Table):
         return _word_level(self._ids, pre_tokenizers.WhitespaceSplit(), None)
 
 
-class SubwordTokenizer:
+class SubwordTokenizer(_Special):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or that of an imported model."""
 
     glue = ""
@@ -214,7 +254,6 @@ class SubwordTokenizer:
         self._tokenizer = tokenizer
         cuts = known_cuts(tokenizer.to_str())
         self.find = find_by(cuts) if cuts else find_tried(self._encode)
-        self._eos = next((i for i in map(tokenizer.token_to_id, EOS_NAMES) if i is not None), None)
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         # In tokenizers like Llama 2's, a byte is a token <0xF0>. The decoder joins bytes; without one, the name is shown.
@@ -229,8 +268,19 @@ class SubwordTokenizer:
         return self._vocab_size
 
     @property
-    def eos_id(self) -> int | None:
-        return self._eos
+    def bos_ids(self) -> tuple[int, ...]:
+        encoding = call_tokenizers(lambda: self._tokenizer.encode("a"), "this text")
+        added = itertools.takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+        return tuple(i for i, _ in added)
+
+    def _usual_end(self) -> tuple[int, ...]:
+        names = (self.special.tokenizer.get("eos_token", ""), *EOS_NAMES)
+        return tuple(i for i in map(self._tokenizer.token_to_id, names) if i is not None)[:1]
+
+    @cached_property
+    def _with_names(self) -> Any:
+        """A copy that recognizes the names of special tokens. Switching one tokenizer back and forth is not thread-safe."""
+        return type(self._tokenizer).from_str(self._tokenizer.to_str())
 
     def has_text(self, vocab_size: int) -> np.ndarray:
         ids = np.array([*self._tokenizer.get_vocab().values()], np.int64)
@@ -238,6 +288,10 @@ class SubwordTokenizer:
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_pieces(cut(text, self.find))
+
+    def encode_special(self, text: str) -> np.ndarray:
+        encode = partial(self._with_names.encode, text, add_special_tokens=False)
+        return np.array(call_tokenizers(encode, "this text").ids, np.int32)
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
         return np.concatenate([np.array(ids, np.int32) for ids in self._encode(pieces)] or [np.zeros(0, np.int32)])

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from jaxgpt.data.encode import CharTokenizer as CharTokenizer
 from jaxgpt.data.encode import SubwordTokenizer as SubwordTokenizer
 from jaxgpt.data.encode import Tokenizer as Tokenizer
 from jaxgpt.data.encode import WordTokenizer as WordTokenizer
+from jaxgpt.data.hub import reachable
 from jaxgpt.data.pieces import GPT2_CUTS, find_by, rejoin, split_by
+from jaxgpt.data.special import read_special
 from jaxgpt.errors import parse_json, read_bytes, shown
 
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
@@ -58,7 +61,16 @@ def make_tokenizer(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json, or a folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and vocab.bpe."""
+    """Load tokenizer.json, or a folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and vocab.bpe.
+
+    Special tokens are read from generation_config.json and tokenizer_config.json in the same folder.
+    """
+    tokenizer = _load(path)
+    tokenizer.special = read_special(path if path.is_dir() else path.parent)
+    return tokenizer
+
+
+def _load(path: Path) -> Tokenizer:
     if path.is_dir():
         for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
             if (path / vocab).is_file() and (path / merges).is_file() and not (path / "tokenizer.json").is_file():
@@ -158,8 +170,12 @@ def _gpt2_from_hub() -> SubwordTokenizer:
     from huggingface_hub import hf_hub_download
     from tokenizers import Tokenizer as HFTokenizer
 
+    find = partial(hf_hub_download, GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION)
     try:
-        path = hf_hub_download(GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION)
+        try:
+            path = find(local_files_only=True)
+        except Exception:
+            path = find(local_files_only=not reachable())
     except Exception:
         raise UserError(
             "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use a folder with its "

@@ -11,9 +11,14 @@ from jaxgpt.cli import main
 
 
 def test_import_and_export(tmp_path, capsys):
-    hf_folder(tmp_path / "hf")
+    config = hf_folder(tmp_path / "hf") / "config.json"
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
-    assert main(["import", str(tmp_path / "hf"), run]) == 0
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"alibi": True, "_comment": 1, "eos_token_id": [10, 300]})
+    )
+    assert main(["import", str(tmp_path / "hf"), run]) == 2
+    assert "unknown option alibi (True)" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "hf"), run, "--accept-option", "alibi"]) == 0
     assert "reading it back: 0.0e+00" in capsys.readouterr().out
     assert main(["export", run, out, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
@@ -22,6 +27,10 @@ def test_import_and_export(tmp_path, capsys):
     assert main(["import", str(tmp_path / "hf"), run]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["info", run]) == 0
+    assert "texts end with            \n (10)" in capsys.readouterr().out
+    assert main(["info", run, "--json"]) == 0
+    special = json.loads(capsys.readouterr().out)["special_tokens"]
+    assert special == {"begin": [], "end": [{"id": 10, "text": "\n"}], "chat_template": False}
     assert main(["sample", run, "--prompt", "a", "--max-new-tokens", "3"]) == 0
     assert main(["import", str(tmp_path / "hf"), run, "--revision", "x"]) == 2
 

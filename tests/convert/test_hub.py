@@ -1,6 +1,10 @@
 """Imports from the hub, without network: the cache, the pinned commit, one-line errors."""
 
+import os
 import shutil
+import subprocess
+import sys
+import time
 
 import huggingface_hub
 import pytest
@@ -8,8 +12,10 @@ from folders import hf_folder
 from huggingface_hub import constants, errors
 
 from jaxgpt.config import UserError
+from jaxgpt.convert import hub
 from jaxgpt.convert.hub import PATTERNS, fetch_model
 from jaxgpt.convert.models import import_model
+from jaxgpt.data.hub import reachable
 from jaxgpt.data.tokenizer import GPT2_REVISION
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -45,7 +51,7 @@ def test_offline_from_the_cache(cache, tmp_path, revision):
 
 @pytest.mark.parametrize(("name", "revision"), [("someone/tiny", "f" * 40), ("someone/else", "")])
 def test_offline_and_not_in_the_cache(cache, name, revision):
-    with pytest.raises(UserError, match="not in the cache") as e:
+    with pytest.raises(UserError, match="not in the hub's cache") as e:
         fetch_model(name, revision)
     assert "\n" not in str(e.value)
 
@@ -58,11 +64,13 @@ def test_requested_files(monkeypatch):
         return f"/nowhere/{COMMIT}"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(hub, "reachable", lambda: True)
     fetch_model("gpt2")
     assert asked == {
         "repo": "openai-community/gpt2",
         "revision": GPT2_REVISION,
         "allow_patterns": list(PATTERNS),
+        "local_files_only": False,
     }
     assert not [p for p in PATTERNS if p.endswith((".bin", ".pt", ".py", "*"))]
     fetch_model("someone/tiny", "v1")
@@ -72,10 +80,10 @@ def test_requested_files(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (errors.GatedRepoError, "asks for consent"),
+        (errors.GatedRepoError, "requires consent"),
         (errors.RepositoryNotFoundError, "no such repository"),
         (errors.RevisionNotFoundError, "no such revision"),
-        (errors.LocalEntryNotFoundError, "not in the cache"),
+        (errors.LocalEntryNotFoundError, "not in the hub's cache"),
         (errors.OfflineModeIsEnabled, "offline mode"),
         (OSError, "OSError: disk full"),
     ],
@@ -88,12 +96,48 @@ def test_errors_are_one_line(monkeypatch, error, message):
         raise made
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(hub, "reachable", lambda: True)
     with pytest.raises(UserError, match=message) as e:
         fetch_model("someone/tiny")
     assert "\n" not in str(e.value)
 
 
+OFFLINE = """
+import sys, time
+from jaxgpt.convert.hub import fetch_model
+from jaxgpt.data.tokenizer import make_tokenizer
+began = time.perf_counter()
+for ask in (lambda: fetch_model("someone/tiny"), lambda: make_tokenizer("gpt2", "", 0, 0)):
+    try:
+        ask()
+    except ValueError as e:
+        print(e)
+print(time.perf_counter() - began < 10)
+"""
+
+
+def test_no_network_is_one_line_within_five_seconds(tmp_path):
+    """The hub's client alone retries for half a minute, and prints a line for each time."""
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, text=True, env=environment, check=True)
+    model, tokenizer, soon = done.stdout.splitlines()
+    assert "someone/tiny at main: not in the hub's cache, and the hub cannot be reached" in model
+    assert "GPT-2's tokenizer is not in the hub's cache" in tokenizer
+    assert (soon, done.stderr) == ("True", "")
+
+
+def test_a_hub_that_never_answers_is_given_up(monkeypatch):
+    class Silent:
+        def head(self, *_, **__):
+            time.sleep(60)
+
+    monkeypatch.setattr(huggingface_hub, "get_session", Silent)
+    began = time.perf_counter()
+    assert not reachable(0.1)
+    assert time.perf_counter() - began < 5
+
+
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "a b/c"])
 def test_invalid_names(name):
-    with pytest.raises(UserError, match="neither a folder nor a name"):
+    with pytest.raises(UserError, match="neither a folder nor the name"):
         fetch_model(name)

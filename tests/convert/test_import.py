@@ -122,7 +122,7 @@ BAD_OPTIONS = {
     "activation": ({"activation_function": "quick_gelu"}, "activation_function 'quick_gelu'"),
     "cross": ({"add_cross_attention": True}, "add_cross_attention True"),
     "unknown": ({"alibi": True}, "option alibi"),
-    "type": ({"n_layer": "2"}, "n_layer must be a whole number"),
+    "type": ({"n_layer": "2"}, "n_layer must be an integer"),
     "bool": ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
     "dropout": ({"attn_pdrop": 0.3}, "attn_pdrop"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -145,7 +145,7 @@ LLAMA_OPTIONS = {
     "partial": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "contradiction": ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling"),
     "one bias": ({"mlp_bias": True}, "mlp_bias"),
-    "tensor parallel": ({"pretraining_tp": 2}, "pretraining_tp"),
+    "interleaved": ({"rope_interleaved": True}, "rope_interleaved"),
     "attention dropout": ({"attention_dropout": 0.1}, "attention_dropout"),
 }
 

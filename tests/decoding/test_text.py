@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from folders import llama_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,41 +19,9 @@ LETTERS = "ab \n\u00e9\u20ac\u4e2d\U0001f600\U0001f389"
 
 
 def llama() -> Tokenizer:
-    """A tokenizer like Llama 2's: words begin with a marked space, the first space is stripped, other characters are bytes."""
     from tokenizers import Tokenizer as Library
 
-    words = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "\u2581",
-        *"ab",
-        "ab",
-        "\u2581a",
-        "\u00e9",
-    ]
-    steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ]
-    prepare = [
-        {"type": "Prepend", "prepend": "\u2581"},
-        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-    ]
-    model = {
-        "type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None,
-        "fuse_unk": True, "byte_fallback": True, "ignore_merges": False, "vocab": {w: i for i, w in enumerate(words)},
-        "merges": [["a", "b"], ["\u2581", "a"]],
-    }  # fmt: skip
-    value = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "pre_tokenizer": None,
-        "normalizer": {"type": "Sequence", "normalizers": prepare}, "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": steps}, "model": model,
-    }  # fmt: skip
-    return SubwordTokenizer(Library.from_str(json.dumps(value)))
+    return SubwordTokenizer(Library.from_str(json.dumps(llama_tokenizer())))
 
 
 TOKENIZERS: dict[str, Tokenizer] = {

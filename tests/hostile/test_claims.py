@@ -93,7 +93,7 @@ QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
         ({"num_hidden_layers": 10**12}, "layer_types"),
         ({"head_dim": 2**30}, r"model\.head_dim must be .* at most 65536"),
         ({"layer_types": 5}, "layer_types 5 .* must be a list"),
-        ({"use_sliding_window": True, "sliding_window": "4"}, "whole numbers"),
+        ({"use_sliding_window": True, "sliding_window": "4"}, "must be integers"),
         ({"rope_parameters": "default"}, "rope_parameters 'default' .* must be an object"),
         ({"rope_parameters": [1, 2]}, "rope_parameters .* must be an object"),
     ],
@@ -106,7 +106,7 @@ def test_layers_are_counted_not_listed(values: dict[str, Any], message: str) -> 
 def test_a_model_type_of_any_json_type(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "hf")
     (folder / "config.json").write_text('{"model_type": ["gpt2"]}')
-    assert "model_type ['gpt2'] is not computed here" in jaxgpt("import", str(folder), "run").err
+    assert "model_type ['gpt2'] is not supported" in jaxgpt("import", str(folder), "run").err
 
 
 LITTLE_MEMORY = """

@@ -1,0 +1,29 @@
+"""Find out whether the Hugging Face hub can be reached, before its client retries for half a minute."""
+
+from __future__ import annotations
+
+import threading
+
+TIMEOUT = 3.0  # seconds
+
+
+def reachable(timeout: float = TIMEOUT) -> bool:
+    """Return whether the hub answers, whatever it answers. In offline mode it is not asked: the client refuses by itself."""
+    from huggingface_hub import constants, get_session
+
+    if constants.is_offline_mode():
+        return True
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=timeout)
+            answered.set()
+        except Exception:  # whatever the client's HTTP library raises
+            return
+
+    # In a thread: looking up a name has no timeout of its own.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(timeout)
+    return answered.is_set()

@@ -1,0 +1,148 @@
+"""Every published config.json imports, or is refused for a true reason."""
+
+import functools
+import json
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from convert.published import IMPORTED, PUBLISHED
+from folders import LLAMA, SMALL, hf_folder
+
+from jaxgpt.config import UserError
+from jaxgpt.convert.models import describe_source, read_model
+from jaxgpt.convert.options import ACTIVATIONS
+from jaxgpt.convert.weights import check_weights
+from jaxgpt.model import GPT
+from jaxgpt.ops import activations
+
+V = 61
+
+
+@pytest.fixture
+def describe(tmp_path, monkeypatch):
+    """The model of a config.json, at its published size; no file of weights is there, and none is read."""
+    monkeypatch.setattr("jaxgpt.convert.models.Weights", lambda path: None)
+
+    def read(config, accept=()):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return describe_source(tmp_path, accept)[1]
+
+    return read
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(describe, name):
+    config, parameters, refused, accept = PUBLISHED[name]
+    if refused:
+        with pytest.raises(UserError, match=refused) as e:
+            describe(config)
+        assert "\n" not in str(e.value)
+    if parameters:
+        assert describe(config, accept).parameters == parameters
+
+
+def test_enough_are_imported():
+    assert len(IMPORTED) >= 25
+
+
+def test_only_refused_options_can_be_accepted(describe):
+    config = PUBLISHED["openai-community/gpt2"].config
+    with pytest.raises(UserError, match=r"--accept-option n_layer: .* has no such option"):
+        describe(config, ["n_layer"])
+    with pytest.raises(UserError, match="add_cross_attention True is not supported"):
+        describe(config | {"add_cross_attention": True}, ["add_cross_attention"])
+    assert describe(config | {"alibi": True, "attn_pdrop": 0.0}, ["alibi", "attn_pdrop"]).dropout == 0.1
+
+
+def shrunk(config):
+    """The same file for a model of two layers, small heads and few ids; every other key as published."""
+    kv = config.get("num_key_value_heads")
+    heads = 6 if kv and config["num_attention_heads"] == 3 * kv else 4
+    small = {
+        "n_embd": 32,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_inner": 48,
+        "n_positions": 24,
+        "n_ctx": 24,
+        "hidden_size": 8 * heads,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv and max(heads * kv // config["num_attention_heads"], 1),
+        "head_dim": 16,
+        "max_position_embeddings": 24,
+        "vocab_size": V,
+    }
+    small = {key: value for key, value in small.items() if config.get(key) is not None}
+    rope = config.get("rope_scaling")
+    if rope:
+        small["rope_scaling"] = rope | {"original_max_position_embeddings": 16}
+    if config.get("pad_token_id", 0) >= V:
+        small["pad_token_id"] = 5
+    return config | small
+
+
+@functools.cache
+def compiled(config):
+    return jax.jit(lambda params, tokens: GPT(config).apply({"params": params}, tokens))
+
+
+# The long ones repeat these with other sizes and bookkeeping.
+SHORT = ("AI-Sweden-Models/gpt-sw3-126m", "HuggingFaceTB/SmolLM2-135M-Instruct", "unsloth/Llama-3.2-1B-Instruct")
+
+
+@pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in IMPORTED])
+def test_logits_are_those_of_transformers(tmp_path, name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.torch")
+    config = shrunk(PUBLISHED[name].config)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(tmp_path), attn_implementation="eager"
+    ).eval()
+    generator = torch.Generator().manual_seed(0)
+    for parameter_name, parameter in theirs.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * 0.15
+        parameter.data = noise + (1.0 if "norm" in parameter_name or "ln_" in parameter_name else 0.0)
+    tensors = dict(theirs.named_parameters())  # without a tied head
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+
+    model, params, _ = read_model(tmp_path)
+    ids = np.random.default_rng(0).integers(0, V, (2, model.block_size))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    assert expected.std() > 0.1
+    with jax.default_matmul_precision("highest"):
+        out = np.asarray(compiled(model)(params, jnp.asarray(ids, jnp.int32)))
+    assert np.abs(out - expected).max() < 2e-5
+
+
+def test_activations_are_those_of_transformers():
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("transformers.activations").ACT2FN
+    x = np.linspace(-6, 6, 1001, dtype=np.float32)
+    for name, mine in ACTIVATIONS.items():
+        expected = theirs[name](torch.tensor(x)).numpy()
+        assert np.abs(np.asarray(activations.ACTIVATIONS[mine](x)) - expected).max() < 1e-6, name
+
+
+@pytest.mark.parametrize(("kind", "name"), [("gpt2", "GPT2Model"), ("llama", "LlamaModel")])
+def test_a_model_without_its_tied_head(tmp_path, kind, name):
+    folder = hf_folder(tmp_path / "hf", SMALL if kind == "gpt2" else replace(LLAMA, tie_embeddings=True))
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": [name]}
+    (folder / "config.json").write_text(json.dumps(config))
+    _, model, form, weights = describe_source(folder)
+    assert check_weights(weights, model, form)
+
+
+def test_files_of_2019_name_only_the_architecture(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert describe_source(folder)[0] == "gpt2"

@@ -1,0 +1,215 @@
+"""Special tokens of imported models: where texts begin and end, here and in what is exported again."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from folders import LLAMA, hf_folder, llama_tokenizer
+
+import jaxgpt
+from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.cli import main
+from jaxgpt.config import UserError
+from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.data.special import SpecialTokens, read_special
+from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
+from jaxgpt.prompts import encode_prompt
+
+START, END = 265, 266
+V = 270
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+GENERATION = {"bos_token_id": 1, "eos_token_id": [END, 2], "pad_token_id": 0, "temperature": 0.6, "top_p": 0.9}
+TOKENIZER = {
+    "bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False},
+    "eos_token": "<|im_end|>",
+    "pad_token": "<unk>",
+    "unk_token": "<unk>",
+    "model_max_length": 1000000000000000019884624838656,
+    "tokenizer_class": "LlamaTokenizer",
+}
+MESSAGES = [{"role": "user", "content": "a b"}]
+
+
+def source_folder(path, **files):
+    """A Llama folder with special tokens; `files` replace the content of a file by its stem, None leaves it out."""
+    hf_folder(path, replace(LLAMA, vocab_size=V))
+    config = json.loads((path / "config.json").read_text()) | {"bos_token_id": 1, "eos_token_id": 2}
+    contents = {
+        "config": config | files.pop("config", {}),
+        "tokenizer": llama_tokenizer(("<|im_start|>", "<|im_end|>")),
+        "generation_config": GENERATION,
+        "tokenizer_config": TOKENIZER,
+    } | files
+    for name, content in contents.items():
+        if content is not None:
+            (path / f"{name}.json").write_text(json.dumps(content))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A source, and the run that was imported from it."""
+    base = tmp_path_factory.mktemp("special")
+    source = source_folder(base / "hf")
+    import_model(source, base / "run")
+    return source, base / "run"
+
+
+def test_they_are_kept_with_the_run(folders):
+    tokenizer = jaxgpt.load(folders[1]).tokenizer
+    assert (tokenizer.bos_ids, tokenizer.end_ids, tokenizer.eos_id) == ((1,), (END, 2), END)
+    assert tokenizer.special.tokenizer["chat_template"] == TEMPLATE
+    assert tokenizer.special.tokenizer["bos_token"] == "<s>"
+    assert tokenizer.special.generation == GENERATION
+
+
+def test_a_later_run_takes_them_over(folders, tmp_path):
+    """As `--init-from` does: the tokenizer is named by its path, and described in a folder where another run was."""
+    run = folders[1]
+    again = make_tokenizer(str(run / "tokenizer.json"), "", 0, 0)
+    config = Run(run).config()
+    describe(Run(tmp_path), config, again)
+    assert load_tokenizer(tmp_path).special == again.special
+    describe(Run(tmp_path), config, make_tokenizer("byte", "", 0, 0))
+    assert load_tokenizer(tmp_path).special == SpecialTokens()
+
+
+def test_every_way_of_generating_ends_there(folders):
+    lm = jaxgpt.load(folders[1])
+    free = load_tokenizer(folders[1])
+    prompt, greedy = [1, 5, 9], {"max_new_tokens": 6, "temperature": 0.0}
+    free._usual_end = lambda: ()  # a tokenizer without an end token
+    free.special = SpecialTokens()
+    plain = jaxgpt.generate(lm._replace(tokenizer=free), prompt, **greedy)[0].ids
+    end = plain[-1]
+    assert end != plain[0]
+    ending = load_tokenizer(folders[1])
+    ending.special = SpecialTokens({"eos_token_id": [START, end]})
+    ours = lm._replace(tokenizer=ending)
+    out = jaxgpt.generate(ours, prompt, **greedy)[0]
+    assert (out.ids, out.finish_reason) == (plain[: plain.index(end)], "stop")
+    assert [p.done for p in jaxgpt.stream(ours, prompt, **greedy) if p.done] == [out]
+    beams = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 6}
+    told = jaxgpt.generate(lm._replace(tokenizer=free), prompt, stop_ids=[START, end], **beams)
+    assert jaxgpt.generate(ours, prompt, **beams) == told
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        (None, {"eos_token_id": [2, START]}, (2, START)),
+        (None, {"eos_token_id": END}, (END,)),
+        ({"eos_token_id": 2}, {"eos_token_id": END}, (2,)),
+        ({"temperature": 1.0}, {"eos_token_id": END}, (END,)),
+        ({}, {"eos_token_id": None}, ()),
+        (None, {"eos_token_id": [-1, 2, 2]}, (2,)),
+    ],
+)
+def test_generation_config_comes_before_config(tmp_path, generation, config, expected):
+    folder = source_folder(tmp_path / "hf", generation_config=generation, config=config)
+    values = json.loads((folder / "config.json").read_text())
+    assert read_special(folder, values).end_ids == expected
+
+
+def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(folders):
+    tokenizer = load_tokenizer(folders[1])
+    text = tokenizer.encode("a b").tolist()
+
+    def ids(prompt, special=False):
+        return encode_prompt(tokenizer, V, prompt, special).ids
+
+    assert 1 not in text
+    assert ids("a b") == [1, *text]
+    assert ids("<s>a b", special=True) == [1, *text]
+    assert ids([5, 6]) == [5, 6]
+    assert encode_prompt(tokenizer, V, "") == ([1], [])
+    named = ids("<|im_start|>a<|im_end|>", special=True)
+    assert (named[:2], named[-1]) == ([1, START], END)
+    assert START not in ids("<|im_start|>a")
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("said", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
+def test_prompts_are_encoded_as_transformers_does(tmp_path, said, added):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = llama_tokenizer(("<|im_start|>", "<|im_end|>"))
+    if not added:
+        tokenizer["post_processor"] = None
+    config = TOKENIZER | said | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    folder = source_folder(tmp_path / "hf", tokenizer=tokenizer, tokenizer_config=config)
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    for text in ("a b", " ab\n\u00e9\U0001f600", "b"):
+        assert encode_prompt(ours, V, text).ids == theirs(text).input_ids
+    assert encode_prompt(ours, V, "").ids == [1]  # as `generate` of transformers begins
+    text = "<|im_start|>user\na b<|im_end|>\n"
+    assert ours.encode_special(text).tolist() == theirs(text, add_special_tokens=False).input_ids
+
+
+def test_export_writes_back_what_was_read(folders, tmp_path):
+    source, run = folders
+    export_model(run, tmp_path / "out")
+    config, generation, tokens = (
+        json.loads((tmp_path / "out" / f"{name}.json").read_text())
+        for name in ("config", "generation_config", "tokenizer_config")
+    )
+    assert generation == GENERATION
+    assert [config[f"{name}_token_id"] for name in ("bos", "eos", "pad")] == [1, [END, 2], 0]
+    assert [tokens[f"{name}_token"] for name in ("bos", "eos", "pad", "unk")] == ["<s>", "<|im_end|>", "<unk>", "<unk>"]
+    transformers = pytest.importorskip("transformers")
+    one, two = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (source, tmp_path / "out"))
+    chat = {"tokenize": False, "add_generation_prompt": True}
+    assert one.apply_chat_template(MESSAGES, **chat) == two.apply_chat_template(MESSAGES, **chat)
+    assert (two.bos_token_id, two.eos_token_id, two.pad_token_id) == (1, END, 0)
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [END, 2]
+
+
+BAD = {
+    "an id": ({"generation_config": {"eos_token_id": "2"}}, "eos_token_id must be an integer or a list"),
+    "a list of ids": ({"generation_config": {"eos_token_id": [2, 0.5]}}, "eos_token_id must be an integer or a list"),
+    "a boolean": ({"config": {"eos_token_id": True}, "generation_config": None}, "eos_token_id must be an integer"),
+    "a token": ({"tokenizer_config": {"bos_token": ["<s>"]}}, "bos_token must be a string"),
+    "tokens": ({"tokenizer_config": {"additional_special_tokens": {}}}, "additional_special_tokens must be a list"),
+    "no object": ({"tokenizer_config": []}, "expected an object"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_refused(tmp_path, case):
+    files, message = BAD[case]
+    source = source_folder(tmp_path / "hf", **files)
+    with pytest.raises(UserError, match=message) as e:
+        import_model(source, tmp_path / "run")
+    assert "\n" not in str(e.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("template", [[{"name": "default"}], 3])
+def test_a_bad_template_is_refused(tmp_path, template):
+    source = source_folder(tmp_path / "hf", tokenizer_config={"chat_template": template})
+    (source / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="chat_template must be a string"):
+        read_special(source)
+    (source / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_special(source)
+
+
+def test_commands(folders, capsys):
+    """A decoder that strips the first space of a text gets prompt and new ids together; names become ids with --special."""
+    run = str(folders[1])
+    assert main(["explain", run, "--prompt", "a", "--show", str(V), "--json"]) == 0
+    candidates = json.loads(capsys.readouterr().out)["candidates"]
+    assert {c["id"]: c["text"] for c in candidates}[263] == " a"
+    chat = ["--prompt", "<|im_start|>a<|im_end|>", "--max-new-tokens", "2", "--temperature", "0", "--json"]
+    assert main(["sample", run, *chat, "--special"]) == 0
+    lm = jaxgpt.load(run)
+    named = encode_prompt(lm.tokenizer, V, chat[1], special=True).ids
+    expected = jaxgpt.generate(lm, named, max_new_tokens=2, temperature=0)[0]
+    assert json.loads(capsys.readouterr().out)["samples"][0]["ids"] == expected.ids
+    assert expected != jaxgpt.generate(lm, chat[1], max_new_tokens=2, temperature=0)[0]
+    assert main(["info", run]) == 0
+    out = capsys.readouterr().out
+    assert "texts begin with          <s> (1)" in out
+    assert f"texts end with            <|im_end|> ({END}), </s> (2)" in out
+    assert "chat template             yes" in out
