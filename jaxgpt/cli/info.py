@@ -65,7 +65,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "begin": listed(tokenizer.bos_ids),
         "end": listed(tokenizer.end_ids),
-        "chat_template": "chat_template" in tokenizer.special.tokenizer,
+        "chat_template": tokenizer.special.chat_template is not None,
     }
 
 

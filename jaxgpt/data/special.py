@@ -39,6 +39,19 @@ class SpecialTokens:
         """The id that begins a text, whether or not the tokenizer adds it."""
         return next(iter(_as_ids(self.generation.get("bos_token_id"))), None)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The tokens by their names in chat templates: `bos_token`, `eos_token`, `pad_token`, `unk_token`."""
+        return {name: self.tokenizer[name] for name in TOKENS if name in self.tokenizer}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template; of several, the one named `default`."""
+        template = self.tokenizer.get("chat_template")
+        if isinstance(template, list):
+            return next((each["template"] for each in template if each["name"] == "default"), None)
+        return template
+
 
 def read_special(folder: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
     """Read the special tokens of a folder: generation_config.json, tokenizer_config.json, chat_template.jinja, all optional.

@@ -59,8 +59,8 @@ def folders(tmp_path_factory):
 def test_they_are_kept_with_the_run(folders):
     tokenizer = jaxgpt.load(folders[1]).tokenizer
     assert (tokenizer.bos_ids, tokenizer.end_ids, tokenizer.eos_id) == ((1,), (END, 2), END)
-    assert tokenizer.special.tokenizer["chat_template"] == TEMPLATE
-    assert tokenizer.special.tokenizer["bos_token"] == "<s>"
+    assert tokenizer.special.chat_template == TEMPLATE
+    assert tokenizer.special.names["bos_token"] == "<s>"
     assert tokenizer.special.generation == GENERATION
 
 
