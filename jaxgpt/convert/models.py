@@ -13,6 +13,7 @@ from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
+from jaxgpt.convert.gguf import GgufWeights, describe_gguf, read_tokenizer
 from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
@@ -49,10 +50,10 @@ class Converted:
 
 
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:
-    """Write a run directory at `target` from a folder of transformers or nanoGPT. PyTorch is not needed.
+    """Write a run directory at `target` from a folder of transformers or nanoGPT, or a GGUF file. PyTorch is not needed.
 
     Args:
-        source: the folder: config.json (nanoGPT: or recipe.json), safetensors, and the files of a tokenizer.
+        source: the file, or the folder: config.json (nanoGPT: or recipe.json), safetensors, and the files of a tokenizer.
         target: a path where nothing exists yet. The run appears whole or not at all.
         tokenizer: instead of the folder's own: a kind (byte, gpt2, ids) or a path.
         accept: unknown options of config.json to ignore.
@@ -62,7 +63,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """
     family, model, form, weights = describe_source(source, accept)
     check_weights(weights, model, form)
-    words = _tokenizer(source, tokenizer, model)
+    words = _tokenizer(source, tokenizer, model, weights)
     if words.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {words.vocab_size} ids, its model only {model.vocab_size}")
     with building(target) as folder:
@@ -128,9 +129,12 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 
 
 def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
-    """Return the family of a folder, its model's config, and its tensors, not read yet."""
+    """Return the family of a folder or GGUF file, its model's config, and its tensors, not read yet."""
+    if source.is_file() and source.suffix == ".gguf":
+        model, gguf_weights = describe_gguf(source, accept)
+        return "llama", model, LLAMA, gguf_weights
     if not source.is_dir():
-        raise UserError(f"{source} is not a folder with config.json and safetensors")
+        raise UserError(f"{source} is not a folder with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
     if not where.is_file() and (source / "recipe.json").is_file():
         where = source / "recipe.json"
@@ -155,10 +159,12 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
     return kind, model, form, Weights(source)
 
 
-def _tokenizer(source: Path, named: str, model: ModelConfig) -> Tokenizer:
+def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:
     """Return the tokenizer of a folder, or the named one, with the special tokens that the folder's files name."""
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: give the tokenizer.json that was built from it")
+    if isinstance(weights, GgufWeights):
+        return make_tokenizer(named, "", 0, model.vocab_size) if named else read_tokenizer(weights)
     recipe, config = source / "recipe.json", source / "config.json"
     special = read_special(source, read_json(config) if config.is_file() else None)
     if named:
