@@ -13,8 +13,8 @@ from jaxgpt.config import MeshConfig, UserError
 COMMAND = Command(
     "import",
     "SOURCE RUN",
-    "Convert a transformers model (GPT-2, Llama, Qwen3) or a nanoGPT model to a run. SOURCE is a directory with safetensors\n"
-    "files, or the name of a model on the Hugging Face Hub.",
+    "Convert a transformers model (GPT-2, Llama, Qwen3), a nanoGPT model or a GGUF file (Llama) to a run. SOURCE is a\n"
+    "directory with safetensors files, a .gguf file, or the name of a model on the Hugging Face Hub.",
     [
         "jaxgpt import openai-community/gpt2 runs/gpt2",
         "jaxgpt import ~/models/llama runs/llama",
