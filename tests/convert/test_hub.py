@@ -122,7 +122,7 @@ def test_no_network_is_one_line_within_five_seconds(tmp_path):
     done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, text=True, env=environment, check=True)
     model, tokenizer, soon = done.stdout.splitlines()
     assert "someone/tiny at main: not in the hub's cache, and the hub cannot be reached" in model
-    assert "GPT-2's tokenizer is not in the hub's cache" in tokenizer
+    assert "GPT-2's tokenizer is not in the cache of the Hugging Face Hub" in tokenizer
     assert (soon, done.stderr) == ("True", "")
 
 
