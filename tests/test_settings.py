@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 from dataclasses import fields
 
 import pytest
 from helpers import repository
 
-from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.config import Config, DataConfig, DistributedConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 
-SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, Config)
-CODE = "".join(
-    path.read_text() for path in (repository() / "jaxgpt").rglob("*.py") if path.name not in ("config.py", "presets.py")
-)
-# Settings whose zero means "derived from the others" are read by the properties that derive them.
-CODE += " ".join(re.findall(r"return (self\.\w+) or ", (repository() / "jaxgpt/config.py").read_text()))
+SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, DistributedConfig, Config)
+# What a config of each class is called where it is read. `norm` of `jnp.linalg` or `name` of a path is no setting.
+CALLED: dict[type, set[str]] = {
+    ModelConfig: {"model", "config", "c", "m"},
+    DataConfig: {"data"},
+    OptimConfig: {"optim", "o"},
+    TrainConfig: {"train"},
+    MeshConfig: {"mesh"},
+    DistributedConfig: {"config"},
+    Config: {"config", "old", "new"},
+}
+DERIVED = {"kv_heads": "n_kv_head", "head_width": "head_dim", "mlp_width": "n_inner"}  # properties that replace a zero
 
 
-@pytest.mark.parametrize("name", sorted({f.name for section in SECTIONS for f in fields(section)}))
-def test_every_setting_is_read(name: str) -> None:
-    assert re.search(rf"""(\.{name}\b|"{name}")""", CODE), f"nothing reads {name}"
+def attributes(source: str) -> set[tuple[str, str]]:
+    """Every attribute that a module reads, with the name of what it is read from: `a.b.c` is `("b", "c")`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner = node.value
+            if isinstance(owner, ast.Name | ast.Attribute):
+                found.add((owner.id if isinstance(owner, ast.Name) else owner.attr, node.attr))
+    return found
+
+
+@functools.cache
+def read_in_package() -> set[tuple[str, str]]:
+    """The attributes that the package reads, but for what declares settings and what copies them to other formats."""
+    package = repository() / "jaxgpt"
+    modules = [path for path in package.rglob("*.py") if path.name not in ("config.py", "presets.py")]
+    return set().union(*(attributes(path.read_text()) for path in modules if path.parent.name != "convert"))
+
+
+def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
+    """The settings of a section that nothing reads."""
+    owners = CALLED[section]
+    seen = {name for owner, name in read if owner in owners}
+    seen |= {setting for derived, setting in DERIVED.items() if derived in seen}
+    return {f.name for f in fields(section)} - seen
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_is_read(section: type) -> None:
+    assert unread(section, read_in_package()) == set()
+
+
+def test_a_setting_that_nothing_reads_is_found() -> None:
+    """Also where an attribute of another object has its name, or it is only written, or stands in a string."""
+    source = "x = jnp.linalg.norm(y)\nself.config.norm_eps = 'c.norm_eps'\nz = config.model.n_layer + c.kv_heads"
+    read = attributes(source)
+    assert {"norm", "norm_eps", "n_head"} <= unread(ModelConfig, read)
+    assert not {"n_layer", "n_kv_head"} & unread(ModelConfig, read)
+    assert unread(ModelConfig, read | {("c", "norm")}) == unread(ModelConfig, read) - {"norm"}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
