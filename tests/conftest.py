@@ -6,8 +6,6 @@ import os
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The suite compiles two thousand small programs and runs each a few times, so LLVM optimization does not pay.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=1".strip()
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +32,24 @@ settings.load_profile("jaxgpt")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile without optimization, since most programs of the suite run once; with --long, compile as users do.
+
+    Processes that tests start inherit the variable.
+    """
+    quick = not config.getoption("--long")
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
+    jax.config.update("jax_disable_most_optimizations", quick)
+
+
+@pytest.fixture
+def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile as users do."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", not request.config.getoption("--long"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pytest
 from jaxgpt.cli import main
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
-from jaxgpt.model.params import init_params
+from jaxgpt.model.params import abstract_params
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
 
@@ -92,17 +93,21 @@ def small(name: str, **changes: Any) -> ModelConfig:
 
 
 def make(config: ModelConfig, seed: int = 0) -> tuple[GPT, Any]:
-    """Make a model and its weights, with zeros and ones perturbed."""
-    model = GPT(config)
+    """Make a model and random weights, none zero and gains near one. NumPy draws them, so nothing is compiled."""
+    rng = np.random.default_rng(seed)
+    residual = math.sqrt(2 * config.n_layer)
 
-    @jax.jit  # compiles one program instead of one per shape
-    def weights() -> Any:
-        leaves, tree = jax.tree.flatten(init_params(model, seed))
-        keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-        moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(tree, moved)
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        module, name = path[-2].key, path[-1].key
+        if name == "scale":
+            values = rng.normal(1, 0.05, leaf.shape)
+        elif name == "bias":
+            values = rng.normal(0, 0.05, leaf.shape)
+        else:
+            values = rng.normal(0, config.init_std / (residual if module in ("o_proj", "down_proj") else 1), leaf.shape)
+        return jnp.asarray(values, leaf.dtype)
 
-    return model, weights()
+    return GPT(config), jax.tree_util.tree_map_with_path(draw, abstract_params(config))
 
 
 def random_ids(config: ModelConfig, shape: tuple[int, ...], seed: int = 0) -> jax.Array:
@@ -114,7 +119,7 @@ def small_run(**train: Any) -> Config:
     settings = {"steps": 8, "batch_size": 8, "eval_every": 4, "log_every": 1, "sample_tokens": 5, "prompt": "1"} | train
     return Config(
         preset="python-char",
-        model=small("gpt2", vocab_size=0, block_size=16),
+        model=small("gpt2", vocab_size=0, block_size=16, n_layer=1),
         data=DataConfig(path="text.txt"),
         optim=OptimConfig(warmup_steps=2),
         train=TrainConfig(**settings),

@@ -49,6 +49,8 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
         "0",
         "--model.block-size",
         "8",
+        "--mesh.data",
+        "1",
     ]
     with jax.numpy_dtype_promotion("standard"):
         assert main(["train", *start, *flags, "--out", "tuned"]) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from folders import SMALL, TEXT, run_folder
 from helpers import jaxgpt
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run, describe
@@ -115,6 +115,7 @@ def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> N
         assert chosen == prompt
 
 
+@settings(max_examples=25)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(bool))
 def test_printed_paths_can_be_pasted(name: str) -> None:
     words = shlex.split(command_line("train", "--resume", "--out", path_word(Path(name))))

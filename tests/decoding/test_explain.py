@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.decoding import SamplingParams, TokenBuffer, sample_token
+from jaxgpt.decoding import SamplingParams, TokenBuffer
+from jaxgpt.decoding import sample_token as sample_token_
 from jaxgpt.decoding.explain import explain
+
+sample_token = jax.jit(sample_token_, static_argnums=4)
 
 PAST = TokenBuffer(jnp.array([[3, 5, 3]]), jnp.array([0]), jnp.int32(3))
 

@@ -32,6 +32,9 @@ def kept(logits_BV: jax.Array) -> list[list[int]]:
 
 
 ANY = buffer([0])
+EVERY_FILTER = SamplingParams(
+    temperature=1.3, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=1
+)
 
 
 def test_repetition_penalty_divides_positive_logits_and_multiplies_others() -> None:
@@ -90,17 +93,23 @@ def test_min_p_is_relative_to_the_top_probability() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling",
+    ("sampling", "vocabulary"),
     [
-        SamplingParams(),
-        SamplingParams(temperature=0.7),
-        SamplingParams(top_k=5),
-        SamplingParams(
-            temperature=1.3, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=1
+        (SamplingParams(), 700),  # above and below the vocabulary that is drawn from in slices
+        (EVERY_FILTER, 30),
+        *(
+            pytest.param(sampling, vocabulary, marks=pytest.mark.long)
+            for sampling, vocabulary in [
+                (SamplingParams(), 30),
+                (EVERY_FILTER, 700),
+                (SamplingParams(temperature=0.7), 30),
+                (SamplingParams(temperature=0.7), 700),
+                (SamplingParams(top_k=5), 30),
+                (SamplingParams(top_k=5), 700),
+            ]
         ),
     ],
 )
-@pytest.mark.parametrize("vocabulary", [30, 700])
 def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabulary: int) -> None:
     draws = 40_000
     logits = jax.random.normal(jax.random.key(1), (1, vocabulary)) * 2

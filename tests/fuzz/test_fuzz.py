@@ -11,7 +11,7 @@ from inputs import MAKES, SHARDS, TENSORS
 from mutations import inputs
 from safetensors.numpy import save_file
 
-FEW, MANY = 100, 10_000
+FEW, MANY = 40, 10_000
 
 
 def fuzz(name: str, examples: int) -> None:

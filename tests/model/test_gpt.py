@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +17,13 @@ from jaxgpt.model.params import abstract_params
 from jaxgpt.trainer.metrics import parameter_count
 
 
+@partial(jax.jit, static_argnums=0)
+def forward(model: GPT, params: object, tokens: jax.Array) -> jax.Array:
+    """Compute the logits in one program; operation by operation, each operation would be compiled."""
+    return model.apply({"params": params}, tokens)
+
+
+@partial(jax.jit, static_argnums=(0, 4))
 def extend(model: GPT, params: object, tokens: jax.Array, cache: object, last: bool = False):
     return model.apply({"params": params}, tokens, cache, last, method="extend")
 
@@ -25,7 +35,7 @@ def test_causal_by_perturbation(name: str) -> None:
     model, params = make(config)
     tokens = random_ids(config, (2, 10))
     changed = tokens.at[:, 6].set((tokens[:, 6] + 1) % config.vocab_size)
-    before, after = (model.apply({"params": params}, t) for t in (tokens, changed))
+    before, after = (forward(model, params, t) for t in (tokens, changed))
     assert (before[:, :6] == after[:, :6]).all()
     assert (before[:, 6] != after[:, 6]).any()
 
@@ -37,12 +47,14 @@ def test_causal_by_gradient(name: str) -> None:
     model, params = make(config)
     x_BTD = jax.random.normal(jax.random.key(3), (1, 10, config.n_embd))
 
-    def at(x_BTD: jax.Array, t: int) -> jax.Array:
+    @jax.jit
+    @jax.grad
+    def slope(x_BTD: jax.Array, t: jax.Array) -> jax.Array:
         hidden, _ = model.apply({"params": params}, x_BTD, method="stack")
         return model.apply({"params": params}, hidden, method="head")[0, t].sum()
 
     for t in (0, 4, 9):
-        slope_T = jnp.abs(jax.grad(at)(x_BTD, t)).sum((0, 2))
+        slope_T = np.abs(slope(x_BTD, jnp.int32(t))).sum((0, 2))
         assert (slope_T[t + 1 :] == 0).all()
         assert slope_T[t] > 0
 
@@ -53,28 +65,31 @@ def test_sliding_window_limits_attention() -> None:
     model, params = make(config)
     tokens = random_ids(config, (1, 12))
     changed = tokens.at[:, 2].set((tokens[:, 2] + 1) % config.vocab_size)
-    before, after = (model.apply({"params": params}, t) for t in (tokens, changed))
+    before, after = (forward(model, params, t) for t in (tokens, changed))
     w = config.sliding_window
     assert (before[:, 2 + w - 1] != after[:, 2 + w - 1]).any()
     assert (before[:, 2 + w :] == after[:, 2 + w :]).all()
 
 
+@pytest.mark.parametrize("splits", [(1, 3, 6), pytest.param(range(1, 8), marks=pytest.mark.long)], ids=["some", "all"])
 @every_model
-def test_cached_logits_equal_full_logits_for_every_split(name: str) -> None:
-    """Prefilling n tokens and then extending one at a time gives the logits of a single pass, for every n."""
+def test_cached_logits_equal_full_logits_for_every_split(name: str, splits: Sequence[int]) -> None:
+    """Prefilling n tokens and then extending one at a time gives the logits of a single pass, for every n.
+
+    By default for one n below, one within and one above the sliding window.
+    """
     config = small(name)
     model, params = make(config)
     T = 7  # longer than the window, shorter than the context
     tokens = random_ids(config, (2, T))
-    full = model.apply({"params": params}, tokens)
-    step = jax.jit(lambda tokens, cache: extend(model, params, tokens, cache))
-    for n in range(1, T + 1):
-        logits, cache = step(tokens[:, :n], init_cache(config, jnp.zeros(2, jnp.int32), T))
+    full = forward(model, params, tokens)
+    for n in splits:
+        logits, cache = extend(model, params, tokens[:, :n], init_cache(config, jnp.zeros(2, jnp.int32), T))
         parts = [logits]
         for t in range(n, T):
-            logits, cache = step(tokens[:, t : t + 1], cache)
+            logits, cache = extend(model, params, tokens[:, t : t + 1], cache)
             parts.append(logits)
-        np.testing.assert_allclose(jnp.concatenate(parts, 1), full, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(np.concatenate(parts, 1), full, atol=1e-5, rtol=0)
         assert int(cache.length) == T
 
 
@@ -87,7 +102,7 @@ def test_left_padding_does_not_change_logits(name: str) -> None:
     start = jnp.array([0, 4, 7])
     logits, _ = extend(model, params, tokens, init_cache(config, start, 12))
     for row in range(3):
-        alone = model.apply({"params": params}, tokens[row : row + 1, int(start[row]) :])
+        alone = forward(model, params, tokens[row : row + 1, int(start[row]) :])
         np.testing.assert_allclose(logits[row, int(start[row]) :], alone[0], atol=1e-5, rtol=0)
 
 
@@ -100,7 +115,7 @@ def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
     np.testing.assert_allclose(last, every[:, -1:], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "modern"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("modern", marks=pytest.mark.long)])
 def test_jitted_gradients_equal_unjitted(name: str) -> None:
     """Guards against miscompiled reductions: the same program compiled and run op by op."""
     config = small(name, n_embd=32, block_size=32, vocab_size=33, init_std=0.1, n_layer=1)
@@ -110,7 +125,8 @@ def test_jitted_gradients_equal_unjitted(name: str) -> None:
     def loss(p: object) -> jax.Array:
         return -jax.nn.log_softmax(model.apply({"params": p}, tokens))[..., 0].mean()
 
-    jitted = jax.jit(jax.grad(loss))(params)
+    as_users_have_it = {"xla_backend_optimization_level": 3}
+    jitted = jax.jit(jax.grad(loss), compiler_options=as_users_have_it)(params)
     with jax.disable_jit():
         plain = jax.grad(loss)(params)
     for a, b in zip(jax.tree.leaves(jitted), jax.tree.leaves(plain), strict=True):
@@ -122,7 +138,7 @@ def test_tied_weights_are_one_leaf_with_both_gradients() -> None:
     model, params = make(config)
     assert "lm_head" not in params
     tokens = jnp.zeros((1, 3), jnp.int32)
-    slope = jax.grad(lambda p: model.apply({"params": p}, tokens)[0, -1, 5])(params)["wte"]["embedding"]
+    slope = jax.jit(jax.grad(lambda p: model.apply({"params": p}, tokens)[0, -1, 5]))(params)["wte"]["embedding"]
     assert jnp.abs(slope[5]).sum() > 0, "as the head"
     assert jnp.abs(slope[0]).sum() > 0, "as the embedding"
 
@@ -131,17 +147,18 @@ def test_dropout_needs_a_key_and_depends_on_it() -> None:
     config = small("gpt2", dropout=0.5)
     model, params = make(config)
     tokens = random_ids(config, (2, 8))
-    one, two = (model.apply({"params": params}, tokens, jax.random.key(k)) for k in (1, 2))
+    dropped = jax.jit(lambda key: model.apply({"params": params}, tokens, key))
+    one, two = (dropped(jax.random.key(k)) for k in (1, 2))
     assert (one != two).any()
-    assert (model.apply({"params": params}, tokens) == model.apply({"params": params}, tokens)).all()
+    assert (forward(model, params, tokens) == forward(model, params, tokens)).all()
 
 
 def test_bfloat16_compute_keeps_float32_weights() -> None:
     config = small("modern")
     params = make(config)[1]
     tokens = random_ids(config, (2, 8))
-    exact = GPT(config).apply({"params": params}, tokens)
-    rough = GPT(config, dtype=jnp.bfloat16).apply({"params": params}, tokens)
+    exact = forward(GPT(config), params, tokens)
+    rough = forward(GPT(config, dtype=jnp.bfloat16), params, tokens)
     assert rough.dtype == jnp.float32
     assert 0 < jnp.abs(exact - rough).max() < 0.5
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}

@@ -53,12 +53,12 @@ def assert_same(found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...]) -
 @pytest.mark.parametrize(
     ("kernel", "T", "K", "window"),
     [
-        (fused, 12, 2, 0),
+        pytest.param(fused, 12, 2, 0, marks=pytest.mark.long),
         (fused, 12, 1, 5),
-        (splash, 100, 2, 0),  # neither a whole number of tiles
+        pytest.param(splash, 100, 2, 0, marks=pytest.mark.long),  # neither a whole number of tiles
         (splash, 130, 1, 3),
         (tiled_attention, 1, 2, 0),
-        (tiled_attention, 130, 2, 0),  # tiles of 65
+        pytest.param(tiled_attention, 130, 2, 0, marks=pytest.mark.long),  # tiles of 65
         (tiled_attention, 130, 1, 70),
         (tiled_attention, 390, 4, 100),  # three tiles; a query attends to two
     ],
@@ -90,7 +90,7 @@ def test_tiled_attention_never_stores_t_x_t_scores() -> None:
     assert held == {tiled_attention: False, reference: True}
 
 
-@pytest.mark.parametrize("K", [4, 1])
+@pytest.mark.parametrize("K", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_tiles_in_bfloat16(K: int) -> None:
     """Scores, softmax and sums are float32, also with grouped heads."""
     args = [x.astype(jnp.bfloat16) for x in inputs(130, 4, K)]
@@ -115,8 +115,15 @@ def test_remat_dots_saves_tiled_attention(remat: str, loops: int) -> None:
     assert str(jax.make_jaxpr(jax.grad(block))(*inputs(130, 4, 4)[:3])).count("scan[") == loops
 
 
-@pytest.mark.parametrize("kernel", [splash, tiled_attention])
-@pytest.mark.parametrize("K", [4, 1])
+@pytest.mark.parametrize(
+    ("K", "kernel"),
+    [
+        (1, splash),
+        (4, tiled_attention),
+        pytest.param(4, splash, marks=pytest.mark.long),
+        pytest.param(1, tiled_attention, marks=pytest.mark.long),
+    ],
+)
 def test_a_kernel_on_a_mesh(K: int, kernel: AttentionKernel) -> None:
     """Each device computes its rows and heads, also with fewer key heads than devices."""
     config = small("gpt2", n_head=4, n_kv_head=K)
@@ -137,8 +144,8 @@ def test_a_model_computes_the_same_with_a_kernel(name: str, kernel: AttentionKer
     config = small(name)
     model, params = make(config)
     tokens = random_ids(config, (2, 9))
-    found = GPT(config, kernel=kernel).apply({"params": params}, tokens)
-    np.testing.assert_allclose(found, model.apply({"params": params}, tokens), atol=1e-5, rtol=1e-5)
+    found, expected = (jax.jit(m.apply)({"params": params}, tokens) for m in (GPT(config, kernel=kernel), model))
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not any(d.platform == "gpu" for d in jax.devices()), reason="needs a GPU: JAX_PLATFORMS=cuda")

@@ -27,6 +27,14 @@ def strict_types() -> None:
     """Disable strict type promotion: these tests trace optax, which relies on it."""
 
 
+@pytest.fixture(autouse=True)
+def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure the peak and the bandwidth on small matrices."""
+    monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
+    monkeypatch.setattr(limits, "BLOCK", {"cpu": 2**22})
+    monkeypatch.setattr(limits, "SECONDS", 0.01)
+
+
 tree = st.recursive(st.integers(1, 9), lambda inner: st.lists(inner, min_size=1, max_size=4))
 
 
@@ -60,7 +68,7 @@ def test_own_times_exclude_nested_events(trees: Any, random: Any) -> None:
 
 def dots(optimizer: str) -> Counter[str]:
     """Count the products of a compiled step by kind, and check that all other kinds occur."""
-    config = Config(model=small("gpt2"), optim=OptimConfig(name=optimizer), train=TrainConfig(batch_size=8))  # type: ignore[arg-type]
+    config = Config(model=small("gpt2", n_layer=1), optim=OptimConfig(name=optimizer), train=TrainConfig(batch_size=8))  # type: ignore[arg-type]
     program = build(config)
     batch = program.put(np.zeros((8, config.model.block_size + 1), np.int32))
     text = program.lower(program.abstract_state, batch).compile().as_text()
@@ -76,9 +84,8 @@ def dots(optimizer: str) -> Counter[str]:
 
 def test_products_are_classified() -> None:
     """Attention has two products per layer and twice as many backward; the optimizer has products only with Muon."""
-    layers = small("gpt2").n_layer
     adamw, muon = dots("adamw"), dots("muon")
-    assert adamw["attention"] == muon["attention"] == 6 * layers
+    assert adamw["attention"] == muon["attention"] == 6, "one layer"
     assert adamw["products"] == muon["products"] > 0
     assert adamw["optimizer"] == 0 < muon["optimizer"]
     assert adamw["elementwise"] == 0
@@ -142,7 +149,7 @@ def test_a_trace_without_the_program_raises() -> None:
 TINY = flags(model__n_layer=1, model__n_embd=32, model__n_head=2, model__block_size=16, train__batch_size=8)
 
 
-@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_the_command(each: int) -> None:
     """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
     result = jaxgpt("bench", "python-char", *TINY, "--train.steps-per-call", str(each), "--seconds", "0.1", "--json")
@@ -188,7 +195,5 @@ def test_bad_input(args: list[str], message: str) -> None:
     assert result.err.splitlines()[-1].startswith("jaxgpt: ")
 
 
-def test_peak_on_any_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
-    monkeypatch.setattr(limits, "SECONDS", 0.01)
+def test_peak_on_any_number_of_devices() -> None:
     assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0

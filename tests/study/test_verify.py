@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,14 +30,6 @@ OURS = LAWS[:-1]  # without transformers, which is slow to import
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Disable most compiler optimizations, except with --long: compilation takes most of the time."""
-    jax.config.update("jax_disable_most_optimizations", "long" not in request.keywords)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def tiny(name: str = "gpt2", **changes: object) -> LM:
     config = small(name, n_layer=1, **changes)
     return LM(Config(model=config, data=DataConfig(dataset="none")), make(config)[1], make_tokenizer("ids", "", 0, 17))
@@ -46,11 +38,6 @@ def tiny(name: str = "gpt2", **changes: object) -> LM:
 def rows(lm: LM, laws: tuple[Law, ...] = OURS) -> dict[str, object]:
     with jax.numpy_dtype_promotion("standard"):  # optax
         return {row.name: row for row in verify(lm, laws)}
-
-
-def test_every_law_holds() -> None:
-    found = rows(tiny(), tuple(law for law in OURS if law.name != "jit = op by op"))  # compiles every operation
-    assert all(row.ok is True for row in found.values()), found
 
 
 @pytest.mark.long
@@ -212,6 +199,13 @@ BROKEN = [
     (export_rounds, {"export read = written"}, FILES),
     (export_swaps_queries_and_values, {"export read = written"}, FILES),
 ]
+
+
+def test_every_law_holds() -> None:
+    """Those that no planted bug below leaves intact, but for "jit = op by op", which compiles every operation."""
+    shown = {law.name for law in (*FORWARD, *PIECES)} | {"jit = op by op"}
+    found = rows(tiny(), tuple(law for law in OURS if law.name not in shown))
+    assert all(row.ok is True for row in found.values()), found
 
 
 @pytest.mark.parametrize(

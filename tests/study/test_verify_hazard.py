@@ -25,8 +25,9 @@ print("held" if row.ok else "failed", row.note)
 
 
 def python(code: str, flags: str = "") -> subprocess.CompletedProcess[str]:
-    """Run code in a process without the environment of the tests."""
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | ({"XLA_FLAGS": flags} if flags else {})
+    """Run code in a process without the environment of the tests, compiled as users have it."""
+    ours = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    env = {k: v for k, v in os.environ.items() if k not in ours} | ({"XLA_FLAGS": flags} if flags else {})
     env["PYTHONPATH"] = str(repository())
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
 

@@ -102,10 +102,11 @@ def test_unstack_inverts_stack() -> None:
 @pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
 def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
     """Muon and Adafactor treat the matrix of each layer separately, and the same weights decay."""
-    _, params = make(small("modern", n_layer=3, n_embd=128 if name == "adafactor" else 16))
+    _, params = make(small("modern", n_layer=2, n_embd=128 if name == "adafactor" else 16))
     optimizer = make_optimizer(config(optimizer=name))
-    grads = jax.tree.map(lambda w: jax.random.normal(jax.random.key(w.size), w.shape), params)
-    state = optimizer.init(params)
+    rng = np.random.default_rng(0)
+    grads = jax.tree.map(lambda w: jax.numpy.asarray(rng.normal(size=w.shape), w.dtype), params)
+    state = jax.jit(optimizer.init)(params)
 
     @jax.jit
     def update(grads: object, state: object, params: object) -> object:
@@ -113,7 +114,9 @@ def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
 
     plain = update(grads, state, params)
     assert_same(update(*map(stack_layers, (grads, state, params))), stack_layers(plain), rtol=1e-4, atol=1e-6)
-    assert jax.tree.structure(optimizer.init(stack_layers(params))) == jax.tree.structure(stack_layers(state))
+    assert jax.tree.structure(jax.eval_shape(optimizer.init, stack_layers(params))) == jax.tree.structure(
+        stack_layers(state)
+    )
     decayed = stack_layers(jax.tree.map(np.float32, decay_mask(params)))
     assert_same(jax.tree.map(lambda d, s: np.full(s.shape, d), decay_mask(stack_layers(params)), decayed), decayed)
 

@@ -82,9 +82,10 @@ def test_padding_does_not_change_an_evaluation() -> None:
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
-    sums, counts = eval_step(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]), loss_fn=make_loss_fn(model))
+    evaluate = jax.jit(partial(eval_step, loss_fn=make_loss_fn(model)))
+    sums, counts = evaluate(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]))
     assert (sums[2], counts[2]) == (0, 0)
-    np.testing.assert_allclose(sums[:2], eval_step(params, rows, loss_fn=make_loss_fn(model))[0], rtol=1e-6)
+    np.testing.assert_allclose(sums[:2], evaluate(params, rows)[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8))])
@@ -97,14 +98,14 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
     def loss_fn(params, tokens, targets, key):  # type: ignore[no-untyped-def]
         return make_loss_fn(model)(params, jnp.maximum(tokens, 0), targets, key)
 
-    loss, grads = gradients(params, rows, None, loss_fn, 1)
-    loss_a, grads_a = gradients(params, rows, None, loss_fn, accumulation)
+    loss, grads = jax.jit(lambda params: gradients(params, rows, None, loss_fn, 1))(params)
+    loss_a, grads_a = jax.jit(lambda params: gradients(params, rows, None, loss_fn, accumulation))(params)
     np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(grads_a), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", *(pytest.param(n, marks=pytest.mark.long) for n in OTHERS)])
+@pytest.mark.parametrize("name", ["muon", *(pytest.param(n, marks=pytest.mark.long) for n in ("adamw", *OTHERS))])
 def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     p = program("modern", optim={"name": name, "ema_decay": 0.9}, microbatch=4, dropout=0.1)
     before = p.init()
@@ -143,7 +144,7 @@ def compiled(p: Program) -> str:
     return p.lower(p.abstract_state, p.batches(1, lambda _, rows: windows(p)[rows])).compile().as_text()
 
 
-@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.long)])
 def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) -> None:
     p = program(optim={"name": optimizer, "ema_decay": 0.9}, steps_per_call=each)
@@ -191,7 +192,7 @@ def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
         program(microbatch=4).compile(Refused())
 
 
-@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_the_step_is_compiled_during_initialization(each: int) -> None:
     """The first step, and calls of several steps, reuse the program that another thread compiled from abstract arrays."""
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
@@ -215,17 +216,17 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_weights_do_not_depend_on_compilation(optimized: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
     monkeypatch.setattr("jaxgpt.trainer.program.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
 def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
-    losses = [train(program(dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
+    losses = [train(program("statquest", dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
     # One batch and a tiny learning rate: only the masks differ.
-    p = program(dropout=0.5, optim={"learning_rate": 1e-12, "min_lr": 0.0})
+    p = program("statquest", dropout=0.5, optim={"learning_rate": 1e-12, "min_lr": 0.0})
     state, seen = p.init(), []
     for _ in range(2):
         state, metrics = p.step(state, p.put(windows(p)))
@@ -260,10 +261,9 @@ MESHES = [
 @pytest.mark.parametrize(
     ("mesh", "name"),
     [
-        *((mesh, "adamw") for mesh in MESHES),
-        (MESHES[-1], "muon"),
-        (MESHES[-1], "adafactor"),
-        *(pytest.param(MESHES[-1], name, marks=pytest.mark.long) for name in ("lion", "sgd")),
+        *((mesh, "adamw") for mesh in MESHES[:-1]),
+        (MESHES[-1], "muon"),  # and AdamW for what is not a matrix
+        *(pytest.param(MESHES[-1], name, marks=pytest.mark.long) for name in ("adamw", *OTHERS)),
         *(pytest.param(MeshConfig(data=1, fsdp=2), name, marks=pytest.mark.long) for name in OTHERS),
         *(pytest.param(MeshConfig(data=1, tensor=2), name, marks=pytest.mark.long) for name in OTHERS),
     ],
@@ -325,11 +325,12 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
 
 
-def test_accumulation_and_dropout_on_a_mesh() -> None:
+@pytest.mark.parametrize("name", ["statquest", pytest.param("gpt2", marks=pytest.mark.long)])
+def test_accumulation_and_dropout_on_a_mesh(name: str) -> None:
     """Masks are drawn per microbatch, so with a fixed number of microbatches they are the same on every mesh."""
     settings = {"microbatch": -2, "dropout": 0.2, "batch_size": 16}
-    whole, _ = train(program("gpt2", **settings), 4)
-    split, _ = train(program("gpt2", mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
+    whole, _ = train(program(name, **settings), 4)
+    split, _ = train(program(name, mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
     np.testing.assert_allclose(split, whole, rtol=1e-5)
 
 
@@ -373,7 +374,7 @@ def test_weights_and_moments_are_sharded() -> None:
 
 
 def test_bfloat16_is_close_to_float32() -> None:
-    exact, _ = alone("modern", 3)
+    exact = alone("modern", 5)[0][:3]
     rough, state = train(program("modern", compute_dtype="bfloat16"), 3)
     np.testing.assert_allclose(rough, exact, rtol=0.02)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
