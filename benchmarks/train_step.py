@@ -238,8 +238,8 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     def work() -> None:
         nonlocal state
         batches = rng.integers(0, shape.vocab, (n, shape.batch, shape.context + 1), dtype=np.int32)
-        state, figures = program.advance(state, program.batches(n, lambda i, rows: batches[i, rows]), n)
-        figures()
+        state, metrics = program.steps(state, program.put_steps(list(batches)), n)
+        metrics()
 
     return work
 

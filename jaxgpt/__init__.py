@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from jaxgpt.model.params import init_params
     from jaxgpt.ops.attention import attend
     from jaxgpt.presets import preset
+    from jaxgpt.train.loss import make_loss_fn
     from jaxgpt.train.optimizer import make_optimizer, schedule
+    from jaxgpt.train.skip import skip_bad_updates
     from jaxgpt.train.step import TrainState, init_state, train_step
-    from jaxgpt.trainer.program import build, make_loss_fn
+    from jaxgpt.trainer.program import build
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "preset",
     "save",
     "schedule",
+    "skip_bad_updates",
     "stream",
     "study",
     "train_step",
@@ -121,11 +124,12 @@ _HOME = {
     "init_params": "jaxgpt.model.params",
     "init_state": "jaxgpt.train.step",
     "load": "jaxgpt.lm",
-    "make_loss_fn": "jaxgpt.trainer.program",
+    "make_loss_fn": "jaxgpt.train.loss",
     "make_optimizer": "jaxgpt.train.optimizer",
     "preset": "jaxgpt.presets",
     "save": "jaxgpt.lm",
     "schedule": "jaxgpt.train.optimizer",
+    "skip_bad_updates": "jaxgpt.train.skip",
     "stream": "jaxgpt.lm",
     "train_step": "jaxgpt.train.step",
 }

@@ -53,6 +53,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import fake_quantize
     from jaxgpt.trainer.evaluation import evaluate
+    from jaxgpt.trainer.state import place_params
 
     with progress("loading") as activity:
         lm = load(target, parsed.checkpoint)
@@ -60,12 +61,12 @@ def run(args: Sequence[str]) -> int:
         data = load_eval_data(lm.config, lm.tokenizer, parsed.data.path, activity)
         activity.stage("evaluating")
         program = _program(lm.config)
-        result = evaluate(program, program.place(lm.params), data.tokens, progress=activity)
+        result = evaluate(program, place_params(program.layout, lm.params), data.tokens, progress=activity)
         assert result is not None  # None means interrupted, which cannot happen here
         change: dict[str, float] = {}
         if parsed.weights != "float32":
             activity.stage(f"evaluating {parsed.weights}")
-            lower = program.place(fake_quantize(lm.params, parsed.weights))
+            lower = place_params(program.layout, fake_quantize(lm.params, parsed.weights))
             full, result = result, evaluate(program, lower, data.tokens, progress=activity)
             assert result is not None
             change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}

@@ -60,17 +60,17 @@ class Report(Reporter):
         """
         self.program, self.data, self.run = program, data, run
         self._prompt = first_prompt(
-            program.config, data.tokenizer, data.val
+            program.layout.config, data.tokenizer, data.val
         )  # before training, so that a bad prompt is reported early
         self.console = _Console(quiet=not leader())
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
         self._spoke = 0.0
-        self._step, self._total, self._figures = step, program.config.train.steps, dict[str, float]()
+        self._step, self._total, self._figures = step, program.layout.config.train.steps, dict[str, float]()
         self._stage: Activity | None = Activity("starting")
         self._spinner = Spinner("dots")
         self._bar = Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4)
         self._ended = threading.Event()
-        title = f"{program.config.preset}: {run.path}"
+        title = f"{program.layout.config.preset}: {run.path}"
         self._plot = LossPlot(run.metrics, run.plot, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
 
     def __enter__(self) -> Report:
@@ -132,7 +132,7 @@ class Report(Reporter):
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command."""
-        config = self.program.config
+        config = self.program.layout.config
         prompt, ids = self._prompt
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
         params = collected(params)
@@ -179,11 +179,11 @@ class Report(Reporter):
                     self._print("  ".join(self._texts()))
 
     def _introduce(self) -> None:
-        config, mesh = self.program.config, self.program.mesh
+        config, mesh = self.program.layout.config, self.program.layout.mesh
         devices = mesh.devices.size
         kind = mesh.devices.flat[0].device_kind
         processes = f", in {count()} processes" if count() > 1 else ""
-        n = parameter_count(self.program.abstract_state.params)
+        n = parameter_count(self.program.layout.state.params)
         split = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
         self._print(f"preset   {config.preset}, {n:,} parameters")
         text = f"{self.data.characters:,} characters, " if self.data.characters else ""
@@ -211,7 +211,7 @@ class Report(Reporter):
         self._print(f"run      {self.run.path}")
 
     def _sample(self, params: Any, prompt: str, ids: list[int]) -> str:
-        config = self.program.config
+        config = self.program.layout.config
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), self.data.tokenizer)
         room = config.train.sample_tokens

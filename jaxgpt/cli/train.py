@@ -96,6 +96,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     from jaxgpt.trainer.plots import plot_losses
     from jaxgpt.trainer.program import build
     from jaxgpt.trainer.resume import ResumePoint, check_data, resume_point
+    from jaxgpt.trainer.state import state_from
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
     flags["whether there is a run to resume"] = old is not None
@@ -138,7 +139,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         directory = Run(Path(decide(begin)))
         agree(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
         on_loss(lambda: f"{kept(directory.checkpoints)}; resume with: {_resume(directory)}")
-        start = None if params is None else program.start_from(cropped(params, config.model))
+        start = None if params is None else state_from(program.layout, cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
             outcome = fit(program, data, directory, reporter, last, start)
     if outcome.interrupted:

@@ -18,6 +18,7 @@ from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import read_json, shown
 from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.state import state_from
 
 TRAIN, VAL = 0, 1
 
@@ -99,7 +100,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
     """
     draws = _Draws(recording)
     program = build(recording.config)
-    state = program.start_from(recording.params)
+    state = state_from(program.layout, recording.params)
     accumulation = -recording.config.train.microbatch
     batch = draws.next(TRAIN)
     for step in range(recording.last + 1):

@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.batches import Windows, eval_batch, eval_windows
+from jaxgpt.data.batches import Batches, Windows, eval_windows
 from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits
 
 __all__ = [
+    "Batches",
     "Dataset",
     "EvalData",
     "Tokenizer",
     "Tokens",
     "Windows",
-    "eval_batch",
     "eval_windows",
     "known_vocab_size",
     "load_dataset",

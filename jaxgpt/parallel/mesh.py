@@ -241,6 +241,12 @@ def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
+def batch_ways(mesh: Any) -> int:
+    """Return the number of parts into which the rows of a batch are split."""
+    ways: int = mesh.shape["data"] * mesh.shape["fsdp"]
+    return ways
+
+
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
     """Rows of a batch, `[B, T]`, over the data and fsdp axes; of each of several batches, `[K, B, T]`."""
     rows = spec(("batch", "length"), RULES)

@@ -13,13 +13,14 @@ from jax.sharding import AbstractMesh
 
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.mesh import AXES, microbatches, resolve
+from jaxgpt.parallel.mesh import AXES, batch_ways, microbatches, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.topology import Topology
 from jaxgpt.train.step import loss_sum
+from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.metrics import flops_per_token
-from jaxgpt.trainer.program import Program, make_loss_fn
+from jaxgpt.trainer.program import loss_of
 
 ELEMENTWISE = frozenset(
     "abs add add_any and broadcast_in_dim concatenate convert_element_type copy cos div eq erf exp exp2 ge gt integer_pow le "
@@ -54,17 +55,17 @@ def estimate(config: Config, topology: Topology) -> StepCost:
         config: the run, with its mesh resolved.
         topology: the hardware.
     """
-    program = Program(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
-    memory = state_bytes(program) | {
-        "gradients": shard_bytes(program.abstract_state.params),
-        "activations": _residual_bytes(program),
+    layout = make_layout(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
+    memory = argument_bytes(layout) | {
+        "gradients": shard_bytes(layout.state.params),
+        "activations": _residual_bytes(layout),
     }
-    count = program.microbatches.accumulation
+    count = layout.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     weights = memory["parameters"]
     moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * weights)
-    traffic = _implied_traffic(program, topology)
-    return StepCost(memory, topology.chip.hbm, step_flops(program), moved, traffic, useful=useful(program))
+    traffic = _implied_traffic(layout, topology)
+    return StepCost(memory, topology.chip.hbm, step_flops(layout), moved, traffic, useful=useful(layout))
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
@@ -91,31 +92,29 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
     return sorted(found, key=lambda each: each[1])
 
 
-def state_bytes(program: Program) -> dict[str, float]:
+def argument_bytes(layout: Layout) -> dict[str, float]:
     """Count the bytes of a step's inputs by kind, on one device."""
-    state, config = program.abstract_state, program.config
-    count, rows = program.microbatches
+    state, config = layout.state, layout.config
+    count, rows = layout.microbatches
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
         "parameters": shard_bytes(state.params),
         "optimizer": shard_bytes(state.opt_state),
         **average,
-        "batch": 4.0 * count * rows * (config.model.block_size + 1) / program.ways,
+        "batch": 4.0 * count * rows * (config.model.block_size + 1) / batch_ways(layout.mesh),
     }
 
 
-def step_flops(program: Program) -> float:
+def step_flops(layout: Layout) -> float:
     """Compute the FLOPs of a step on one device by the formula for the model, padding included."""
-    config = program.config
-    tokens = math.prod(program.microbatches) * config.model.block_size
-    return (
-        flops_per_token(config.model, program.abstract_state.params) * tokens / math.prod(asdict(config.mesh).values())
-    )
+    config = layout.config
+    tokens = math.prod(layout.microbatches) * config.model.block_size
+    return flops_per_token(config.model, layout.state.params) * tokens / math.prod(asdict(config.mesh).values())
 
 
-def useful(program: Program) -> float:
+def useful(layout: Layout) -> float:
     """Compute the share of a step's windows that are not padding."""
-    return program.config.train.batch_size / math.prod(program.microbatches)
+    return layout.config.train.batch_size / math.prod(layout.microbatches)
 
 
 def shard_bytes(tree: Any) -> float:
@@ -128,20 +127,20 @@ def shard_bytes(tree: Any) -> float:
     )
 
 
-def _residual_bytes(program: Program) -> float:
+def _residual_bytes(layout: Layout) -> float:
     """Estimate the bytes on one device of a microbatch's residuals, plus the gradient of the largest one."""
-    config, model = program.config, program.config.model
-    rows = program.microbatches.rows
+    config, model = layout.config, layout.config.model
+    rows = layout.microbatches.rows
     key = named_key(0, "dropout") if model.dropout > 0 else None
-    loss_fn = make_loss_fn(program.model, config.train.loss_chunk)
+    loss_fn = loss_of(layout)
 
     def residuals(params: Any, windows: jax.Array) -> Any:
         return jax.vjp(lambda p: loss_sum(p, windows, key, loss_fn)[0], params)[1]
 
-    params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), program.abstract_state.params)
+    params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), layout.state.params)
     windows = jax.ShapeDtypeStruct((rows, model.block_size + 1), jnp.int32)
     jaxpr = jax.make_jaxpr(residuals)(params, windows).jaxpr
-    ways, split = program.ways, {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
+    ways, split = batch_ways(layout.mesh), {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
     sizes = [0.0]
     for aval in _roots(jaxpr):
         shape = aval.shape
@@ -178,19 +177,19 @@ def _elementwise(eqn: Any) -> bool:
     return eqn.primitive.name in ELEMENTWISE
 
 
-def _implied_traffic(program: Program, topology: Topology) -> dict[str, Traffic]:
+def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
     Per microbatch, over fsdp: weights are gathered twice, gradients scattered, embeddings exchanged forward and back (an untied
     token table is not gathered); over data: gradients are summed; over tensor: four sums of activations per block.
     """
-    config, mesh = program.config, program.config.mesh
+    config, mesh = layout.config, layout.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    count, layers = program.microbatches.accumulation, config.model.n_layer
-    params = program.abstract_state.params
+    count, layers = layout.microbatches.accumulation, config.model.n_layer
+    params = layout.state.params
     whole = sum(leaf.size for leaf in jax.tree.leaves(params)) * width / mesh.tensor
     table = 0 if config.model.tie_embeddings else params["wte"]["embedding"].size * width / mesh.tensor
-    rows = program.microbatches.rows // program.ways
+    rows = layout.microbatches.rows // batch_ways(layout.mesh)
     block = rows * config.model.block_size * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (

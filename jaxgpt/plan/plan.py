@@ -15,11 +15,12 @@ from jaxgpt.config import Config, UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding.sampler import RowLimits, SamplerState, decode_steps
 from jaxgpt.lm import model_functions
-from jaxgpt.parallel.mesh import batch_sharding, make_mesh, on_mesh, rules_for, spec
+from jaxgpt.parallel.mesh import make_mesh, on_mesh, rules_for, spec
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
-from jaxgpt.plan.estimate import shard_bytes, state_bytes, step_flops, useful
+from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, useful
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import GIB, Topology, devices_of
+from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.metrics import flops_per_token
 from jaxgpt.trainer.program import Program, explain_failure
 
@@ -33,20 +34,18 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Step
     Raises:
         UserError: libtpu is not available, or compilation failed.
     """
-    program = Program(config, make_mesh(config.mesh, devices_of(topology)))
-    state, count = program.abstract_state, program.microbatches.accumulation
-    shape = count * program.microbatches.rows, config.model.block_size + 1
-    windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(program.mesh))
+    layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
+    count = layout.microbatches.accumulation
 
     def lowered() -> Any:
-        return program.lower(state, windows)
+        return Program(layout).lower(layout.state, layout.batch())
 
-    counted = state_bytes(program)
+    counted = argument_bytes(layout)
     # The compiler counts a loop body once, and microbatches run in a loop.
     fixed = 2 * (sum(counted.values()) - counted["batch"])
-    cost = _compiled(lowered, counted, program, topology, quick)
+    cost = _compiled(lowered, counted, layout, topology, quick)
     moved = fixed + count * max(cost.hbm_bytes - fixed, 0.0) if count > 1 else cost.hbm_bytes
-    return replace(cost, hbm_bytes=moved, model_flops=step_flops(program), useful=useful(program))
+    return replace(cost, hbm_bytes=moved, model_flops=step_flops(layout), useful=useful(layout))
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
@@ -55,8 +54,8 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     Raises:
         UserError: libtpu is not available, or compilation failed.
     """
-    program = Program(config, make_mesh(config.mesh, devices_of(topology)))
-    model, mesh, B = config.model, program.mesh, program.microbatches.rows
+    layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
+    model, mesh, B = config.model, layout.mesh, layout.microbatches.rows
     functions = model_functions(model, config.train.compute_dtype)
 
     def placed(shape: Any, *names: str | None) -> jax.ShapeDtypeStruct:
@@ -74,7 +73,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")
     state = SamplerState(TokenBuffer(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
     rows = RowLimits(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
-    params = program.abstract_state.params
+    params = layout.state.params
 
     def lowered() -> Any:
         def tokens(params: Any, state: SamplerState, rows: RowLimits, steps: jax.Array) -> SamplerState:
@@ -84,14 +83,14 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
             return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, scalar)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}
-    cost = _compiled(lowered, counted, program, topology, quick)
+    cost = _compiled(lowered, counted, layout, topology, quick)
     # The forward pass is a third of the training FLOPs.
     flops = flops_per_token(model, params) / 3 * B / mesh.devices.size
     return replace(cost, model_flops=flops)
 
 
 def _compiled(
-    lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology, quick: bool
+    lower: Callable[[], Any], counted: dict[str, float], layout: Layout, topology: Topology, quick: bool
 ) -> StepCost:
     """Compile, and read the cost from the program, or from the compiler's message if memory is exhausted."""
     chip = topology.chip
@@ -101,7 +100,7 @@ def _compiled(
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:
-            raise UserError(explain_failure(e, program.mesh, program.config.train.microbatch)) from None
+            raise UserError(explain_failure(e, layout.mesh, layout.config.train.microbatch)) from None
         needed, available = _too_big(text)
         rest = max(needed - sum(counted.values()), 0.0)
         return StepCost(counted | {"temporaries": rest}, available or chip.hbm, 0.0, 0.0, {}, compiled=True)

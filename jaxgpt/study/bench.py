@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data import Windows
+from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import DecodeSession, SamplingParams
 from jaxgpt.lm import model_functions
@@ -24,7 +24,7 @@ from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.loop import LAG
 from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program, build, compile_lowered
 
 PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
 TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
@@ -61,7 +61,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     with _timed(stages, "traced"):
         lowered = program.lower(state, steps.batch())
     with _timed(stages, "compiled"), _cache_hits() as hits:
-        compiled = program.compile(lowered)
+        compiled = compile_lowered(program.layout, lowered)
     with _timed(stages, "first_step"):
         steps.run(1, each=1)
     say(f"training for {seconds:g} s")
@@ -73,14 +73,14 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     where = device_time(trace, instruction_kinds(compiled.as_text() or ""), jax.local_device_count())
     tokens = config.train.batch_size * config.model.block_size
     say("measuring peak FLOP/s and bandwidth")
-    peak = product_peak(program.mesh, config.train.compute_dtype)
-    bandwidth = read_bandwidth(program.mesh)
+    peak = product_peak(program.layout.mesh, config.train.compute_dtype)
+    bandwidth = read_bandwidth(program.layout.mesh)
     params, memory = steps.state.params, compiled.memory_analysis()
     flops = flops_per_token(config.model, params)
-    device = program.mesh.devices.flat[0]
+    device = program.layout.mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
-        "devices": program.mesh.size,
+        "devices": program.layout.mesh.size,
         "jax": jax.__version__,
         "parameters": parameter_count(params),
         "compute_dtype": config.train.compute_dtype,
@@ -109,19 +109,18 @@ class _Steps:
     """Training steps on random ids, dispatched ahead of the devices as in the training loop."""
 
     def __init__(self, program: Program, state: Any) -> None:
-        config = program.config
+        config = program.layout.config
         T, V = config.model.block_size, config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program, self.state = program, state
-        self.windows = Windows(Tokens([ids]), T, config.train.seed, config.data.sampling, config.data.stride)
+        self.batches = Batches.of(config, Tokens([ids]))
         self.step = 0
         self.each = config.train.steps_per_call
         self.input_seconds: list[float] = []  # per step, to prepare its batch on the host
 
     def batch(self, each: int = 1) -> jax.Array:
         """Return the input of the next call, for `each` steps."""
-        size = self.program.config.train.batch_size
-        return self.program.batches(each, lambda ahead, rows: self.windows.batch_at(self.step + ahead, size, rows))
+        return self.program.put_steps([self.batches.at(step) for step in range(self.step, self.step + each)])
 
     def run(self, calls: int = 0, seconds: float = 0.0, each: int = 0) -> list[float]:
         """Run training steps and time them.
@@ -153,7 +152,7 @@ class _Steps:
             start = time.perf_counter()
             batch = self.batch(each)
             self.input_seconds.append((time.perf_counter() - start) / each)
-            self.state, metrics = self.program.advance(self.state, batch, each)
+            self.state, metrics = self.program.steps(self.state, batch, each)
             self.step += each
             pending.append(metrics)
             read(LAG)
@@ -167,11 +166,11 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
 
     The limit is memory bandwidth: each token reads every weight matrix once.
     """
-    config = program.config.model
-    one = jax.sharding.SingleDeviceSharding(program.mesh.devices.flat[0])
+    config = program.layout.config.model
+    one = jax.sharding.SingleDeviceSharding(program.layout.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
     weights = quantize(init(), "float32")
-    model = model_functions(config, program.config.train.compute_dtype)
+    model = model_functions(config, program.layout.config.train.compute_dtype)
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)
 

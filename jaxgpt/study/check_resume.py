@@ -17,7 +17,7 @@ import numpy as np
 from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run, describe
 from jaxgpt.config import Config, UserError, from_json
-from jaxgpt.data import Windows, load_dataset
+from jaxgpt.data import Batches, load_dataset
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.ops.random import named_key
 from jaxgpt.trainer.loop import Reporter, fit
@@ -68,15 +68,14 @@ def leg(file: Path) -> dict[str, str]:
     silent = Reporter()
     last = latest_valid(run.checkpoints, config, silent.note) if job["resume"] else None
     state = fit(program, data, run, silent, last, None, job["until"]).state
-    step, block_size = int(state.step), config.model.block_size
-    windows = Windows(data.train, block_size, config.train.seed, config.data.sampling, config.data.stride)
+    step = int(state.step)
     lines = [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run.metrics)]
     parts = {
         "parameters": state.params,
         "optimizer": state.opt_state,
         "average": state.ema,
         "dropout key": jax.random.key_data(named_key(config.train.seed, "dropout", step)),
-        "next batch": windows.batch_at(step, config.train.batch_size),
+        "next batch": Batches.of(config, data.train).at(step)[:],
     }
     hashes = {name: _hash(tree) for name, tree in parts.items() if tree is not None}
     return hashes | {"metrics": hashlib.sha256(json.dumps(lines).encode()).hexdigest()}

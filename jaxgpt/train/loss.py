@@ -1,16 +1,53 @@
-"""Next-token cross entropy, as a sum and a count: sums add up over micro-batches and devices, means do not."""
+"""Next-token cross entropy. Losses are summed and counted: sums add up over microbatches and devices, means do not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 
+# (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
+LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
+
+
+def make_loss_fn(apply_fn: Callable[..., Any], chunk: int = 0) -> LossFn:
+    """Make the loss function that `train_step` takes: cross entropy of a model's logits, `-log softmax(logits)[target]`.
+
+    Args:
+        apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`.
+        chunk: positions of a window whose logits are computed at a time, to save memory (`chunked_cross_entropy`, for a
+            model with the methods `hidden` and `head`); 0: all.
+
+    Returns:
+        `loss_fn(params, tokens_BT, targets_BT, key) -> losses_BT`, float32 in nats; 0 where the target is negative. `key` is
+        for the dropout masks, or None.
+    """
+
+    def loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+        call = partial(apply_fn, {"params": params})
+        if not chunk:
+            return cross_entropy(call(tokens_BT, key), targets_BT)
+        x_BTD = call(tokens_BT, key, method="hidden")
+        return chunked_cross_entropy(partial(call, method="head"), x_BTD, targets_BT, chunk)
+
+    return loss_fn
+
+
+def ignore_padding(loss_fn: LossFn) -> LossFn:
+    """Make the same loss function for batches with windows of -1: they have no targets, and any id will do as input."""
+
+    def padded_loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+        return loss_fn(params, jnp.maximum(tokens_BT, 0), targets_BT, key)
+
+    return padded_loss_fn
+
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
-    """`log sum_v exp(logit_v) - logit_target` for every token, in nats; 0 where the target is negative (no token).
+    """Compute `log sum_v exp(logit_v) - logit_target` for every token, in nats; 0 where the target is negative (no token).
 
     Args:
         logits_BTV: float32.
@@ -27,16 +64,16 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
 def chunked_cross_entropy(
     head: Callable[[jax.Array], jax.Array], x_BTD: jax.Array, targets_BT: jax.Array, chunk: int
 ) -> jax.Array:
-    """`cross_entropy(head(x_BTD), targets_BT)` with the logits of `chunk` positions of each row at a time.
+    """Compute `cross_entropy(head(x_BTD), targets_BT)` with the logits of `chunk` positions of each row at a time.
 
-    The backward pass computes a chunk's logits again: B x chunk x V numbers are held instead of B x T x V, for one product
-    with the head more.
+    The backward pass recomputes a chunk's logits: memory holds B x chunk x V numbers instead of B x T x V, for one more
+    product with the head.
 
     Args:
-        head: hidden states to logits, each position on its own.
+        head: hidden states to logits, position by position.
         x_BTD: hidden states.
-        targets_BT: as of `cross_entropy`.
-        chunk: positions, at most T; the last chunk is filled up with targets that do not count.
+        targets_BT: as in `cross_entropy`.
+        chunk: positions; the last chunk is filled up with targets that do not count.
     """
     B, T, D = x_BTD.shape
     chunk = min(chunk, T)
@@ -45,16 +82,15 @@ def chunked_cross_entropy(
     targets_nBc = jnp.pad(targets_BT, ((0, 0), (0, fill)), constant_values=-1).reshape(B, -1, chunk).swapaxes(0, 1)
 
     @jax.checkpoint
-    def losses(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return cross_entropy(head(piece[0]), piece[1])
+    def losses(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_BcD, targets_Bc = inputs
+        return cross_entropy(head(x_BcD), targets_Bc)
 
     return jax.lax.map(losses, (x_nBcD, targets_nBc)).swapaxes(0, 1).reshape(B, -1)[:, :T]
 
 
 def token_count(targets_BT: jax.Array) -> jax.Array:
-    """How many targets are counted, as a float32 scalar: exact up to 2^24 of them.
-
-    Added up as such: over several devices it then travels with the gradients. An integer would be a sum of its own, early,
-    and on a CPU the device that comes to it first keeps a thread while it waits, which the others need.
-    """
+    """Count the targets that are not negative, as a float32 scalar, which is exact up to 2^24."""
+    # As a float, the count is summed over devices together with the gradients. An integer would be a collective of its own,
+    # in which the first device of a CPU would hold a thread that the others need.
     return (targets_BT >= 0).sum(dtype=jnp.float32)

@@ -12,11 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key
-from jaxgpt.train.loss import token_count
+from jaxgpt.train.loss import LossFn, token_count
 from jaxgpt.train.skip import skip_state
-
-# (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
-LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 class TrainState(NamedTuple):
@@ -95,8 +92,8 @@ def train_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
-    `step = jax.jit(partial(train_step, loss_fn=make_loss_fn(model), optimizer=optimizer))`. The new state has the structure,
-    shapes and types of the old one, so that it can be donated (`donate_argnums=0`).
+    `step = jax.jit(partial(train_step, loss_fn=make_loss_fn(model.apply), optimizer=optimizer))`. The new state has the
+    structure, shapes and types of the old one, so that it can be donated (`donate_argnums=0`).
 
     Args:
         state: of `init_state`, with the same optimizer.

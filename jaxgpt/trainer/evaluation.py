@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data import Tokens, eval_batch, eval_windows
-from jaxgpt.data.batches import ALL
+from jaxgpt.data import Tokens, Windows, eval_windows
+from jaxgpt.parallel.mesh import batch_ways
+from jaxgpt.parallel.put import put
 from jaxgpt.trainer.program import Program
 
 AHEAD = 2  # batches that are queued behind the one that is waited for
@@ -64,21 +64,20 @@ def evaluate(
     Returns:
         None if `interrupted` said so.
     """
-    config = program.config
-    batch_size = config.train.eval_batch_size or program.microbatches.rows
-    batch_size = math.ceil(batch_size / program.ways) * program.ways
+    config, mesh = program.layout.config, program.layout.mesh
+    batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
+    batch_size = math.ceil(batch_size / ways) * ways
     block_size = config.model.block_size
     stride = max(config.data.stride, block_size)
     n = eval_windows(tokens, block_size, stride)
     shared = spread(n, config.train.eval_windows)
     windows = np.arange(n) if whole else shared
-    padded = np.pad(windows, (0, -len(windows) % batch_size), constant_values=-1)
     sums, counts = [], []
-    for batch in padded.reshape(-1, batch_size):
+    for first in range(0, len(windows), batch_size):
         if interrupted():
             return None
-        rows = partial(eval_batch, tokens, block_size, stride, batch)
-        loss, count = program.eval(params, program.read((batch_size, block_size + 1), rows))
+        batch = Windows(tokens, windows[first : first + batch_size] * stride, block_size)
+        loss, count = program.eval(params, put(mesh, [batch], (batch_size, block_size + 1)))
         sums.append(loss)
         counts.append(count)
         if len(sums) > AHEAD:  # a call is about to be made: without waiting, all of them would be queued at once
@@ -94,7 +93,7 @@ def spread(n: int, wanted: int) -> np.ndarray:
     return np.arange(wanted) * n // max(wanted, 1)
 
 
-def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = ALL) -> Evaluation:
+def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = slice(None)) -> Evaluation:
     """Compute the mean over all tokens, and `stderr = std(window means) / sqrt(windows)`.
 
     Args:

@@ -20,7 +20,7 @@ from jaxgpt.checkpoint.index import kept, val_losses
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.versions import versions
 from jaxgpt.config import Config
-from jaxgpt.data import Dataset, Windows
+from jaxgpt.data import Batches, Dataset
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.processes import Poll, decide, leader
 from jaxgpt.train.step import TrainState
@@ -28,9 +28,10 @@ from jaxgpt.trainer.clock import Clock
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile
-from jaxgpt.trainer.program import Program, explain_failure
+from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
 from jaxgpt.trainer.signals import Stop, stop_on_signal
+from jaxgpt.trainer.state import from_checkpoint, to_checkpoint
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Checkpoints
@@ -107,17 +108,17 @@ def fit(
             written. The last good checkpoint stays.
     """
     began = time.perf_counter()
-    train = program.config.train
-    seen = 0 if resume_step is None else decide(lambda: tokens_seen(run, resume_step, program.config))
+    layout = program.layout
+    train = layout.config.train
+    seen = 0 if resume_step is None else decide(lambda: tokens_seen(run, resume_step, layout.config))
     unfinished = (resume_step or 0) < (until or train.steps)
     with stop_on_signal(reporter.signaled) as stop:
         reporter.stage("compiling" if unfinished else "reading the checkpoint")
-        with program.compiling() if unfinished else nullcontext():
+        with compiling(program) if unfinished else nullcontext():
             from jaxgpt.checkpoint.store import Checkpoints, Keep, restore_state  # Orbax is long to import
 
             if resume_step is not None:
-                saved = restore_state(run.checkpoints, resume_step, program.abstract_checkpoint)
-                state = program.from_checkpoint(saved)
+                state = from_checkpoint(layout, restore_state(run.checkpoints, resume_step, layout.checkpoint))
             else:
                 state = program.init() if start is None else start
         reporter.stage("")
@@ -138,7 +139,7 @@ def fit(
         except jax.errors.JaxRuntimeError as e:
             if "RESOURCE_EXHAUSTED" not in str(e):
                 raise
-            why = explain_failure(e, program.mesh, train.microbatch)
+            why = explain_failure(e, layout.mesh, train.microbatch)
             raise TrainingFailed(f"{why}: stopped, {kept(run.checkpoints)}") from None
         except TrainingFailed as e:
             advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
@@ -163,7 +164,9 @@ class _Loop:
     ) -> None:
         self.program, self.data, self.reporter = program, data, reporter
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
-        self.config: Config = program.config
+        self.layout = program.layout
+        self.config: Config = program.layout.config
+        self.batches = Batches.of(self.config, data.train)
         self.metadata = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
         self.first, self.tokens_seen = resume_step or 0, tokens_seen
         # Calls whose figures are still on the device, by their first steps. They are waited for after the first call and
@@ -172,18 +175,11 @@ class _Loop:
         self.evaluation: Evaluation | None = None
         self.saved = resume_step
         self.clock = Clock(metrics.elapsed_seconds)
-        self.poll = Poll(program.mesh, LAG)
+        self.poll = Poll(program.layout.mesh, LAG)
 
     def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
         first = self.first
-        windows = Windows(
-            self.data.train,
-            self.config.model.block_size,
-            train.seed,
-            self.config.data.sampling,
-            self.config.data.stride,
-        )
         if first and self._is_evaluated(first) and decide(lambda: first not in val_losses(self.checkpoints.directory)):
             self._evaluate(state, first)  # the run was stopped while it was at it
         done, end = first, min(until, train.steps)
@@ -195,8 +191,8 @@ class _Loop:
                 self._save(state, done, None, temporary=True)
             # The first step is a call of its own, and is waited for: what only it takes is no part of the speed.
             n = 1 if done == first else self._steps_ahead(done, end)
-            batches = self.program.batches(n, partial(self._rows, windows, done))
-            state, figures = self.program.advance(state, batches, n)
+            batches = self.program.put_steps([self.batches.at(step) for step in range(done, done + n)])
+            state, figures = self.program.steps(state, batches, n)
             self.pending.append((done, figures))
             self._read(LAG if done > first else 0)
             done += n
@@ -225,11 +221,6 @@ class _Loop:
             return STOP
         seconds = self.config.train.checkpoint_seconds
         return SAVE if seconds and self.clock.since_save() > seconds else 0
-
-    def _rows(self, windows: Windows, done: int, ahead: int, rows: slice) -> np.ndarray:
-        batch = windows.batch_at(done + ahead, self.config.train.batch_size, rows)
-        check_ids(batch, self.config.model.vocab_size, done + ahead)
-        return batch
 
     def _is_evaluated(self, done: int) -> bool:
         return done % self.config.train.eval_every == 0 or done == self.config.train.steps
@@ -272,7 +263,7 @@ class _Loop:
             told = f"{wrong or 'a spike'} at step {step}" + (
                 f" after {skipped} updates left out in a row" if limit else ""
             )
-            where = first_non_finite(self.program.abstract_state.params, squares)
+            where = first_non_finite(self.layout.state.params, squares)
             raise _Diverged(f"{told}, {where}" if where else told)
 
     @property
@@ -310,18 +301,8 @@ class _Loop:
         self._read(0)  # nothing is kept that is not known to be good
         metadata = self.metadata | {"tokens": self._tokens(done)}
         self.reporter.stage(SAVING)  # in the background, after the one before and a copy of the state
-        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, metadata, temporary=temporary)
+        self.checkpoints.save(to_checkpoint(self.layout, state), val_loss, metadata, temporary=temporary)
         self.reporter.stage("")
         self.saved = done
         self.clock.saved()
         self.poll.forget()
-
-
-def check_ids(batch: Any, vocab_size: int, step: int) -> None:
-    """Ids beyond the vocabulary would not fail on a device but be read as another id, or as NaN.
-
-    Raises:
-        TrainingFailed: with the id and the step.
-    """
-    if (highest := int(batch.max())) >= vocab_size:
-        raise TrainingFailed(f"id {highest} in the batch of step {step} is beyond the vocabulary of {vocab_size}")

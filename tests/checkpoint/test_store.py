@@ -36,6 +36,7 @@ from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
+from jaxgpt.trainer.layout import placements
 from jaxgpt.trainer.program import build
 
 CONFIG = Config(model=small("gpt2"))
@@ -299,8 +300,8 @@ def test_restore_on_another_mesh() -> None:
     for step, program in enumerate(programs[1:], 1):
         with Checkpoints(Path("checkpoints")) as writer:
             writer.save(whole, None, {})
-        whole = restore_state(Path("checkpoints"), step, program.abstract_state)
-        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == program.state_shardings
+        whole = restore_state(Path("checkpoints"), step, program.layout.state)
+        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == placements(program.layout.state)
         for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
             np.testing.assert_array_equal(a, b)
         whole = whole._replace(step=jnp.asarray(step + 1))

@@ -9,7 +9,6 @@ import warnings
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import pytest
 from helpers import jaxgpt, small
 from hypothesis import given, settings
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
-from jaxgpt.parallel import batch_sharding
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh, suggestions
 from jaxgpt.plan.hlo import Collective, read_program
@@ -43,10 +41,7 @@ def config(mesh: MeshConfig, **changes: object) -> Config:
 
 
 def lowered(program: Program) -> jax.stages.Lowered:
-    rows, state = program.config.train.batch_size, program.abstract_state
-    shape = (rows, program.config.model.block_size + 1)
-    windows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(program.mesh))
-    return program.lower(state, windows)
+    return program.lower(program.layout.state, program.layout.batch())
 
 
 @pytest.mark.parametrize(("mesh", "optimizer"), [((1, 8, 1), "adamw"), ((2, 2, 2), "muon")])
@@ -65,11 +60,11 @@ def test_a_data_parallel_step_sends_the_gradients() -> None:
     """With data parallelism only, a step sends one sum of the gradients and a few scalars."""
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
     made = read_program(lowered(program).compile().as_text())
-    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
+    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.layout.state.params))
     traffic = traffic_by_kind(made.collectives)
     assert set(traffic) == {"all-reduce"}
     assert gradients <= traffic["all-reduce"].bytes <= gradients + 64
-    implied = estimate(program.config, parse_topology("v5e:2x4")).traffic
+    implied = estimate(program.layout.config, parse_topology("v5e:2x4")).traffic
     assert implied["all-reduce"].sent == pytest.approx(traffic["all-reduce"].sent, rel=1e-3)
 
 
@@ -77,8 +72,8 @@ def test_flops_formula_equals_the_compiled_count() -> None:
     """Compared with the count of an unrolled, unoptimized program; norms and softmax add a few percent."""
     program = build(config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64))
     counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]
-    model = program.config.model
-    formula = flops_per_token(model, program.abstract_state.params) * 16 * model.block_size
+    model = program.layout.config.model
+    formula = flops_per_token(model, program.layout.state.params) * 16 * model.block_size
     assert counted == pytest.approx(formula, rel=0.06)
 
 
@@ -148,7 +143,7 @@ def test_traffic_between_slices_uses_the_network() -> None:
     topology = parse_topology("v5e:2x4", 2)
     run, _ = resolve_mesh(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
     traffic = estimate(run, topology).traffic["all-reduce"]
-    part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).abstract_state.params)) / 4
+    part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).layout.state.params)) / 4
     assert traffic.sent_between_slices == pytest.approx(Collective("all-reduce", part / 2, 2).sent)
     with pytest.raises(UserError, match=r"not a multiple of --slices 2.* use --mesh.data 2 "):
         resolve_mesh(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)

@@ -12,7 +12,7 @@ from helpers import make, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT
-from jaxgpt.trainer.program import make_loss_fn
+from jaxgpt.train.loss import make_loss_fn
 
 B, T = 4, 10
 
@@ -41,7 +41,7 @@ def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: in
     tokens, targets = ids(model.config)
 
     def run(chunk: int):  # type: ignore[no-untyped-def]
-        loss_fn = make_loss_fn(model, chunk)
+        loss_fn = make_loss_fn(model.apply, chunk)
         losses = loss_fn(params, tokens, targets, None)
         return losses, jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())(params)
 
@@ -61,7 +61,7 @@ def test_chunked_loss_never_stores_all_logits() -> None:
 
     def largest(chunk: int) -> int:
         """Return the size of the largest array with a vocabulary axis, except the table."""
-        loss_fn = make_loss_fn(model, chunk)
+        loss_fn = make_loss_fn(model.apply, chunk)
         text = jax.jit(jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())).lower(params).compile().as_text()
         shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)}
         table = config.vocab_size * config.n_embd

@@ -16,8 +16,10 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.train.loss import make_loss_fn
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
-from jaxgpt.trainer.program import Program, build, make_loss_fn
+from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.state import from_checkpoint, place_params, to_checkpoint
 
 
 def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | None = None, **train) -> Config:  # type: ignore[no-untyped-def]
@@ -32,7 +34,7 @@ def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | No
 def train(p: Program, steps: int) -> tuple[list[float], object]:
     state, losses = p.init(), []
     for step in range(steps):
-        state, metrics = p.step(state, p.put(np.asarray(random_ids(p.config.model, (8, 9), step))))
+        state, metrics = p.step(state, p.put(np.asarray(random_ids(p.layout.config.model, (8, 9), step))))
         losses.append(float(metrics["loss"]))
     return losses, state
 
@@ -54,7 +56,7 @@ def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
 
     @jax.jit
     def loss_and_grads(params: object) -> object:
-        loss_fn = make_loss_fn(model)
+        loss_fn = make_loss_fn(model.apply)
         return jax.value_and_grad(lambda p: loss_fn(p, tokens[:, :-1], tokens[:, 1:], jax.random.key(0)).sum())(params)
 
     loss, grads = loss_and_grads(params)
@@ -67,7 +69,7 @@ def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
 def loss_and_gradients(remat: str, scan: bool) -> object:
     model, params = make(small("modern", dropout=0.2))
     tokens = random_ids(model.config, (2, 9))
-    loss_fn = make_loss_fn(GPT(model.config, remat=remat))  # type: ignore[arg-type]
+    loss_fn = make_loss_fn(GPT(model.config, remat=remat).apply)  # type: ignore[arg-type]
 
     def loss(params: object) -> jax.Array:
         return loss_fn(params, tokens[:, :-1], tokens[:, 1:], jax.random.key(0)).sum()
@@ -133,12 +135,12 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     kernel = state.params["h"]["mlp"]["up_proj"]["kernel"]  # type: ignore[attr-defined]
     assert kernel.addressable_shards[0].data.shape == (3, kernel.shape[1] // 2, kernel.shape[2] // 2)
 
-    saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
+    saved = to_checkpoint(scanned.layout, state)  # type: ignore[arg-type]
     with Checkpoints(Path("checkpoints")) as checkpoints:
         checkpoints.save(saved, None, {})
-    back = restore_state(Path("checkpoints"), 3, plain.abstract_checkpoint)
+    back = restore_state(Path("checkpoints"), 3, plain.layout.checkpoint)
     assert jax.tree.structure(back) == jax.tree.structure(state_plain)
-    again = scanned.from_checkpoint(restore_state(Path("checkpoints"), 3, scanned.abstract_checkpoint))
+    again = from_checkpoint(scanned.layout, restore_state(Path("checkpoints"), 3, scanned.layout.checkpoint))
     assert_same(jax.device_get(again), jax.device_get(state))
     places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
     assert places[0] == places[1]
@@ -146,6 +148,6 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     batch = np.asarray(random_ids(c.model, (8, 9), 3))
     went_on = [float(p.step(s, p.put(batch))[1]["loss"]) for p, s in ((scanned, again), (plain, back))]
     np.testing.assert_allclose(went_on[1], went_on[0], rtol=1e-5)
-    ema = plain.place(unstack_layers(jax.device_get(saved.ema), 3))
+    ema = place_params(plain.layout, unstack_layers(jax.device_get(saved.ema), 3))
     sums = plain.eval(ema, plain.put(batch))[0]
-    np.testing.assert_allclose(scanned.eval(scanned.place(ema), scanned.put(batch))[0], sums, rtol=1e-5)
+    np.testing.assert_allclose(scanned.eval(place_params(scanned.layout, ema), scanned.put(batch))[0], sums, rtol=1e-5)

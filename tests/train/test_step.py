@@ -20,9 +20,11 @@ from helpers import make, random_ids, small
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import on_mesh
-from jaxgpt.train.loss import cross_entropy, token_count
+from jaxgpt.train.loss import cross_entropy, ignore_padding, make_loss_fn, token_count
 from jaxgpt.train.step import eval_step, gradients
-from jaxgpt.trainer.program import Program, build, make_loss_fn
+from jaxgpt.trainer.layout import placements
+from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
+from jaxgpt.trainer.state import state_from
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # Adafactor factors the MLP's second moments from here on
@@ -48,7 +50,7 @@ def program(  # type: ignore[no-untyped-def]
 
 
 def windows(p: Program, seed: int = 0) -> np.ndarray:
-    return np.asarray(random_ids(p.config.model, (p.config.train.batch_size, 9), seed))
+    return np.asarray(random_ids(p.layout.config.model, (p.layout.config.train.batch_size, 9), seed))
 
 
 @functools.cache
@@ -82,7 +84,7 @@ def test_padding_does_not_change_an_evaluation() -> None:
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
-    evaluate = jax.jit(partial(eval_step, loss_fn=make_loss_fn(model)))
+    evaluate = jax.jit(partial(eval_step, loss_fn=make_loss_fn(model.apply)))
     sums, counts = evaluate(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]))
     assert (sums[2], counts[2]) == (0, 0)
     np.testing.assert_allclose(sums[:2], evaluate(params, rows)[0], rtol=1e-6)
@@ -95,9 +97,7 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
     model, params = make(config)
     rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
 
-    def loss_fn(params, tokens, targets, key):  # type: ignore[no-untyped-def]
-        return make_loss_fn(model)(params, jnp.maximum(tokens, 0), targets, key)
-
+    loss_fn = ignore_padding(make_loss_fn(model.apply))
     loss, grads = jax.jit(lambda params: gradients(params, rows, None, loss_fn, 1))(params)
     loss_a, grads_a = jax.jit(lambda params: gradients(params, rows, None, loss_fn, accumulation))(params)
     np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
@@ -112,7 +112,7 @@ def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
     after, _ = p.step(before, p.put(windows(p)))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), after) == described
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract_state) == described
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.layout.state) == described
 
 
 def test_any_optax_transformation_can_replace_the_optimizer() -> None:
@@ -126,7 +126,7 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     assert moments.mu["h_0"]["mlp"]["up_proj"]["kernel"].sharding == kernel.sharding != moments.count.sharding
     moved = np.asarray(kernel)
     after, metrics = p.step(before, p.put(windows(p)))
-    assert jax.tree.map(lambda leaf: leaf.sharding, after) == p.state_shardings
+    assert jax.tree.map(lambda leaf: leaf.sharding, after) == placements(p.layout.state)
     assert not np.array_equal(after.params["h_0"]["mlp"]["up_proj"]["kernel"], moved)
     assert "lr" not in metrics
 
@@ -141,7 +141,7 @@ def test_the_state_is_donated() -> None:
 
 def compiled(p: Program) -> str:
     """Return the HLO text of the compiled step, or of several steps per call."""
-    return p.lower(p.abstract_state, p.batches(1, lambda _, rows: windows(p)[rows])).compile().as_text()
+    return p.lower(p.layout.state, p.put_steps([windows(p)])).compile().as_text()
 
 
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
@@ -150,7 +150,7 @@ def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) 
     p = program(optim={"name": optimizer, "ema_decay": 0.9}, steps_per_call=each)
     header = compiled(p).split("\n", 1)[0]
     aliased = {int(parameter) for parameter in re.findall(r"\{[\d, ]*\}: \((\d+), \{\}", header)}
-    assert aliased == set(range(len(jax.tree.leaves(p.abstract_state))))
+    assert aliased == set(range(len(jax.tree.leaves(p.layout.state))))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.long)])
@@ -170,7 +170,7 @@ def test_first_moments_in_bfloat16(optimizer: str) -> None:
 def test_one_program_for_all_steps() -> None:
     p = program(dropout=0.1)
     train(p, 4)
-    assert p._step._cache_size() == 1
+    assert p._train[2]._cache_size() == 1
 
 
 @pytest.mark.parametrize(
@@ -189,16 +189,16 @@ def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
             raise jax.errors.JaxRuntimeError(said)
 
     with pytest.raises(UserError, match=advice):
-        program(microbatch=4).compile(Refused())
+        compile_lowered(program(microbatch=4).layout, Refused())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_the_step_is_compiled_during_initialization(each: int) -> None:
     """The first step, and calls of several steps, reuse the program that another thread compiled from abstract arrays."""
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
-    with p.compiling():
+    with compiling(p):
         state = p.init()
-    batches = [p.batches(n, lambda _, rows: windows(p)[rows]) for n in (1, each)]
+    batches = [p.put_steps([windows(p)] * n) for n in (1, each)]
     seen: list[str] = []
 
     def listen(event: str, *_: Any, **__: Any) -> None:
@@ -206,8 +206,8 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        state, _ = p.advance(state, batches[0], 1)
-        state, _ = p.advance(state, batches[1], each)
+        state, _ = p.steps(state, batches[0], 1)
+        state, _ = p.steps(state, batches[1], each)
         assert int(state.step) == 1 + each
         assert not [event for event in seen if "backend_compile" in event]
         jax.jit(lambda x: x + 41)(1.0)
@@ -218,7 +218,7 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
 
 def test_initial_weights_do_not_depend_on_compilation(optimized: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
-    monkeypatch.setattr("jaxgpt.trainer.program.quick_compile_options", lambda mesh: None)
+    monkeypatch.setattr("jaxgpt.trainer.state.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
@@ -310,7 +310,8 @@ def test_embedding_lookup_gathers_no_whole_batch() -> None:
     p = program("llama", mesh=MeshConfig(data=2, fsdp=2), shape={"vocab_size": 512, "n_layer": 1})
     text = compiled(p)
     assert "all-gather" in text
-    assert f"f32[{p.config.train.batch_size},{p.config.model.block_size},{p.config.model.n_embd}]" not in text
+    train, model = p.layout.config.train, p.layout.config.model
+    assert f"f32[{train.batch_size},{model.block_size},{model.n_embd}]" not in text
 
 
 def test_tensor_parallel_blocks_sum_twice() -> None:
@@ -318,8 +319,8 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
 
     def forward(n_layer: int) -> Counter[str]:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
-        params = p.abstract_state.params
-        with on_mesh(p.mesh, p.config.model):
+        params = p.layout.state.params
+        with on_mesh(p.layout.mesh, p.layout.config.model):
             return collectives(p._eval.lower(params, p.put(windows(p))).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
@@ -338,10 +339,10 @@ def test_accumulation_and_dropout_on_a_mesh(name: str) -> None:
 def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any]:
     """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
     p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
-    key, step = (jax.random.key(0) if dropout else None), p._update.keywords
-    with on_mesh(p.mesh, p.config.model):
+    key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
+    with on_mesh(p.layout.mesh, p.layout.config.model):
         call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"]))
-        out: tuple[jax.Array, Any] = call(make(p.config.model)[1], p.batches(1, lambda _, rows: windows(p)[rows]))
+        out: tuple[jax.Array, Any] = call(make(p.layout.config.model)[1], p.put_steps([windows(p)]))
     return jax.device_get(out)
 
 
@@ -382,6 +383,6 @@ def test_bfloat16_is_close_to_float32() -> None:
 
 def test_training_starts_from_given_weights() -> None:
     p = program()
-    _, params = make(p.config.model, seed=5)
-    state = p.start_from(params)
+    _, params = make(p.layout.config.model, seed=5)
+    state = state_from(p.layout, params)
     assert (state.params["wte"]["embedding"] == params["wte"]["embedding"]).all()

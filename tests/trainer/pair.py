@@ -46,14 +46,17 @@ def main() -> dict[str, Any]:
     for name, mesh in {"data": MeshConfig(data=4), "tensor": MeshConfig(data=2, tensor=2)}.items():
         program, asked = build(Config(model=config.model, train=config.train, mesh=mesh)), []
 
-        def rows(wanted: slice, asked: list[Any] = asked) -> np.ndarray:
-            asked.append([wanted.start, wanted.stop])
-            return np.arange(40, dtype=np.int32).reshape(8, 5)[wanted]
+        class Batch:
+            shape = 8, 5
 
-        whole = collected(program.read((8, 5), rows))
+            def __getitem__(self, rows: slice, asked: list[Any] = asked) -> np.ndarray:
+                asked.append([rows.start, rows.stop])
+                return np.arange(40, dtype=np.int32).reshape(8, 5)[rows]
+
+        whole = collected(program.put(Batch()))
         got[f"rows, {name}"] = sorted(asked)
         got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
-    poll = Poll(program.mesh, 2)
+    poll = Poll(program.layout.mesh, 2)
     # Process 1 requests 1 at the third call, process 0 requests 2 at the fifth; both see each request two calls later.
     got["answers"] = [poll.ask({(1, 3): 1, (0, 5): 2}.get((me, call), 0)) for call in range(1, 9)]
     return got

@@ -21,10 +21,11 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import choose, restore_params, restore_state, steps, val_losses
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
+from jaxgpt.train.loss import make_loss_fn
 from jaxgpt.trainer.evaluation import evaluate, spread, summarize
-from jaxgpt.trainer.loop import Reporter, TrainingFailed, check_ids, fit
+from jaxgpt.trainer.loop import Reporter, TrainingFailed, fit
 from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics
-from jaxgpt.trainer.program import Program, build, make_loss_fn
+from jaxgpt.trainer.program import Program, build
 
 
 class Silent(Reporter):
@@ -49,7 +50,7 @@ def prepare(config: Config, folder: str) -> tuple[Program, Dataset, Run]:
 def run(config: Config, folder: str, *, resume: bool = False, reporter: Silent | None = None):  # type: ignore[no-untyped-def]
     program, data, directory = prepare(config, folder)
     reporter = reporter or Silent()
-    last = latest_valid(directory.checkpoints, program.config, reporter.note) if resume else None
+    last = latest_valid(directory.checkpoints, program.layout.config, reporter.note) if resume else None
     return fit(program, data, directory, reporter, last, None)
 
 
@@ -241,7 +242,7 @@ def test_a_checkpoint_of_another_model_raises() -> None:
     run(config, "out")
     other, _, _ = prepare(config.with_model(n_embd=32), "other")
     with pytest.raises(UserError, match="cannot be read as a checkpoint of this run") as error:
-        restore_params(Path("out/checkpoints"), 8, other.abstract_state.params, ema=False)
+        restore_params(Path("out/checkpoints"), 8, other.layout.state.params, ema=False)
     assert "\n" not in str(error.value)
 
 
@@ -324,11 +325,6 @@ def test_a_second_signal_stops_at_once() -> None:
         run(small_run(), "out", reporter=Silent({1: twice}))
 
 
-def test_ids_outside_the_vocabulary() -> None:
-    with pytest.raises(TrainingFailed, match="id 17 in the batch of step 3 is beyond the vocabulary of 17"):
-        check_ids(np.array([[1, 17]]), 17, 3)
-
-
 def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [
@@ -365,7 +361,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     run(small_run(eval_windows=3), "out")
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data, _ = prepare(small_run(eval_windows=3), "out")
-    state = restore_state(Path("out/checkpoints"), 8, program.abstract_checkpoint)
+    state = restore_state(Path("out/checkpoints"), 8, program.layout.checkpoint)
     some = evaluate(program, state.params, data.val, whole=False)
     every = evaluate(program, state.params, data.val)
     assert some.windows == lines[4]["val_windows"] == 3

@@ -10,15 +10,13 @@ import os
 import re
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
-from jaxgpt.parallel import batch_sharding, on_mesh
 from jaxgpt.parallel.mesh import AXES
+from jaxgpt.trainer.layout import make_layout
 from jaxgpt.trainer.program import Program
 
 LAYERS, HEADS = 2, 4
@@ -50,11 +48,8 @@ def compiled(window: int = 0, **train: Any) -> Any:
         train=TrainConfig(**({"batch_size": B, "compute_dtype": "bfloat16"} | train)),
         mesh=MeshConfig(data=2, fsdp=1, tensor=2),
     )
-    p = Program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
-    state = p.abstract_state
-    with on_mesh(p.mesh, config.model):
-        batch = jax.ShapeDtypeStruct((B, T + 1), jnp.int32, sharding=batch_sharding(p.mesh))
-        return p.lower(state, batch).compile()
+    p = Program(make_layout(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3)))
+    return p.lower(p.layout.state, p.layout.batch()).compile()
 
 
 @pytest.mark.parametrize(("scan_layers", "window"), [(False, 0), (True, 0), (False, 256)])

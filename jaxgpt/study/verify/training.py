@@ -18,7 +18,9 @@ from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance
+from jaxgpt.trainer.layout import make_layout
 from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.state import state_from
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
@@ -72,8 +74,8 @@ def devices(s: Subject) -> float:
     def update(config: Config) -> tuple[Any, Any]:
         shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         grid = np.array(found[: int(np.prod(shape))]).reshape(shape)
-        program = Program(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
-        state, metrics = program.step(program.start_from(params), program.put(windows))
+        program = Program(make_layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
+        state, metrics = program.step(state_from(program.layout, params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
 

@@ -1,0 +1,109 @@
+"""A config on a mesh, without arrays: the shapes, types and placements of states and batches."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from jaxgpt.config import Config
+from jaxgpt.model import GPT
+from jaxgpt.model.params import boxed_params
+from jaxgpt.model.scan import stack_layers
+from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, on_mesh, shardings_like
+from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
+from jaxgpt.train.optimizer import make_optimizer, schedule
+from jaxgpt.train.step import TrainState, init_state
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is computed, and where every array of it is.
+
+    With `train.scan_layers` the layers of a state are stacked (`model/scan.py`) from the start: stacking within the step would
+    copy weights and gradients each time, and the optimizer would be compiled for each layer. Checkpoints are per layer.
+
+    Attributes:
+        config: the run; its vocabulary is known.
+        mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
+        optimizer: of the run.
+        learning_rate: its schedule, for the metrics; None: unknown.
+        rules: the sharding table.
+    """
+
+    config: Config
+    mesh: Mesh
+    optimizer: optax.GradientTransformation
+    learning_rate: optax.Schedule | None = None
+    rules: Rules = field(default_factory=lambda: RULES, hash=False)
+
+    @property
+    def microbatches(self) -> Microbatches:
+        """The microbatches of a step."""
+        return microbatches(self.config.train, batch_ways(self.mesh))
+
+    def batch(self, steps: int = 1) -> jax.ShapeDtypeStruct:
+        """Describe a batch with its padding, `[rows, T + 1]`, or those of several steps, `[K, rows, T + 1]`."""
+        one = math.prod(self.microbatches), self.config.model.block_size + 1
+        shape = one if steps == 1 else (steps, *one)
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh, steps > 1))
+
+    @cached_property
+    def fresh(self) -> Any:
+        """Seed to fresh weights with their logical axes, and the state that starts with them. Traced once."""
+        return jax.jit(lambda seed: stacked(self, _fresh_per_layer(self, seed)))
+
+    @cached_property
+    def state(self) -> TrainState:
+        """The abstract state: shapes, types and placements."""
+        return _placed(self, *jax.eval_shape(self.fresh, 0))
+
+    @cached_property
+    def checkpoint(self) -> TrainState:
+        """The abstract state of a checkpoint, for restoring into."""
+        if not self.config.train.scan_layers:
+            return self.state
+        return _placed(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0)))
+
+    def on_mesh(self) -> AbstractContextManager[None]:
+        """Within this, the logical axes that layers name are those of the mesh."""
+        return on_mesh(self.mesh, self.config.model, self.rules)
+
+
+def make_layout(
+    config: Config,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation | None = None,
+    rules: Rules = RULES,
+) -> Layout:
+    """Make the layout of a config on a mesh, with the optimizer that the config describes or with another one."""
+    learning_rate = schedule(config) if optimizer is None else None
+    return Layout(config, mesh, make_optimizer(config, optimizer), learning_rate, rules)
+
+
+def stacked(layout: Layout, tree: Any) -> Any:
+    """Give a tree per layer (weights, a state) the layout that training uses."""
+    return stack_layers(tree) if layout.config.train.scan_layers else tree
+
+
+def placements(tree: Any) -> Any:
+    """Return the sharding of every leaf."""
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
+
+
+def _fresh_per_layer(layout: Layout, seed: jax.typing.ArrayLike) -> tuple[Any, TrainState]:
+    boxed = boxed_params(GPT(layout.config.model), seed)
+    return boxed, init_state(nn.unbox(boxed), layout.optimizer, layout.config.optim.ema_decay > 0)
+
+
+def _placed(layout: Layout, boxed: Any, state: TrainState) -> TrainState:
+    places = shardings_like(state, boxed, layout.config.model, layout.mesh, layout.rules)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)

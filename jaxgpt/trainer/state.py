@@ -1,0 +1,52 @@
+"""States on the devices of a layout: fresh, from weights, and to and from checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxgpt.model.scan import unstack_layers
+from jaxgpt.parallel import quick_compile_options, settle
+from jaxgpt.train.step import TrainState, init_state
+from jaxgpt.trainer.layout import Layout, placements, stacked
+
+
+def fresh_state(layout: Layout) -> TrainState:
+    """Make the state before the first step, each array on its own devices."""
+    return _made(layout, lambda seed: layout.fresh(seed)[1], layout.config.train.seed)
+
+
+def state_from(layout: Layout, params: Any) -> TrainState:
+    """Make the state before the first step from weights per layer."""
+    average = layout.config.optim.ema_decay > 0
+    return _made(layout, lambda params: stacked(layout, init_state(params, layout.optimizer, average)), params)
+
+
+def place_params(layout: Layout, params: Any) -> Any:
+    """Place weights per layer for evaluation."""
+    return settle(layout.mesh, jax.device_put(stacked(layout, params), placements(layout.state.params)))
+
+
+def to_checkpoint(layout: Layout, state: TrainState) -> TrainState:
+    """Unstack the layers of a state: a copy, which takes memory of the devices until it is written."""
+    unstack = partial(unstack_layers, n_layer=layout.config.model.n_layer)
+    return _converted(layout, unstack, state, layout.checkpoint)
+
+
+def from_checkpoint(layout: Layout, state: TrainState) -> TrainState:
+    """Invert `to_checkpoint`."""
+    return _converted(layout, partial(stacked, layout), state, layout.state)
+
+
+def _converted(layout: Layout, convert: Any, state: TrainState, like: TrainState) -> TrainState:
+    if not layout.config.train.scan_layers:
+        return state
+    return settle(layout.mesh, jax.jit(convert, out_shardings=placements(like))(state))
+
+
+def _made(layout: Layout, make: Any, argument: Any) -> TrainState:
+    options = quick_compile_options(layout.mesh)
+    made: TrainState = jax.jit(make, out_shardings=placements(layout.state), compiler_options=options)(argument)
+    return made
