@@ -160,9 +160,9 @@ def placed(config: Any, devices: int) -> Any:
     from contextlib import nullcontext
 
     from jaxgpt.config import MeshConfig
-    from jaxgpt.parallel import make_mesh, on_mesh
+    from jaxgpt.parallel import make_mesh, use_mesh
 
-    return on_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
+    return use_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
 
 
 def ours(hf: Any, layers: int, devices: int) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
 import jaxgpt as package
-from jaxgpt.checkpoint.index import choose, steps
+from jaxgpt.checkpoint.index import resolve_step, steps
 from jaxgpt.cli import main
 from jaxgpt.presets import PRESETS
 
@@ -294,7 +294,7 @@ def test_bad_prompts(run: Path) -> None:
 def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(run: Path) -> None:
     shutil.copytree(run, "damaged")
     checkpoints = Path("damaged/checkpoints")
-    best = choose(checkpoints, "best")
+    best = resolve_step(checkpoints, "best")
     file = max((checkpoints / str(best) / "params").rglob("d/*"), key=lambda p: p.stat().st_size)
     file.write_bytes(file.read_bytes()[:-1])
     for command in (["sample", "damaged", "--prompt", "1"], ["eval", "damaged"]):

@@ -1,4 +1,4 @@
-"""The checksums of a checkpoint, in a file of its own: a byte that changes after the checkpoint was written is noticed.
+"""The manifest of a checkpoint: checksums that reveal any byte that changes after the checkpoint was written.
 
 `MANIFEST.sha256` has the format of coreutils, so that `sha256sum -c MANIFEST.sha256` checks a copy without this program.
 Its first line, a comment there, is the checksum of the lines that follow.
@@ -18,11 +18,11 @@ HEADER = "# sha256 of the lines below: "
 
 
 def checksums(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
-    """SHA-256 of files below a folder, by their paths in it, each on its way to the disk itself.
+    """Compute the SHA-256 of files below a folder, by their relative paths, and flush each file to disk.
 
     Args:
-        folder: where.
-        names: which; None: all there are.
+        folder: the folder.
+        names: relative paths; None: all files.
     """
     if names is None:
         names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
@@ -35,12 +35,12 @@ def checksums(folder: Path, names: Iterable[str] | None = None) -> dict[str, str
 
 
 def write(folder: Path, sums: dict[str, str]) -> None:
-    """The manifest of a folder, whole or not at all."""
+    """Write the manifest of a folder atomically."""
     write_atomically(folder / NAME, _render(sums))
 
 
 def read(folder: Path) -> dict[str, str]:
-    """The manifest of a folder.
+    """Read the manifest of a folder.
 
     Raises:
         ValueError: it has changed since it was written.
@@ -55,7 +55,7 @@ def read(folder: Path) -> dict[str, str]:
 
 
 def first_change(folder: Path, sums: dict[str, str]) -> str:
-    """What is wrong with the first file that is not as its checksum says; "" where all are."""
+    """Say what is wrong with the first file that does not match its checksum; "" if all match."""
     for name, expected in sums.items():
         try:
             with (folder / name).open("rb") as f:

@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, which of them are whole, and which one is meant."""
+"""List the checkpoints of a run, check that they are intact, and resolve `last` and `best`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxgpt.checkpoint import checksums as manifest
 from jaxgpt.config import Config, UserError
 from jaxgpt.errors import read_json, shown
 
-# What Orbax has written when it is done, and where it keeps what was given to it besides arrays.
+# Files that Orbax writes last, and its file of metrics.
 METADATA = "_CHECKPOINT_METADATA"
 COMMIT = "commit_success.txt"
 MARKERS = (METADATA, COMMIT, "params/_METADATA")
@@ -19,31 +19,31 @@ METRICS = "metrics/metrics"
 
 
 def steps(directory: Path) -> list[int]:
-    """Steps with a whole checkpoint, ascending. What was cut off while it was written or copied is not among them."""
+    """List the steps with a complete checkpoint, ascending."""
     return [step for step in _folders(directory) if not _unfinished(directory / str(step))]
 
 
-def kept(directory: Path) -> str:
-    """What is left of a run that could not go on, in a few words."""
+def last_saved(directory: Path) -> str:
+    """Say which checkpoint a run that has failed can resume from."""
     there = steps(directory)
     return f"the checkpoint of step {there[-1]} is kept" if there else "there is no checkpoint yet"
 
 
 def val_losses(directory: Path) -> dict[int, float]:
-    """Validation loss of the steps that have one, over the windows that all evaluations of the run share."""
+    """Read the validation loss of the steps that have one, over the windows that all evaluations of the run share."""
     losses = {}
     for step in steps(directory):
         try:
             loss = read_json(directory / str(step) / METRICS).get("val_loss")
         except UserError:
-            continue  # saved without an evaluation, or damaged: whoever reads the checkpoint is told
+            continue  # saved without an evaluation; or damaged, which is reported when the checkpoint is read
         if isinstance(loss, float):
             losses[step] = loss
     return losses
 
 
-def choose(directory: Path, which: str) -> int:
-    """The step that `last`, `best` (lowest validation loss; last where none is known) or a number means.
+def resolve_step(directory: Path, which: str) -> int:
+    """Resolve `last`, `best` (lowest validation loss; last if none is known) or a number to the step of a checkpoint.
 
     Raises:
         UserError: there is no such checkpoint.
@@ -85,9 +85,9 @@ def latest_valid(directory: Path, config: Config, tell: Callable[[str], None]) -
 
 
 def damage(path: Path, parts: Sequence[str] | None = None) -> str:
-    """What is wrong with a checkpoint on disk, in a few words; "" where nothing is.
+    """Say what is wrong with a checkpoint on disk; "" if it is intact.
 
-    One of an older version has no manifest: only its markers can be checked.
+    Checkpoints of older versions have no manifest: only the files that mark them as complete are checked.
 
     Args:
         path: the checkpoint.
@@ -128,7 +128,7 @@ def noted(path: Path) -> dict[str, Any]:
 
 
 def _difference(there: Any, here: dict[str, Any]) -> str:
-    """The first setting that gives the saved arrays another shape or meaning; settings that an older version lacked do not."""
+    """Name the first setting that differs and changes the saved arrays; settings that an older version lacked are ignored."""
     if not isinstance(there, dict):
         return ""  # weights from elsewhere: their shapes tell
     model, optim = (part if isinstance(part, dict) else {} for part in (there.get("model"), there.get("optim")))

@@ -1,7 +1,7 @@
-"""States on disk, through Orbax: the only file that knows it.
+"""Write and read checkpoints with Orbax.
 
-`checkpoints/<step>/` appears whole or not at all, and with it the checksums of its files. Weights, average and optimizer
-lie side by side, so that sampling reads only what it needs. index.py lists and checks the checkpoints of a run.
+`checkpoints/<step>/` appears complete, with the checksums of its files, or not at all. Weights, average and optimizer state are
+separate parts, so that sampling reads only the weights. index.py lists and checks the checkpoints of a run.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import checksums as manifest
 from jaxgpt.checkpoint.eventloop import loops_that_finish
-from jaxgpt.checkpoint.index import COMMIT, METADATA, METRICS, choose, damage, steps, val_losses
+from jaxgpt.checkpoint.index import COMMIT, METADATA, METRICS, damage, resolve_step, steps, val_losses
 from jaxgpt.checkpoint.run import check_path, write_atomically
 from jaxgpt.config import UserError
 from jaxgpt.errors import TrainingFailed, read_json
-from jaxgpt.parallel.processes import decide, tells_of_loss
+from jaxgpt.parallel.processes import is_peer_failure, on_leader
 
 if TYPE_CHECKING:  # imported where a state is made: who reads weights needs no optimizer, and no optax
     from jaxgpt.train.step import TrainState
 
-__all__ = ["Checkpoints", "choose", "read_params", "restore_params", "restore_state", "save_params", "steps"]
+__all__ = ["Checkpoints", "read_params", "resolve_step", "restore_params", "restore_state", "save_params", "steps"]
 __all__ += ["val_losses"]
 
-# What it has to say comes as an exception.
+# Orbax reports errors as exceptions as well.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 FORMAT = 2
-LATE = (METADATA, COMMIT)  # what Orbax writes after the rest has been closed
+LATE = (METADATA, COMMIT)  # files that Orbax writes after the others
 
 
 class Keep:
-    """Which checkpoints stay: the last, the best by validation loss, every so many steps, and the newest in any case.
+    """Decide which checkpoints are kept: the last n, the best n by validation loss, every n steps, and always the newest.
 
-    A temporary one stays until the next is there, and counts for nothing.
+    A temporary checkpoint is kept until the next one is written, and is not counted.
     """
 
     def __init__(self, last: int = 2, best: int = 1, every: int = 0) -> None:
@@ -61,7 +61,7 @@ class Keep:
         self.rule = policies.AnyPreservationPolicy(rules + ([policies.EveryNSteps(every)] if every else []))
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """Orbax's question."""
+        """Implement Orbax's preservation policy."""
         lasting = [c for c in checkpoints if not (c.metrics and c.metrics.get("temporary"))]
         kept = {
             c.step for c, keep in zip(lasting, self.rule.should_preserve(lasting, context=context), strict=True) if keep
@@ -92,7 +92,7 @@ class Checkpoints:
         try:
             self.wait()
         except TrainingFailed:
-            if kind is None:  # else what went wrong first is told
+            if kind is None:  # otherwise the first error is reported
                 raise
         finally:
             self._checkpointer.close()
@@ -100,10 +100,10 @@ class Checkpoints:
     def save(
         self, state: TrainState, val_loss: float | None, metadata: Mapping[str, Any], *, temporary: bool = False
     ) -> None:
-        """Write a state in the background; the state may be used up at once.
+        """Write a state in the background. The state may be donated as soon as this returns.
 
         Raises:
-            TrainingFailed: the one before could not be written, or a later one is there.
+            TrainingFailed: the previous checkpoint could not be written, or a later one exists.
         """
         step = int(state.step)
         self.wait()
@@ -126,7 +126,7 @@ class Checkpoints:
             raise TrainingFailed(f"checkpoint of step {step} was refused: {self.directory} holds a later one")
 
     def wait(self) -> None:
-        """Until everything is on disk.
+        """Wait until the last checkpoint is on disk.
 
         Raises:
             TrainingFailed: it could not be written.
@@ -142,21 +142,21 @@ class Checkpoints:
             raise TrainingFailed(f"a checkpoint could not be written ({_reason(e)})") from None
 
     def note_val_loss(self, step: int, val_loss: float) -> None:
-        """Record what an evaluation found that came only after its checkpoint was written, and keep it like others."""
+        """Record the validation loss of a checkpoint that was written before its evaluation."""
         self.wait()
-        decide(partial(self._add_val_loss, self.directory / str(step), val_loss))
+        on_leader(partial(self._add_val_loss, self.directory / str(step), val_loss))
         self._checkpointer.reload()
 
     def _add_val_loss(self, folder: Path, val_loss: float) -> None:
         sums = manifest.read(folder)
-        # In between the file is in no manifest: at no moment does it contradict one.
+        # In between, the file is in no manifest, so that it never contradicts one.
         manifest.write(folder, {name: digest for name, digest in sums.items() if name != METRICS})
         (folder / METRICS).parent.mkdir(exist_ok=True)
         write_atomically(folder / METRICS, json.dumps({"val_loss": val_loss}))
         manifest.write(folder, sums | manifest.checksums(folder, [METRICS]))
 
     def _list(self, step: int) -> None:
-        """Called in process 0 when all have written, before the checkpoint gets its name: its manifest appears with it."""
+        """Write the manifest; called in process 0 when all have written, before the checkpoint gets its final name."""
         folder = next(self.directory.glob(f"{step}.orbax-checkpoint-tmp*"), self.directory / str(step))
         sums = manifest.checksums(folder)
         sums = {name: digest for name, digest in sums.items() if name not in LATE}
@@ -165,13 +165,13 @@ class Checkpoints:
 
 
 def save_params(directory: Path, params: Any, metadata: Mapping[str, Any]) -> None:
-    """Write weights without an optimizer as the checkpoint of step 0, with little memory besides them."""
+    """Write weights without an optimizer as the checkpoint of step 0, with little additional memory."""
     from jaxgpt.train.step import TrainState
 
     options = ocp.Context()
-    # Written as they are, from where they are: compressing copies them first, and saves 8 % of random numbers.
+    # Compression copies the weights first, and saves only 8 %.
     options.array.saving.use_compression = False
-    options.memory.deepcopy_host_arrays = False  # nobody changes them meanwhile
+    options.memory.deepcopy_host_arrays = False  # they do not change while they are written
     with Checkpoints(directory, options=options) as checkpoints:
         checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), None, metadata)
 
@@ -186,11 +186,11 @@ def read_params(directory: Path, which: str, abstract: Any, ema: bool) -> tuple[
         UserError: there is no such checkpoint, or it is damaged.
     """
     while True:
-        step = choose(directory, which)
+        step = resolve_step(directory, which)
         try:
             return restore_params(directory, step, abstract, ema), step
         except UserError:
-            if choose(directory, which) == step:
+            if resolve_step(directory, which) == step:
                 raise
 
 
@@ -233,7 +233,7 @@ def _saved_names(path: Path, part: str) -> set[str]:
 
 
 def restore_params(directory: Path, step: int, abstract: Any, ema: bool) -> Any:
-    """Only the weights, or their average, checked against their checksums.
+    """Read the weights, or their average, and verify their checksums.
 
     Raises:
         UserError: they are damaged, or of another model.
@@ -247,8 +247,8 @@ def restore_params(directory: Path, step: int, abstract: Any, ema: bool) -> Any:
 
 
 def _load(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
-    """Read parts of a checkpoint, one call each: Orbax reads them in turn anyway, and when one of several fails it
-    abandons the coroutines of the others, which Python then warns of on standard error.
+    """Read parts of a checkpoint, one call each: when one of several fails, Orbax abandons the coroutines of the others, and
+    Python warns about them on standard error.
     """
     loaded: dict[str, Any] = {}
     for name, abstract in parts.items():
@@ -256,7 +256,7 @@ def _load(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
             with loops_that_finish():
                 loaded |= ocp.load_checkpointables(path.absolute(), {name: abstract})
         except Exception as e:
-            if tells_of_loss(e):
+            if is_peer_failure(e):
                 raise
             cause = e.__cause__ or e  # Orbax's own error lists the kinds of files that it knows
             raise UserError(

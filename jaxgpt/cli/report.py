@@ -19,7 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from jaxgpt.checkpoint.index import kept
+from jaxgpt.checkpoint.index import last_saved
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.console import Console
 from jaxgpt.cli.interrupt import GRACE, end_now
@@ -128,7 +128,7 @@ class Report(Reporter):
             return
         if not self._ended.wait(GRACE):
             # The main thread is in native code, or waits for a thread that is.
-            end_now(f"{begin}stopped; {kept(self.run.checkpoints)}" if leader() else "")
+            end_now(f"{begin}stopped; {last_saved(self.run.checkpoints)}" if leader() else "")
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command."""

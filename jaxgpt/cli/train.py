@@ -79,12 +79,12 @@ def run(args: Sequence[str]) -> int:
 def _train(config: Config, args: Args, old: Config | None) -> int:
     """Train a new run, or resume the run in `args.out` with settings `old`."""
     from jaxgpt.parallel import keep_memory, use_cores
-    from jaxgpt.parallel.join import on_loss
-    from jaxgpt.parallel.processes import agree, count, decide, leader
+    from jaxgpt.parallel.join import on_peer_failure
+    from jaxgpt.parallel.processes import assert_same_on_all, count, leader, on_leader
 
     use_cores(config.mesh, count(), config.model)
     keep_memory(config)
-    from jaxgpt.checkpoint.index import kept
+    from jaxgpt.checkpoint.index import last_saved
     from jaxgpt.checkpoint.lock import sole_writer
     from jaxgpt.checkpoint.run import Run, describe, new_run, open_run
     from jaxgpt.checkpoint.versions import versions
@@ -100,7 +100,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
     flags["whether there is a run to resume"] = old is not None
-    agree(lambda: config, lambda config: versions() | flags | flat(config))
+    assert_same_on_all(lambda: config, lambda config: versions() | flags | flat(config))
     run = Run(Path(args.out))
     if args.resume and old is None and leader():
         note(f"no run at {run.path} yet: starting a new one")
@@ -119,7 +119,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
     with ExitStack() as stack:
         with progress("checking the checkpoints", leader()):
-            last, finished = decide(find) if old is not None else (None, False)
+            last, finished = on_leader(find) if old is not None else (None, False)
         if finished:
             if leader() and not run.plot.exists():
                 plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
@@ -132,13 +132,13 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
             tokenizer = run.tokenizer()
         with progress("tokenizing", leader()) as activity:
-            data = agree(lambda: load_dataset(config, tokenizer, activity), lambda data: data.facts())
+            data = assert_same_on_all(lambda: load_dataset(config, tokenizer, activity), lambda data: data.facts())
         if not config.model.vocab_size:
             config = config.with_model(vocab_size=data.tokenizer.vocab_size)
         program = build(config)
-        directory = Run(Path(decide(begin)))
-        agree(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
-        on_loss(lambda: f"{kept(directory.checkpoints)}; resume with: {_resume(directory)}")
+        directory = Run(Path(on_leader(begin)))
+        assert_same_on_all(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
+        on_peer_failure(lambda: f"{last_saved(directory.checkpoints)}; resume with: {_resume(directory)}")
         start = None if params is None else state_from(program.layout, cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
             outcome = fit(program, data, directory, reporter, last, start)
@@ -214,7 +214,7 @@ def _begun(base: Config, init_from: str) -> Config:
 
 def _checked_start(base: Config, config: Config, init_from: str) -> Config:
     """Check that a run can start from the weights of another run, and record the checkpoint."""
-    from jaxgpt.checkpoint.index import choose
+    from jaxgpt.checkpoint.index import resolve_step
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.trainer.init_from import check_start, split_checkpoint
 
@@ -226,4 +226,4 @@ def _checked_start(base: Config, config: Config, init_from: str) -> Config:
         )
     path, which = split_checkpoint(init_from)
     checkpoints = Run(path).checkpoints
-    return replace(config, init_from=str(checkpoints / str(choose(checkpoints, which))))
+    return replace(config, init_from=str(checkpoints / str(resolve_step(checkpoints, which))))

@@ -1,6 +1,6 @@
 """A trained model: load, save, generate, explain."""
 
-from jaxgpt.lm.choice import explain
+from jaxgpt.lm.explain import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
 from jaxgpt.lm.model import LM, load, model_functions, save
 

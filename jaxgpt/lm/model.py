@@ -23,7 +23,7 @@ from jaxgpt.model import GPT, KVCache, init_cache
 from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
-from jaxgpt.parallel import on_mesh
+from jaxgpt.parallel import use_mesh
 
 
 class LM(NamedTuple):
@@ -180,5 +180,5 @@ def placed(lm: LM) -> AbstractContextManager[None]:
     """The mesh on which the weights are, where there is more than one device to it."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-        return on_mesh(sharding.mesh, lm.config.model)  # type: ignore[arg-type]
+        return use_mesh(sharding.mesh, lm.config.model)  # type: ignore[arg-type]
     return nullcontext()

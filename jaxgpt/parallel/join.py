@@ -1,4 +1,4 @@
-"""How a process joins the others of its run, and what it does when one of them is gone."""
+"""Join the processes of a run, and exit when one of them fails."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from typing import Any, BinaryIO, NoReturn
 import jax
 
 from jaxgpt.config import DistributedConfig, UserError
-from jaxgpt.parallel.processes import count, say_goodbye, tells_of_loss
+from jaxgpt.parallel.processes import count, is_peer_failure, say_goodbye
 
-LAST_WORDS = 5  # seconds in which processes that fail for one reason can all say it
-LONGEST = 160  # characters of XLA's reason
-GRACE = 60  # seconds for saving, once the launcher is gone
-FATAL = b"JAX distributed service detected fatal errors"  # how XLA ends a process when another one is gone
+LAST_WORDS = 5  # seconds in which processes that fail for the same reason can all report it
+LONGEST = 160  # characters of XLA's message that are shown
+GRACE = 60  # seconds for saving after the launcher has exited
+FATAL = (
+    b"JAX distributed service detected fatal errors"  # XLA's message when it ends a process because another one failed
+)
 
 _last_words = threading.Lock()
-_loss: Callable[[], str] = str  # what to say if another process is gone
-_leaving: int | None = None  # with which code this process is about to exit; then others may be gone before it
+_peer_failure: Callable[[], str] = str  # the message if another process fails
+_leaving: int | None = None  # the exit code of this process, once it is exiting: others may then exit before it
 
 
 @contextlib.contextmanager
 def joined(config: DistributedConfig) -> Iterator[None]:
-    """Within this, the process is one of those that the settings or the scheduler name. Before JAX's first use of a device.
+    """Join the processes that the settings or the scheduler name. Enter this before JAX's first use of a device.
 
-    A process that fails leaves at once instead of waiting for the others, and so do they when they notice: in an instant
-    where a connection breaks, after `heartbeat_seconds` in any case. They say so in one line, with `on_loss`'s advice.
+    A process that fails exits at once, without waiting for the others. They exit when they notice: immediately if a
+    connection breaks, otherwise after `heartbeat_seconds`. Each reports it in one line, with the advice of `on_peer_failure`.
 
     Raises:
-        UserError: the others cannot be reached.
+        UserError: the other processes cannot be reached.
     """
     if config.launched:
         threading.Thread(target=_follow_launcher, daemon=True).start()
@@ -50,16 +52,16 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         yield
         jax.distributed.shutdown()
     except Exception as e:
-        if tells_of_loss(e):
+        if is_peer_failure(e):
             _lost(str(e))
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
-            raise  # the command line tells it, and leaves
+            raise  # the command line reports it, and exits
         traceback.print_exc()
         leave(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process, if it is one of several: it does not wait until they have finished. Else as usual."""
+    """Exit; as one of several processes, without waiting for the others to finish."""
     global _leaving
     sys.stdout.flush()
     sys.stderr.flush()
@@ -70,14 +72,14 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def on_loss(advice: Callable[[], str]) -> None:
-    """Where things stand, and how to go on: what a process adds when it says that another one is gone."""
-    global _loss
-    _loss = lambda: f"another process of this run is gone, this one cannot go on alone: {advice()}"  # noqa: E731
+def on_peer_failure(advice: Callable[[], str]) -> None:
+    """Set the advice that this process prints if another one fails: the state of the run, and how to resume it."""
+    global _peer_failure
+    _peer_failure = lambda: f"another process of this run is gone, this one cannot go on alone: {advice()}"  # noqa: E731
 
 
 def _scheduled() -> bool:
-    """Whether a scheduler has started several processes, by the variables from which JAX finds out the rest."""
+    """Return whether a scheduler has started several processes, by the environment variables that JAX reads."""
     slurm = _number("SLURM_NTASKS") > 1 and "SLURM_STEP_NODELIST" in os.environ
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return slurm or _number("OMPI_COMM_WORLD_SIZE") > 1 or _number("MEGASCALE_NUM_SLICES") > 1 or "," in hosts
@@ -89,7 +91,7 @@ def _number(name: str) -> int:
 
 
 def _initialize(config: DistributedConfig) -> None:
-    # SIGTERM is the loop's business (trainer/signals.py); JAX would take it away.
+    # SIGTERM is handled by trainer/signals.py; JAX would replace the handler.
     jax.config.update("jax_enable_preemption_service", False)
     named: dict[str, Any] = {}
     if config.coordinator not in ("", "auto"):
@@ -98,15 +100,16 @@ def _initialize(config: DistributedConfig) -> None:
             "num_processes": config.num_processes,
             "process_id": config.process_id,
             "cluster_detection_method": "deactivate",
-            # JAX's own choice would be every address of the machine; nothing here asks who is calling.
+            # JAX's default is to listen on every address of the machine, without authentication.
             "coordinator_bind_address": config.bind or config.coordinator,
         }
     elif config.bind:
         named = {"coordinator_bind_address": config.bind}
     where = config.coordinator if config.num_processes else "the scheduler's coordinator"
     failed = f"cannot join the other processes through {where}"
-    global _loss
-    _loss = lambda: f"{failed} within {config.join_seconds} s: are all of them running, and can its port be reached?"  # noqa: E731
+    global _peer_failure
+    late = f"{failed} within {config.join_seconds} s: are all of them running, and can its port be reached?"
+    _peer_failure = lambda: late  # noqa: E731
     try:
         jax.distributed.initialize(
             **named,
@@ -115,13 +118,13 @@ def _initialize(config: DistributedConfig) -> None:
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
         raise UserError(f"{failed}: {' '.join(str(e).split())[:200]}") from None
-    on_loss(lambda: "nothing has been written yet")
+    on_peer_failure(lambda: "nothing has been written yet")
 
 
 def _part_streams() -> BinaryIO:
-    """Python's lines go where they went; what native libraries write goes to a file.
+    """Redirect what native libraries write to a file, and keep Python's output where it was.
 
-    gloo talks on standard output, and XLA's last words come with a stack trace.
+    gloo prints on standard output, and XLA ends with a stack trace.
     """
     log = tempfile.TemporaryFile()  # noqa: SIM115
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -132,10 +135,10 @@ def _part_streams() -> BinaryIO:
 
 
 def _watch_for_aborts(log: BinaryIO) -> None:
-    """Where XLA aborts the process because another one is gone, say it in one line and exit with 1.
+    """If XLA aborts the process because another one failed, report it in one line and exit with 1.
 
-    It does so in a thread of its own, whatever the others wait for, and there is no other way to be told: the callback
-    that it has cannot be one of Python's (its argument has no Python type). Any other abort is one, with its words.
+    XLA aborts in a thread of its own. Its callback cannot be a Python function (its argument has no Python type), so the
+    signal is caught. Other aborts are left as they are, with their output.
     """
 
     def aborted(_: int) -> None:
@@ -158,17 +161,17 @@ def _lost(reason: str) -> NoReturn:
     if _leaving is not None:
         os._exit(_leaving)
     if not _last_words.acquire(blocking=False):
-        threading.Event().wait()  # another thread is saying it, and ends the process
+        threading.Event().wait()  # another thread is reporting it, and ends the process
     try:
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"jaxgpt: {_loss()} ({' '.join(reason.split())[:LONGEST]})\n")
+            sys.stderr.write(f"jaxgpt: {_peer_failure()} ({' '.join(reason.split())[:LONGEST]})\n")
             sys.stderr.flush()
     finally:
         os._exit(1)
 
 
 def _follow_launcher() -> None:
-    """Save and stop when the launcher is gone, however it went: the kernel closes its end of standard input."""
+    """Save and stop when the launcher exits for any reason: the kernel then closes its end of standard input."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -208,7 +208,7 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
     rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, spec(leaf.names, rules)) if isinstance(leaf, nn.Partitioned) else everywhere(mesh)
+        return NamedSharding(mesh, spec(leaf.names, rules)) if isinstance(leaf, nn.Partitioned) else replicated(mesh)
 
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned))
 
@@ -232,7 +232,7 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         keys = _keys(path)
         found = (known.get((keys[i:], np.shape(leaf))) for i in range(len(keys)))
-        return next((place for place in found if place), everywhere(mesh))
+        return next((place for place in found if place), replicated(mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -253,17 +253,17 @@ def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
 
-def everywhere(mesh: Mesh) -> NamedSharding:
-    """A copy on every device: what every process can read."""
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of an array with a copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def settle(mesh: Mesh, out: T) -> T:
-    """On a CPU with several devices, wait for what was just dispatched; elsewhere, do nothing.
+def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
+    """Wait for a result on a mesh of several CPU devices; elsewhere, return it at once.
 
-    XLA runs such devices on one pool of threads. Two programs under way can fill it with the first device's halves, each
-    waiting in a collective for a second half that finds no thread: it aborts after 40 seconds. One at a time cannot, and
-    costs nothing where the host and the devices share their cores anyway.
+    XLA runs the devices of a CPU on one thread pool. With two programs in flight, one device of each can hold all threads and
+    wait in a collective for a device that finds none; XLA aborts after 40 seconds. One program at a time cannot deadlock, and
+    costs nothing, as host and devices share their cores.
     """
     if mesh.devices.size > 1 and mesh.devices.flat[0].platform == "cpu":
         jax.block_until_ready(out)
@@ -271,8 +271,8 @@ def settle(mesh: Mesh, out: T) -> T:
 
 
 @contextmanager
-def on_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES) -> Iterator[None]:
-    """Within this, the logical axes that layers name are those of the mesh."""
+def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES) -> Iterator[None]:
+    """Within this, map the logical axes that layers name to the axes of a mesh."""
     table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield

@@ -1,7 +1,7 @@
-"""Several processes as one run: who leads, and how they agree.
+"""Coordination of the processes of one run.
 
-Every process runs the same program and comes to every question in the same order. Process 0 leads: it decides what only
-one may decide, writes the figures and speaks. One process alone is its own leader, and nobody is asked.
+Every process runs the same program and calls these functions in the same order. Process 0, the leader, makes the decisions,
+writes metrics and prints. A single process is its own leader, and communicates with none.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import UserError
 from jaxgpt.errors import shown
-from jaxgpt.parallel.mesh import everywhere, settle
+from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
 
-PATIENCE = 24 * 3600 * 1000  # milliseconds for an answer of a process that lives: it may be reading terabytes
-# What errors of JAX, gloo and Orbax say when a connection to another process breaks.
+PATIENCE = 24 * 3600 * 1000  # milliseconds to wait for a live process, which may be reading terabytes
+# Parts of the errors of JAX, gloo and Orbax when the connection to another process breaks.
 BROKEN = (
     "Gloo",
     "Connection",
@@ -45,20 +45,20 @@ _rounds = itertools.count()
 
 
 def count() -> int:
-    """Processes of the run."""
+    """Return the number of processes of the run."""
     return distributed.global_state.num_processes or 1
 
 
 def leader() -> bool:
-    """Whether this is process 0."""
+    """Return whether this is process 0."""
     return not distributed.global_state.process_id
 
 
-def decide(make: Callable[[], T]) -> T:
-    """What process 0 makes of it, in every process; the others do not do it. It must be of JSON's types.
+def on_leader(make: Callable[[], T]) -> T:
+    """Call a function in process 0 only, and return its result, a JSON value, in every process.
 
     Raises:
-        UserError: what process 0 met.
+        UserError: in every process, the error of process 0.
     """
     if count() == 1:
         return make()
@@ -74,11 +74,14 @@ def decide(make: Callable[[], T]) -> T:
     return value
 
 
-def agree(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
-    """What this process makes of it, once every process has made it and all have the same facts of it.
+def assert_same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
+    """Call a function in every process, and check that facts about the results are the same in all of them.
+
+    Returns:
+        The result of this process.
 
     Raises:
-        UserError: in every process, what one of them met, or the first fact in which they differ, with both values.
+        UserError: in every process, the error of one of them, or the first fact that differs, with both values.
     """
     if count() == 1:
         return make()
@@ -91,7 +94,7 @@ def agree(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
     prefix = f"jaxgpt/facts/{next(_rounds)}"
     _client().key_value_set(f"{prefix}/{distributed.global_state.process_id}", json.dumps(_outcome(tell)))
 
-    def judge() -> None:
+    def compare() -> None:
         told = [json.loads(_client().blocking_key_value_get(f"{prefix}/{n}", PATIENCE)) for n in range(count())]
         if errors := [(n, each["error"]) for n, each in enumerate(told) if "error" in each]:
             same = len(errors) == len(told) and len({error for _, error in errors}) == 1
@@ -99,12 +102,12 @@ def agree(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
         if difference := first_difference([each["value"] for each in told]):
             raise UserError(f"the processes disagree: {difference}; start all with one command, one code, one data")
 
-    decide(judge)
+    on_leader(compare)
     return made[0]
 
 
 def first_difference(told: list[dict[str, str]]) -> str:
-    """The first fact of process 0 that another process has otherwise, with both values; "" where there is none."""
+    """Name the first fact that differs between process 0 and another one, with both values; "" if none does."""
     for n, other in enumerate(told):
         for name in told[0] | other:
             here, there = told[0].get(name, "missing"), other.get(name, "missing")
@@ -113,18 +116,18 @@ def first_difference(told: list[dict[str, str]]) -> str:
     return ""
 
 
-def tells_of_loss(error: Exception) -> bool:
-    """Whether it is what a broken connection to another process looks like; never where this process is alone."""
+def is_peer_failure(error: Exception) -> bool:
+    """Return whether an error looks like a broken connection to another process; never in a single process."""
     known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
     return count() > 1 and not known and any(word in str(error) for word in BROKEN)
 
 
 def say_goodbye(seconds: float) -> None:
-    """Tell the others that this process leaves. Process 0, through which they talk, is the last, if they are in time."""
+    """Tell the other processes that this one leaves. Process 0, which relays messages, waits for them up to a time limit."""
     client, me, end = _client(), distributed.global_state.process_id, time.monotonic() + seconds
     if client is None:
         return
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they are gone already, or are not in time
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they have left already, or are too late
         if not leader():
             client.key_value_set(f"jaxgpt/left/{me}", "")
             return
@@ -133,15 +136,15 @@ def say_goodbye(seconds: float) -> None:
 
 
 def collected(tree: Any) -> Any:
-    """Arrays that are in parts on the devices of all processes, whole on each host. All have to ask for it."""
+    """Gather arrays that are split over the devices of all processes, on each host. Every process must call it."""
     return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 class Poll:
-    """The strongest wish of all processes, asked for without waiting for the devices: `ask` answers `lag` calls later.
+    """Exchange requests between processes without waiting for the devices.
 
-    Wishes are small numbers, and the largest wins. All processes get the same answer from the same call, so they act on
-    it at the same step. One process alone gets its own wish at once.
+    Requests are small numbers, and the largest wins. All processes receive the same answer from the same call of `ask`, `lag`
+    calls later, so they act on it at the same step. A single process receives its own request at once.
     """
 
     def __init__(self, mesh: Mesh, lag: int) -> None:
@@ -149,21 +152,21 @@ class Poll:
         self._answers: deque[jax.Array] = deque()
 
     @cached_property
-    def _strongest(self) -> Any:
-        return jax.jit(jnp.max, out_shardings=everywhere(self.mesh))
+    def _largest(self) -> Any:
+        return jax.jit(jnp.max, out_shardings=replicated(self.mesh))
 
-    def ask(self, wish: int) -> int:
-        """Tell this process's wish, and get everybody's strongest; 0 as long as there is no answer."""
+    def ask(self, request: int) -> int:
+        """Send this process's request, and return the largest of all of `lag` calls ago; 0 if there is none yet."""
         if count() == 1:
-            return wish
+            return request
         n = self.mesh.devices.size
         place = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
-        wishes = jax.make_array_from_callback((n,), place, lambda index: np.full(n, wish, np.int32)[index])
-        self._answers.append(settle(self.mesh, self._strongest(wishes)))
+        requests = jax.make_array_from_callback((n,), place, lambda index: np.full(n, request, np.int32)[index])
+        self._answers.append(block_on_cpu_mesh(self.mesh, self._largest(requests)))
         return int(self._answers.popleft()) if len(self._answers) > self.lag else 0
 
     def forget(self) -> None:
-        """Drop the answers that are under way: what they ask for has been done."""
+        """Drop the pending answers, whose requests have been fulfilled."""
         self._answers.clear()
 
 

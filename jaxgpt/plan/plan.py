@@ -15,7 +15,7 @@ from jaxgpt.config import Config, UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding.sampler import RowLimits, SamplerState, decode_steps
 from jaxgpt.lm import model_functions
-from jaxgpt.parallel.mesh import make_mesh, on_mesh, rules_for, spec
+from jaxgpt.parallel.mesh import make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, useful
 from jaxgpt.plan.hlo import read_program
@@ -79,7 +79,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
         def tokens(params: Any, state: SamplerState, rows: RowLimits, steps: jax.Array) -> SamplerState:
             return decode_steps(params, state, rows, steps, functions, SamplingParams(), ())
 
-        with on_mesh(mesh, model):
+        with use_mesh(mesh, model):
             return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, scalar)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}

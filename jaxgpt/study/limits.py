@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.parallel import everywhere
+from jaxgpt.parallel import replicated
 
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger ones to reach their peak
 BLOCK = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
@@ -23,7 +23,7 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
     best = 0.0
     for width in WIDTHS.get(_platform(mesh), (4096, 8192)):
         rows = math.ceil(width / mesh.size) * mesh.size if _platform(mesh) == "cpu" else width * mesh.size
-        a, b = _ones(mesh, (rows, width), dtype), jax.device_put(jnp.ones((width, width), dtype), everywhere(mesh))
+        a, b = _ones(mesh, (rows, width), dtype), jax.device_put(jnp.ones((width, width), dtype), replicated(mesh))
         product = jax.jit(lambda a, b: a @ b, out_shardings=a.sharding)
         best = max(best, 2 * rows * width**2 / _fastest(product, a, b))
     return best

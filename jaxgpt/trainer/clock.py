@@ -1,4 +1,4 @@
-"""How fast training is, how long it still takes, and how long ago a checkpoint was saved."""
+"""Measure the speed of training, the remaining time, and the time since the last checkpoint."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-WINDOW = 10.0  # seconds over which the recent speed is measured; a call that takes longer is measured whole
+WINDOW = 10.0  # seconds over which the recent speed is measured; at least one call
 
 
 class Clock:
-    """Speed of training, without the time spent on evaluation and the first step: its mean, and that of the last seconds."""
+    """The mean and the recent speed of training, excluding evaluations and the first step."""
 
     def __init__(self, elapsed_seconds: float) -> None:
         self.started = time.perf_counter() - elapsed_seconds
@@ -19,7 +19,9 @@ class Clock:
         self.since: float | None = None
         self.tokens = 0
         self._paused = 0.0
-        self._calls: deque[tuple[float, int]] = deque()  # when each of the last calls ended, and all tokens until then
+        self._calls: deque[tuple[float, int]] = (
+            deque()
+        )  # end of each recent call, and the total number of tokens until then
 
     def saved(self) -> None:
         self.last_save = time.perf_counter()
@@ -35,17 +37,18 @@ class Clock:
             self.tokens += tokens
 
     def call_ended(self, tokens: int) -> None:
-        """Note that a call has trained on so many tokens. The first one, which starts the watch, is not measured."""
+        """Record the tokens of a call that has ended. The first call starts the clock and is not measured."""
         now = time.perf_counter()
         self._calls.append((now, self._calls[-1][1] + tokens if self._calls else 0))
         while len(self._calls) > 2 and self._calls[1][0] <= now - WINDOW:
             self._calls.popleft()
 
     def recent(self, tokens_left: int) -> dict[str, float]:
-        """Tokens per second over the last seconds, and the seconds that remain at that speed; {} before they are known.
+        """Compute the recent tokens per second, and the seconds left at that speed; {} before they are known.
 
         Args:
-            tokens_left: on which the run still trains. Evaluations are expected to take the share of time they took so far.
+            tokens_left: tokens that the run has yet to train on.
+                Evaluations are assumed to take the same share of time as before.
         """
         if len(self._calls) < 2 or self.since is None:
             return {}
@@ -54,16 +57,16 @@ class Clock:
         training = max(time.perf_counter() - self.since, 1e-9)
         return {"tokens_per_second": speed, "seconds_left": tokens_left / speed * (1 + self._paused / training)}
 
-    def figures(self, tokens: int) -> dict[str, float]:
+    def metrics(self, tokens: int) -> dict[str, float]:
         now = time.perf_counter()
-        figures: dict[str, float] = {"tokens": tokens, "elapsed_seconds": now - self.started}
+        metrics: dict[str, float] = {"tokens": tokens, "elapsed_seconds": now - self.started}
         if self.tokens and self.since is not None:
-            figures["tokens_per_second"] = self.tokens / (now - self.since)
-        return figures
+            metrics["tokens_per_second"] = self.tokens / (now - self.since)
+        return metrics
 
     @contextmanager
     def paused(self) -> Iterator[Callable[[], float]]:
-        """What happens within does not count as training; to be asked for how long it has taken, in seconds."""
+        """Exclude a block from the time of training; yields a function that returns the seconds since the block began."""
         before = time.perf_counter()
         yield lambda: time.perf_counter() - before
         if self.since is not None:

@@ -1,4 +1,4 @@
-"""The loss on a split, or on windows spread evenly over it: the same ones every time, with its standard error."""
+"""Compute the loss on a split, or on windows spread evenly over it, with its standard error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
 from jaxgpt.trainer.program import Program
 
-AHEAD = 2  # batches that are queued behind the one that is waited for
+AHEAD = 2  # batches queued ahead of the one that is waited for
 
 
 class Evaluation(NamedTuple):
@@ -25,8 +25,8 @@ class Evaluation(NamedTuple):
         loss: nats per token.
         stderr: standard error of the loss, from the spread between windows; NaN for a single one.
         windows: number of windows.
-        tokens: number of predicted tokens; none is counted twice.
-        ranking: the mean over the windows that all evaluations of a run share, by which its checkpoints are compared.
+        tokens: number of predicted tokens, each counted once.
+        ranking: mean loss over the windows that all evaluations of a run share, for comparing its checkpoints.
     """
 
     loss: float
@@ -54,15 +54,15 @@ def evaluate(
     as independent as the standard error takes them to be. A larger stride, which keeps documents whole, is kept.
 
     Args:
-        program: the model, and how many windows it takes at once.
+        program: the compiled functions.
         params: the weights.
         tokens: the split.
-        interrupted: asked before each batch whether to give up.
-        whole: all windows; or the `train.eval_windows` that every evaluation of a run has.
-        progress: called with the number of windows done, and of all windows.
+        interrupted: called before each batch; True stops the evaluation.
+        whole: evaluate all windows instead of `train.eval_windows`.
+        progress: called with the number of windows done, and the total.
 
     Returns:
-        None if `interrupted` said so.
+        None if it was interrupted.
     """
     config, mesh = program.layout.config, program.layout.mesh
     batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
@@ -80,7 +80,7 @@ def evaluate(
         loss, count = program.eval(params, put(mesh, [batch], (batch_size, block_size + 1)))
         sums.append(loss)
         counts.append(count)
-        if len(sums) > AHEAD:  # a call is about to be made: without waiting, all of them would be queued at once
+        if len(sums) > AHEAD:  # without waiting, all batches would be queued at once
             jax.block_until_ready(sums[-AHEAD - 1])
             progress((len(sums) - AHEAD) * batch_size, len(windows))
     all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
@@ -88,7 +88,7 @@ def evaluate(
 
 
 def spread(n: int, wanted: int) -> np.ndarray:
-    """Numbers of `wanted` windows of n (0: all), as far from one another as they can be; ascending."""
+    """Choose `wanted` of n windows (0: all), evenly spaced; ascending."""
     wanted = min(wanted or n, n)
     return np.arange(wanted) * n // max(wanted, 1)
 
@@ -99,7 +99,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     Args:
         sums: of each window.
         counts: tokens of each window.
-        shared: where in them the windows are whose mean is `ranking`.
+        shared: indices of the windows whose mean is `ranking`.
     """
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
     means = sums / counts
@@ -109,5 +109,5 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
 
 
 def eval_params(state: Any, config: Config) -> Any:
-    """The weights that are evaluated and sampled: the average where one is kept."""
+    """Return the weights to evaluate and sample: the average if there is one."""
     return state.ema if config.optim.ema_decay > 0 else state.params

@@ -18,7 +18,7 @@ from jaxgpt.config import Config
 from jaxgpt.model import GPT
 from jaxgpt.model.params import boxed_params
 from jaxgpt.model.scan import stack_layers
-from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, on_mesh, shardings_like
+from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, shardings_like, use_mesh
 from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
 from jaxgpt.train.optimizer import make_optimizer, schedule
 from jaxgpt.train.step import TrainState, init_state
@@ -73,9 +73,9 @@ class Layout:
             return self.state
         return _placed(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0)))
 
-    def on_mesh(self) -> AbstractContextManager[None]:
-        """Within this, the logical axes that layers name are those of the mesh."""
-        return on_mesh(self.mesh, self.config.model, self.rules)
+    def use_mesh(self) -> AbstractContextManager[None]:
+        """Within this, map the logical axes that layers name to the axes of the mesh."""
+        return use_mesh(self.mesh, self.config.model, self.rules)
 
 
 def make_layout(

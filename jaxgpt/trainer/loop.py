@@ -1,4 +1,4 @@
-"""The host's side of training: feed the device, read what it measured a little later, evaluate, save, stop well."""
+"""The training loop: feed the devices, read the metrics of earlier steps, evaluate, save checkpoints, and stop cleanly."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import kept, val_losses
+from jaxgpt.checkpoint.index import last_saved, val_losses
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.versions import versions
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Dataset
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.parallel.processes import Poll, decide, leader
+from jaxgpt.parallel.processes import Poll, leader, on_leader
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.clock import Clock
 from jaxgpt.trainer.divergence import first_non_finite
@@ -36,45 +36,45 @@ from jaxgpt.trainer.state import from_checkpoint, to_checkpoint
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Checkpoints
 
-LAG = 2  # calls that may be under way before the oldest one's figures are read
+LAG = 2  # calls in flight before the metrics of the oldest are read
 SAVING = "saving a checkpoint"
-SAVE, STOP = 1, 2  # what a process may wish between two steps; the stronger wish of all wins
+SAVE, STOP = 1, 2  # what a process can request between two steps; the largest request of all processes wins
 
 
 class Reporter:
     """Receives the events of a run. The methods do nothing: a subclass overrides those it is interested in."""
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
-        """Called when something other than training steps begins ("evaluating") or advances; "" when it has ended."""
+        """Called when work other than training steps starts ("evaluating") or advances; with "" when it ends."""
 
     def compiled(self, seconds: float) -> None:
-        """Called when the train step has been compiled and the state is there; with the seconds since the start."""
+        """Called when the train step is compiled and the state is ready, with the seconds since the start."""
 
-    def progress(self, figures: dict[str, float]) -> None:
+    def progress(self, metrics: dict[str, float]) -> None:
         """Called for every step, once its metrics have been read.
 
         Args:
-            figures: named as in metrics.jsonl, but `tokens_per_second` is the speed of the last seconds; and
-                `seconds_left`. Both are missing as long as they are unknown.
+            metrics: named as in metrics.jsonl, but `tokens_per_second` is the recent speed; and `seconds_left`. Both are
+                missing while they are unknown.
         """
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         """Called after an evaluation."""
 
     def note(self, text: str) -> None:
-        """Called with a line that the user should see."""
+        """Called with a line for the user."""
 
     def signaled(self, number: int, again: bool) -> None:
-        """Called in another thread when SIGINT or SIGTERM arrives; `again`: for the second time or more."""
+        """Called in another thread when SIGINT or SIGTERM arrives; `again`: not for the first time."""
 
 
 class Outcome(NamedTuple):
     """How a run ended.
 
     Attributes:
-        state: at the end.
-        evaluation: the last one, if there was any.
-        interrupted: whether it was asked to stop before its last step.
+        state: the final state.
+        evaluation: the last evaluation, if any.
+        interrupted: whether the run stopped before its last step.
     """
 
     state: TrainState
@@ -91,31 +91,31 @@ def fit(
     start: TrainState | None,
     until: int | None = None,
 ) -> Outcome:
-    """Train to the last step of the config, from a checkpoint of the run or from the beginning.
+    """Train to the last step of the config, from a checkpoint of the run or from step 0.
 
     Args:
-        program: what to run.
-        data: what to run it on.
-        run: where it is kept; config.json and tokenizer.json are there already.
-        reporter: who is told.
-        resume_step: the checkpoint to go on from (`checkpoint.index.latest_valid` finds it); None: start at step 0.
-        start: the state to start with at step 0, instead of fresh weights.
-        until: stop and save at this step, as if somebody had asked for it; None: go to the end.
+        program: the compiled functions of the config.
+        data: the ids to train and evaluate on.
+        run: the run directory, with its config.json and tokenizer.json.
+        reporter: receives the events of the run.
+        resume_step: the checkpoint to resume from (see `checkpoint.index.latest_valid`); None: start at step 0.
+        start: the state at step 0; None: random weights.
+        until: stop and save at this step, as on a signal; None: train to the end.
 
     Raises:
-        UserError: the checkpoint cannot be read.
-        TrainingFailed: the loss or the gradient is no longer finite, the devices' memory is not enough, or nothing can be
-            written. The last good checkpoint stays.
+        UserError: the checkpoint cannot be read, or an id is outside the vocabulary.
+        TrainingFailed: the loss or gradient is not finite, the devices are out of memory, or a file cannot be written. The
+            last good checkpoint is kept.
     """
     began = time.perf_counter()
     layout = program.layout
     train = layout.config.train
-    seen = 0 if resume_step is None else decide(lambda: tokens_seen(run, resume_step, layout.config))
+    seen = 0 if resume_step is None else on_leader(lambda: tokens_seen(run, resume_step, layout.config))
     unfinished = (resume_step or 0) < (until or train.steps)
     with stop_on_signal(reporter.signaled) as stop:
         reporter.stage("compiling" if unfinished else "reading the checkpoint")
         with compiling(program) if unfinished else nullcontext():
-            from jaxgpt.checkpoint.store import Checkpoints, Keep, restore_state  # Orbax is long to import
+            from jaxgpt.checkpoint.store import Checkpoints, Keep, restore_state  # importing Orbax is slow
 
             if resume_step is not None:
                 state = from_checkpoint(layout, restore_state(run.checkpoints, resume_step, layout.checkpoint))
@@ -135,19 +135,19 @@ def fit(
                 metrics.close()
         except OSError as e:
             why = f"{e.filename or run.path}: {e.strerror or e}"
-            raise TrainingFailed(f"{why}: stopped, {kept(run.checkpoints)}") from None
+            raise TrainingFailed(f"{why}: stopped, {last_saved(run.checkpoints)}") from None
         except jax.errors.JaxRuntimeError as e:
             if "RESOURCE_EXHAUSTED" not in str(e):
                 raise
             why = explain_failure(e, layout.mesh, train.microbatch)
-            raise TrainingFailed(f"{why}: stopped, {kept(run.checkpoints)}") from None
+            raise TrainingFailed(f"{why}: stopped, {last_saved(run.checkpoints)}") from None
         except TrainingFailed as e:
             advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
-            raise TrainingFailed(f"{e}: stopped, {kept(run.checkpoints)}{advice}") from None
+            raise TrainingFailed(f"{e}: stopped, {last_saved(run.checkpoints)}{advice}") from None
 
 
 class _Diverged(TrainingFailed):
-    """The figures are no longer those of training."""
+    """Loss or gradients diverged."""
 
 
 class _Loop:
@@ -169,8 +169,7 @@ class _Loop:
         self.batches = Batches.of(self.config, data.train)
         self.metadata = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
         self.first, self.tokens_seen = resume_step or 0, tokens_seen
-        # Calls whose figures are still on the device, by their first steps. They are waited for after the first call and
-        # before an evaluation.
+        # First steps of the calls in flight, and the functions that wait for their metrics.
         self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()
         self.evaluation: Evaluation | None = None
         self.saved = resume_step
@@ -180,20 +179,24 @@ class _Loop:
     def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
         first = self.first
-        if first and self._is_evaluated(first) and decide(lambda: first not in val_losses(self.checkpoints.directory)):
-            self._evaluate(state, first)  # the run was stopped while it was at it
+        if (
+            first
+            and self._is_evaluated(first)
+            and on_leader(lambda: first not in val_losses(self.checkpoints.directory))
+        ):
+            self._evaluate(state, first)  # the run was stopped during this evaluation
         done, end = first, min(until, train.steps)
         while done < end:
-            wish = self.poll.ask(self._wish())
-            if wish == STOP:
+            request = self.poll.ask(self._request())
+            if request == STOP:
                 break
-            if wish == SAVE and done > first and self.saved != done:
+            if request == SAVE and done > first and self.saved != done:
                 self._save(state, done, None, temporary=True)
-            # The first step is a call of its own, and is waited for: what only it takes is no part of the speed.
+            # The first step is a separate call, and is waited for: its overhead does not count in the speed.
             n = 1 if done == first else self._steps_ahead(done, end)
             batches = self.program.put_steps([self.batches.at(step) for step in range(done, done + n)])
-            state, figures = self.program.steps(state, batches, n)
-            self.pending.append((done, figures))
+            state, metrics = self.program.steps(state, batches, n)
+            self.pending.append((done, metrics))
             self._read(LAG if done > first else 0)
             done += n
             if self._is_evaluated(done):
@@ -210,13 +213,13 @@ class _Loop:
         return Outcome(state, self.evaluation, interrupted=done < train.steps)
 
     def _steps_ahead(self, done: int, end: int) -> int:
-        """How many updates the next call makes: up to the next evaluation or checkpoint."""
+        """Return the number of steps of the next call, which ends at the next evaluation or checkpoint at the latest."""
         train = self.config.train
         stops = [end, *((done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every)]
         return min(train.steps_per_call, min(stops) - done)
 
-    def _wish(self) -> int:
-        """What this process would like to do before the next step."""
+    def _request(self) -> int:
+        """Return what this process requests before the next step; 0: nothing."""
         if self.stop.requested:
             return STOP
         seconds = self.config.train.checkpoint_seconds
@@ -226,44 +229,44 @@ class _Loop:
         return done % self.config.train.eval_every == 0 or done == self.config.train.steps
 
     def _read(self, leave: int) -> None:
-        """Take in the figures of all calls but the last `leave`."""
+        """Read the metrics of all calls but the last `leave`."""
         while len(self.pending) > leave:
-            first, figures = self.pending.popleft()
-            of_steps = figures()
-            self.clock.call_ended(len(of_steps) * self._tokens_per_step)
-            for ahead, of_step in enumerate(of_steps):
-                self._note(first + ahead, of_step)
+            first, read = self.pending.popleft()
+            steps = read()
+            self.clock.call_ended(len(steps) * self._tokens_per_step)
+            for ahead, arrays in enumerate(steps):
+                self._log(first + ahead, arrays)
 
-    def _note(self, step: int, of_step: dict[str, Any]) -> None:
+    def _log(self, step: int, arrays: dict[str, Any]) -> None:
         train = self.config.train
-        squares = of_step.pop("grad_squares")
-        figures = {name: float(value) for name, value in of_step.items()}
-        self._check(step, figures, squares)
+        squared_norms = arrays.pop("grad_squares")
+        metrics = {name: float(value) for name, value in arrays.items()}
+        self._check(step, metrics, squared_norms)
         self.clock.count(self._tokens_per_step)
         if step % train.log_every == 0 or step == train.steps - 1:
-            line = {"step": step} | figures | self.clock.figures(self._tokens(step + 1))
+            line = {"step": step} | metrics | self.clock.metrics(self._tokens(step + 1))
             self.metrics.write(**line)
         tokens_left = (train.steps - step - 1) * self._tokens_per_step
-        self.reporter.progress({"step": step} | figures | self.clock.recent(tokens_left))
+        self.reporter.progress({"step": step} | metrics | self.clock.recent(tokens_left))
 
-    def _check(self, step: int, figures: dict[str, float], squares: np.ndarray) -> None:
-        """Whether training can go on after a step.
+    def _check(self, step: int, metrics: dict[str, float], squared_norms: np.ndarray) -> None:
+        """Check that training can continue after a step, and report a skipped update.
 
         Raises:
-            TrainingFailed: it cannot.
+            TrainingFailed: it cannot: loss or gradient are not finite, or too many updates in a row were skipped.
         """
         optim = self.config.optim
-        wrong = next((f"{n} is {figures[n]}" for n in ("loss", "grad_norm") if not math.isfinite(figures[n])), "")
-        skipped = int(figures.pop("skipped_in_a_row", 0))
+        wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")
+        skipped = int(metrics.pop("skipped_in_a_row", 0))
         if skipped:
-            what = wrong or f"loss {figures['loss']:.4g} or grad_norm {figures['grad_norm']:.4g} is a spike"
-            self.reporter.note(f"step {step}: {what}; its update is left out ({skipped} in a row)")
+            what = wrong or f"loss {metrics['loss']:.4g} or grad_norm {metrics['grad_norm']:.4g} is a spike"
+            self.reporter.note(f"step {step}: {what}; update skipped ({skipped} in a row)")
         limit = skipped >= optim.skip_limit
         if (wrong and optim.not_finite == "stop") or limit:
             told = f"{wrong or 'a spike'} at step {step}" + (
-                f" after {skipped} updates left out in a row" if limit else ""
+                f" after {skipped} skipped updates in a row" if limit else ""
             )
-            where = first_non_finite(self.layout.state.params, squares)
+            where = first_non_finite(self.layout.state.params, squared_norms)
             raise _Diverged(f"{told}, {where}" if where else told)
 
     @property
@@ -271,7 +274,7 @@ class _Loop:
         return self.config.train.batch_size * self.config.model.block_size
 
     def _tokens(self, done: int) -> int:
-        """Tokens trained on in all, also where a run was resumed with another batch size."""
+        """Count the tokens trained on in total, also if a run was resumed with another batch size."""
         return self.tokens_seen + (done - self.first) * self._tokens_per_step
 
     def _evaluate(self, state: TrainState, done: int) -> None:
@@ -281,7 +284,7 @@ class _Loop:
             whole = done == self.config.train.steps
             stage = partial(self.reporter.stage, "evaluating")
             stage()
-            stopped = lambda: self.poll.ask(self._wish()) == STOP  # noqa: E731
+            stopped = lambda: self.poll.ask(self._request()) == STOP  # noqa: E731
             result = evaluate(self.program, params, self.data.val, stopped, whole, stage)
             self.reporter.stage("")
             if result is None:
@@ -289,8 +292,8 @@ class _Loop:
             if not math.isfinite(result.loss):
                 raise _Diverged(f"validation loss is {result.loss} at step {done}")
             self.evaluation = result
-            figures = {"val_loss": result.loss, "val_stderr": result.stderr, "val_windows": result.windows}
-            self.metrics.write(step=done, **figures, val_seconds=seconds())
+            values = {"val_loss": result.loss, "val_stderr": result.stderr, "val_windows": result.windows}
+            self.metrics.write(step=done, **values, val_seconds=seconds())
             self.reporter.evaluated(done, result)
             if self.saved == done:
                 self.checkpoints.note_val_loss(done, result.ranking)
@@ -298,9 +301,11 @@ class _Loop:
                 self._save(state, done, result.ranking)
 
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
-        self._read(0)  # nothing is kept that is not known to be good
+        self._read(0)  # a state is saved only after the metrics of all its steps are checked
         metadata = self.metadata | {"tokens": self._tokens(done)}
-        self.reporter.stage(SAVING)  # in the background, after the one before and a copy of the state
+        self.reporter.stage(
+            SAVING
+        )  # waits for the previous checkpoint and a copy of the state; written in the background
         self.checkpoints.save(to_checkpoint(self.layout, state), val_loss, metadata, temporary=temporary)
         self.reporter.stage("")
         self.saved = done

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, one object a line, and what is counted rather than measured: parameters, FLOPs, bytes."""
+"""Write and read `metrics.jsonl`, one JSON object per line; count parameters, FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.errors import parse_json
 from jaxgpt.train.optimizer import make_optimizer
 
-TIMES = ("elapsed_seconds", "tokens_per_second", "val_seconds")  # what differs between two runs of the same numbers
+TIMES = ("elapsed_seconds", "tokens_per_second", "val_seconds")  # metrics that differ between identical runs
 
 
 class MetricsFile:
-    """Appends lines; each is on its way to the disk when `write` returns.
+    """Append lines to a metrics file; each is handed to the operating system when `write` returns.
 
     Attributes:
-        elapsed_seconds: what the last line of the run so far had taken; 0 in a new file.
+        elapsed_seconds: of the last line kept; 0 in a new file.
     """
 
     def __init__(self, path: Path, resume_step: int | None = None) -> None:
-        """A new file, or one that goes on from a checkpoint: what was written after it is dropped."""
+        """Start a new file, or continue one from a checkpoint and drop the lines written after it."""
         self.elapsed_seconds = 0.0
         if resume_step is not None and path.is_file():
             kept = [line for line in read_metrics(path) if _before(line, resume_step)]
@@ -35,7 +35,7 @@ class MetricsFile:
         self._file = path.open("a" if resume_step is not None else "w")
 
     def write(self, **values: float | int) -> None:
-        """One line. Figures that are not finite are left out: they are not JSON."""
+        """Write a line, without values that are not finite, which JSON cannot hold."""
         line = {k: v for k, v in values.items() if not isinstance(v, float) or math.isfinite(v)}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -45,7 +45,7 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a metrics file; one that was cut off in the middle, or damaged, is passed over."""
+    """Read the lines of a metrics file, skipping truncated and damaged ones."""
     with path.open("rb") as f:
         for line in f:
             try:
@@ -62,12 +62,12 @@ def _before(line: dict[str, Any], step: int) -> bool:
 
 
 def parameter_count(params: Any) -> int:
-    """Numbers in a tree."""
+    """Count the parameters of a tree."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def parameter_table(params: Any) -> dict[str, int]:
-    """Parameters of every module, by its path, the sums of its parts included."""
+    """Count the parameters of every module, by path, including its submodules."""
     table: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = [key.key for key in path]
@@ -78,7 +78,7 @@ def parameter_table(params: Any) -> dict[str, int]:
 
 
 def multiplied_parameters(config: ModelConfig, params: Any) -> int:
-    """Numbers that every token is multiplied with: kernels, and a tied embedding as the head it also is."""
+    """Count the parameters in matrix products: kernels, and a tied embedding, which is the head as well."""
     return sum(
         math.prod(leaf.shape)
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
@@ -87,21 +87,21 @@ def multiplied_parameters(config: ModelConfig, params: Any) -> int:
 
 
 def flops_per_token(config: ModelConfig, params: Any) -> int:
-    """Floating-point operations of training on one token: `6 P + 12 L N H T`.
+    """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
 
-    P: parameters that are multiplied with; 2 forward, 4 backward. The second term: scores and mixing of a full context,
-    causal masking not deducted (PaLM, appendix B).
+    P: parameters in matrix products, 2 operations forward and 4 backward. The second term is attention over a full context,
+    without a deduction for the causal mask (PaLM, appendix B).
     """
     attention = 12 * config.n_layer * config.n_head * config.head_width * config.block_size
     return 6 * multiplied_parameters(config, params) + attention
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
-    """Bytes of what training holds besides activations, by kind, over all devices together.
+    """Compute the bytes of a training state and its gradients by kind, over all devices.
 
     Args:
         config: the run.
-        params: the weights, or their shapes and types.
+        params: the weights, or their shapes.
     """
     optimizer = jax.eval_shape(make_optimizer(config).init, params)
     sizes = {"parameters": params, "gradients": params, "optimizer": optimizer}

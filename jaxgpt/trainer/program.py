@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.model import GPT
-from jaxgpt.parallel import everywhere, make_mesh, resolve, settle
+from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
-from jaxgpt.parallel.processes import count, tells_of_loss
+from jaxgpt.parallel.processes import count, is_peer_failure
 from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import LossFn, ignore_padding, make_loss_fn
 from jaxgpt.train.optimizer import ignored_settings
@@ -59,8 +59,8 @@ class Program:
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step. The given state is donated."""
-        with self.layout.on_mesh():
-            return settle(self.layout.mesh, self._train[2](state, windows_BT1))
+        with self.layout.use_mesh():
+            return block_on_cpu_mesh(self.layout.mesh, self._train[2](state, windows_BT1))
 
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
@@ -78,8 +78,8 @@ class Program:
         if batches.ndim == 2:
             state, metrics = self.step(state, batches)
             return state, lambda: [jax.device_get(metrics)]
-        with self.layout.on_mesh():
-            state, metrics = settle(self.layout.mesh, self._train[3](state, batches, n))
+        with self.layout.use_mesh():
+            state, metrics = block_on_cpu_mesh(self.layout.mesh, self._train[3](state, batches, n))
 
         def read() -> list[dict[str, Any]]:
             host = jax.device_get(metrics)
@@ -89,20 +89,20 @@ class Program:
 
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Compute the summed loss and the number of tokens of each window."""
-        with self.layout.on_mesh():
-            return settle(self.layout.mesh, self._eval(params, windows_BT1))
+        with self.layout.use_mesh():
+            return block_on_cpu_mesh(self.layout.mesh, self._eval(params, windows_BT1))
 
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
         """Lower the train step for a state and one or several batches, of arrays or of shapes: to inspect or compile it."""
         n = () if batches.ndim == 2 else (1,)
-        with self.layout.on_mesh():
+        with self.layout.use_mesh():
             lowered: jax.stages.Lowered = self._train[batches.ndim].lower(state, batches, *n)
             return lowered
 
     @cached_property
     def _train(self) -> dict[int, Any]:
         """The train step, by the rank of its batches: of one step, or of several."""
-        states, rest = placements(self.layout.state), everywhere(self.layout.mesh)
+        states, rest = placements(self.layout.state), replicated(self.layout.mesh)
         one, several = self.layout.batch().sharding, self.layout.batch(2).sharding
         step = bound_step(self.layout)
         options: Any = {"out_shardings": (states, rest), "donate_argnums": 0}
@@ -116,7 +116,7 @@ class Program:
         return jax.jit(
             partial(eval_step, loss_fn=loss_of(self.layout)),
             in_shardings=(placements(self.layout.state.params), self.layout.batch().sharding),
-            out_shardings=everywhere(self.layout.mesh),
+            out_shardings=replicated(self.layout.mesh),
         )
 
 
@@ -169,7 +169,7 @@ def compile_lowered(layout: Layout, lowered: jax.stages.Lowered) -> jax.stages.C
     try:
         return lowered.compile()
     except jax.errors.JaxRuntimeError as e:
-        if tells_of_loss(e):
+        if is_peer_failure(e):
             raise
         raise UserError(explain_failure(e, layout.mesh, layout.config.train.microbatch)) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jaxgpt.model.scan import unstack_layers
-from jaxgpt.parallel import quick_compile_options, settle
+from jaxgpt.parallel import block_on_cpu_mesh, quick_compile_options
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import Layout, placements, stacked
 
@@ -26,7 +26,7 @@ def state_from(layout: Layout, params: Any) -> TrainState:
 
 def place_params(layout: Layout, params: Any) -> Any:
     """Place weights per layer for evaluation."""
-    return settle(layout.mesh, jax.device_put(stacked(layout, params), placements(layout.state.params)))
+    return block_on_cpu_mesh(layout.mesh, jax.device_put(stacked(layout, params), placements(layout.state.params)))
 
 
 def to_checkpoint(layout: Layout, state: TrainState) -> TrainState:
@@ -43,7 +43,7 @@ def from_checkpoint(layout: Layout, state: TrainState) -> TrainState:
 def _converted(layout: Layout, convert: Any, state: TrainState, like: TrainState) -> TrainState:
     if not layout.config.train.scan_layers:
         return state
-    return settle(layout.mesh, jax.jit(convert, out_shardings=placements(like))(state))
+    return block_on_cpu_mesh(layout.mesh, jax.jit(convert, out_shardings=placements(like))(state))
 
 
 def _made(layout: Layout, make: Any, argument: Any) -> TrainState:

@@ -27,7 +27,7 @@ from helpers import small, small_run
 from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import checksums as manifest
-from jaxgpt.checkpoint.index import choose, damage, latest_valid, steps, val_losses
+from jaxgpt.checkpoint.index import damage, latest_valid, resolve_step, steps, val_losses
 from jaxgpt.checkpoint.lock import NAME, sole_writer
 from jaxgpt.checkpoint.run import new_run
 from jaxgpt.checkpoint.store import Checkpoints, Keep, read_params, restore_state
@@ -188,7 +188,7 @@ def test_a_reader_retries_if_its_checkpoint_is_deleted(monkeypatch: pytest.Monke
     """Training deletes old checkpoints while others read."""
     shutil.copytree(three, "checkpoints")
     chosen = iter([1, 3, 3])
-    monkeypatch.setattr("jaxgpt.checkpoint.store.choose", lambda *_: next(chosen))
+    monkeypatch.setattr("jaxgpt.checkpoint.store.resolve_step", lambda *_: next(chosen))
     shutil.rmtree("checkpoints/1")
     abstract = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
     np.testing.assert_array_equal(
@@ -216,7 +216,7 @@ def test_retention() -> None:
     with Checkpoints(folder, keep) as writer:  # the best checkpoint is known after a restart
         for step, loss in ((8, 2.0), (9, 3.0)):
             save(writer, step, loss)
-        assert choose(folder, "best") == 2
+        assert resolve_step(folder, "best") == 2
         save(writer, 10, 0.5)
         save(writer, 11)
     assert steps(folder) == [5, 10, 11]

@@ -21,7 +21,7 @@ from jaxgpt.model.scan import REMAT
 from jaxgpt.ops.attention import AttentionKernel, attend, causal_mask
 from jaxgpt.ops.flash import cudnn_attention, splash_attention
 from jaxgpt.ops.tiled import tiled_attention, tiles
-from jaxgpt.parallel import make_mesh, on_mesh
+from jaxgpt.parallel import make_mesh, use_mesh
 
 splash = functools.partial(splash_attention, interpret=True)
 # cuDNN needs a GPU; its wrapper also runs with XLA.
@@ -129,7 +129,7 @@ def test_a_kernel_on_a_mesh(K: int, kernel: AttentionKernel) -> None:
     config = small("gpt2", n_head=4, n_kv_head=K)
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
     args = inputs(40, 4, K)
-    with on_mesh(mesh, config):
+    with use_mesh(mesh, config):
         found = forward_and_backward(kernel, 0, *args)
         placed = nn.spmd.logical_to_mesh_axes(("batch", "length", "heads", "head_dim"))
     assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)

@@ -15,7 +15,7 @@ from helpers import make, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model.scan import stack_layers
-from jaxgpt.parallel import make_mesh, on_mesh
+from jaxgpt.parallel import make_mesh, use_mesh
 from jaxgpt.train.muon import MATRICES, names_of, orthogonal
 from jaxgpt.train.optimizer import decay_mask, groups, ignored_settings, make_optimizer, schedule
 
@@ -160,7 +160,7 @@ def test_muon_divides_the_matrices_among_devices() -> None:
     blocks = {name: leaf for name, leaf in params.items() if name.startswith("h_")}
     kernels = {name: {room: block[room] for room in ("attn", "mlp")} for name, block in blocks.items()}
     matrices = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), kernels)
-    with on_mesh(mesh, model):
+    with use_mesh(mesh, model):
         compiled = jax.jit(lambda x: orthogonal(x, 2)).lower(matrices).compile()
         spread = compiled(matrices)
     batches = {int(n) for n in re.findall(r"= f32\[(\d+),\d+,\d+\]\S* dot\(", compiled.as_text())}

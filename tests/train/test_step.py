@@ -19,7 +19,7 @@ from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel import on_mesh
+from jaxgpt.parallel import use_mesh
 from jaxgpt.train.loss import cross_entropy, ignore_padding, make_loss_fn, token_count
 from jaxgpt.train.step import eval_step, gradients
 from jaxgpt.trainer.layout import placements
@@ -320,7 +320,7 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
     def forward(n_layer: int) -> Counter[str]:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
         params = p.layout.state.params
-        with on_mesh(p.layout.mesh, p.layout.config.model):
+        with use_mesh(p.layout.mesh, p.layout.config.model):
             return collectives(p._eval.lower(params, p.put(windows(p))).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
@@ -340,7 +340,7 @@ def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any
     """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
     p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
     key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
-    with on_mesh(p.layout.mesh, p.layout.config.model):
+    with use_mesh(p.layout.mesh, p.layout.config.model):
         call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"]))
         out: tuple[jax.Array, Any] = call(make(p.layout.config.model)[1], p.put_steps([windows(p)]))
     return jax.device_get(out)

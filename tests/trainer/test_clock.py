@@ -42,7 +42,7 @@ def test_recent_speed_shows_a_slowdown_that_the_mean_hides(time: Time) -> None:
     for _ in range(int(WINDOW) + 1):
         call(clock, time, 1.0)
     assert clock.recent(100)["tokens_per_second"] == pytest.approx(10.0)
-    assert clock.figures(0)["tokens_per_second"] > 90
+    assert clock.metrics(0)["tokens_per_second"] > 90
 
 
 def test_long_calls_of_several_steps(time: Time) -> None:

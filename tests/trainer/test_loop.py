@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import choose, restore_params, restore_state, steps, val_losses
+from jaxgpt.checkpoint.store import resolve_step, restore_params, restore_state, steps, val_losses
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
 from jaxgpt.train.loss import make_loss_fn
@@ -223,9 +223,9 @@ def test_best_and_last_are_kept() -> None:
     best = min(losses, key=losses.__getitem__)
     assert best < 8, "otherwise this test shows nothing"
     assert steps(folder) == [best, 10, 12]
-    assert (choose(folder, "best"), choose(folder, "last"), choose(folder, "10")) == (best, 12, 10)
+    assert (resolve_step(folder, "best"), resolve_step(folder, "last"), resolve_step(folder, "10")) == (best, 12, 10)
     with pytest.raises(UserError, match="no checkpoint '11'"):
-        choose(folder, "11")
+        resolve_step(folder, "11")
 
 
 def test_an_incomplete_checkpoint_is_skipped() -> None:
@@ -234,7 +234,7 @@ def test_an_incomplete_checkpoint_is_skipped() -> None:
     Path("out/checkpoints/8/commit_success.txt").unlink()
     assert steps(Path("out/checkpoints")) == [4]
     with pytest.raises(UserError, match="no whole checkpoint"):
-        choose(Path("nowhere"), "last")
+        resolve_step(Path("nowhere"), "last")
 
 
 def test_a_checkpoint_of_another_model_raises() -> None:
@@ -294,7 +294,7 @@ def test_the_non_finite_metric_is_named(overflow: None) -> None:
 def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:
     config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
     reporter = Silent()
-    with pytest.raises(TrainingFailed, match="at step 2 after 3 updates left out in a row, first in the gradient of"):
+    with pytest.raises(TrainingFailed, match="at step 2 after 3 skipped updates in a row, first in the gradient of"):
         run(config, "out", reporter=reporter)
     assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
     assert steps(Path("out/checkpoints")) == []

@@ -275,9 +275,9 @@ def test_schedulers_that_start_several_processes(
     ids=lambda value: type(value).__name__,
 )
 def test_recognizing_the_failure_of_a_peer(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not room.tells_of_loss(error), "there is no peer"
+    assert not room.is_peer_failure(error), "there is no peer"
     monkeypatch.setattr(room, "count", lambda: 2)
-    assert room.tells_of_loss(error) is loss
+    assert room.is_peer_failure(error) is loss
 
 
 def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
