@@ -45,8 +45,9 @@ def main() -> None:
     import torch
     import transformers
 
-    from jaxgpt.decoding import DecodeSession, SamplingParams
+    from jaxgpt.decoding import SamplingParams
     from jaxgpt.lm import model_functions
+    from jaxgpt.lm.engine import DecodeSession
     from jaxgpt.ops.quantize import quantize
 
     torch.set_num_threads(cores)

@@ -15,9 +15,8 @@ import pytest
 import jaxgpt
 from jaxgpt.config import BeamParams, Config, ModelConfig, SamplingParams, UserError
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer, make_tokenizer
-from jaxgpt.decoding import engine
 from jaxgpt.decoding.sampler import decode_steps, prefill
-from jaxgpt.lm import LM, explain, model_functions
+from jaxgpt.lm import LM, engine, explain, model_functions
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 

@@ -47,8 +47,8 @@ def run(args: Sequence[str]) -> int:
     import jax
     import numpy as np
 
-    from jaxgpt.decoding import TextStream
     from jaxgpt.lm import explain, load
+    from jaxgpt.lm.text import TextStream
     from jaxgpt.prompts import encode_prompt
 
     lm = load(target, parsed.checkpoint, parsed.weights)

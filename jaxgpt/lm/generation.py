@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams, UserError
-from jaxgpt.decoding import DecodeSession, TextStream, search
 from jaxgpt.decoding.beam import WORST
-from jaxgpt.decoding.engine import cache_shape
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
-from jaxgpt.decoding.text import FinishReason
 from jaxgpt.errors import as_int
+from jaxgpt.lm.engine import DecodeSession, cache_shape, search
 from jaxgpt.lm.model import LM, check_lm, functions_of, placed
+from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_prompts, fit, row_keys
 

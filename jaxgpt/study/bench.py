@@ -15,8 +15,9 @@ import numpy as np
 from jaxgpt.config import Config, UserError
 from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.decoding import DecodeSession, SamplingParams
+from jaxgpt.decoding import SamplingParams
 from jaxgpt.lm import model_functions
+from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.quantize import quantize

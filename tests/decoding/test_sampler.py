@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from helpers import every_model, make, random_ids, small
 
-from jaxgpt.decoding import DecodeSession, Model, SamplingParams
+from jaxgpt.decoding import Model, SamplingParams
 from jaxgpt.lm import model_functions
+from jaxgpt.lm.engine import DecodeSession
 
 
 def session(model: Model, params: Any, rows: list[list[int]], n: int, **settings: Any) -> DecodeSession:

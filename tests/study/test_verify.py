@@ -17,8 +17,8 @@ from helpers import MODELS, jaxgpt, make, small
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.convert import models
 from jaxgpt.data.tokenizer import make_tokenizer
-from jaxgpt.decoding import engine, sampler
-from jaxgpt.lm import LM
+from jaxgpt.decoding import sampler
+from jaxgpt.lm import LM, engine
 from jaxgpt.model import attention, embedding, gpt
 from jaxgpt.ops import norms
 from jaxgpt.ops.matmul import matmul

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.decoding import Model, SamplingParams, TokenBuffer, engine, sample_token
+from jaxgpt.decoding import Model, SamplingParams, TokenBuffer, sample_token
 from jaxgpt.decoding.sampler import RowLimits, decode_steps, prefill
+from jaxgpt.lm import engine
 from jaxgpt.model import KVCache, init_cache
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
 

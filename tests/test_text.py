@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
 from jaxgpt.data.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer, make_tokenizer
-from jaxgpt.decoding import TextStream
+from jaxgpt.lm.text import TextStream
 
 BYTES = make_tokenizer("byte", "", 0, 0)
 LETTERS = "ab \n\u00e9\u20ac\u4e2d\U0001f600\U0001f389"
