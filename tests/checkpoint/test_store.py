@@ -296,7 +296,7 @@ def test_restore_on_another_mesh() -> None:
         for mesh in (MeshConfig(data=1, fsdp=8), MeshConfig(data=1, fsdp=2, tensor=2), MeshConfig(data=1))
     ]
     first = jax.device_get(programs[2].init())
-    whole = jax.device_put(first, programs[0].state_shardings)._replace(step=jnp.asarray(1))
+    whole = jax.device_put(first, placements(programs[0].layout.state))._replace(step=jnp.asarray(1))
     for step, program in enumerate(programs[1:], 1):
         with Checkpoints(Path("checkpoints")) as writer:
             writer.save(whole, None, {})
