@@ -48,7 +48,7 @@ def assert_same(a: object, b: object, **tolerance: float) -> None:
 long = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", ["llama", "scaled", *(pytest.param(n, marks=long) for n in ("gpt2", "statquest"))])
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=long) for n in ("scaled", "gpt2", "statquest"))])
 def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
     """Including dropout masks; the blocks of statquest have neither norm nor MLP."""
     model, params = make(small(name, n_layer=2, dropout=0.2))
@@ -82,8 +82,10 @@ def loss_and_gradients(remat: str, scan: bool) -> object:
     [
         ("dots", False),
         ("offload", True),
-        ("full", True),
-        *(pytest.param(*case, marks=long) for case in (("dots", True), ("offload", False), ("full", False))),
+        *(
+            pytest.param(*case, marks=long)
+            for case in (("full", True), ("dots", True), ("offload", False), ("full", False))
+        ),
     ],
 )
 def test_every_remat_has_the_same_loss_and_gradients(remat: str, scan: bool) -> None:
