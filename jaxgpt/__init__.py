@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxgpt import study
     from jaxgpt.config import Config, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.data.batches import batches
-    from jaxgpt.lm import LM, explain, generate, load, save, stream
+    from jaxgpt.lm import LM, chat, explain, generate, load, save, stream
     from jaxgpt.model import GPT
     from jaxgpt.model.params import init_params
     from jaxgpt.ops.attention import attend
@@ -43,6 +43,7 @@ __all__ = [
     "attend",
     "batches",
     "build",
+    "chat",
     "explain",
     "generate",
     "init_params",
@@ -119,6 +120,7 @@ _HOME = {
     "attend": "jaxgpt.ops.attention",
     "batches": "jaxgpt.data.batches",
     "build": "jaxgpt.trainer.program",
+    "chat": "jaxgpt.lm",
     "explain": "jaxgpt.lm",
     "generate": "jaxgpt.lm",
     "init_params": "jaxgpt.model.params",

@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train a model, or resume a run",
     "launch": "train in several processes on this machine",
     "sample": "generate text from a run",
+    "chat": "chat with an instruction-tuned model",
     "explain": "show how the next token is sampled",
     "eval": "compute the loss of a run on its validation split or a text",
     "info": "print parameters, FLOPs and bytes of a run or preset",

@@ -122,7 +122,8 @@ PEERS = (
 
 # Names of our commands in other programs.
 COMMANDS = {
-    "generate gen complete infer inference predict prompt chat talk": "jaxgpt sample RUN --prompt TEXT",
+    "generate gen complete infer inference predict prompt": "jaxgpt sample RUN --prompt TEXT",
+    "talk converse ask": "jaxgpt chat RUN",
     "finetune fine-tune tune sft": "jaxgpt train finetune --init-from RUN --data.path FILE",
     "resume continue": "jaxgpt train --resume --out RUN",
     "fit pretrain run": "jaxgpt train",

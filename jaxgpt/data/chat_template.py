@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as the text that a model was trained on, and which of it the assistant wrote."""
+"""Render conversations with chat templates, and find the text that the assistant wrote."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Rendered(NamedTuple):
     """A rendered conversation.
 
     Attributes:
-        text: for the tokenizer, special tokens as they are spelled.
-        spans: characters `[begin, end)` of the text that the assistant wrote, where the template marks them.
+        text: input for the tokenizer, with special tokens by name.
+        spans: ranges `[begin, end)` of characters that the assistant wrote, if the template marks them.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Rendered(NamedTuple):
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Check a conversation: messages with a role and a content, the way chat APIs write them.
+    """Check a conversation: a list of messages with a role and a content, as in chat APIs.
 
     Raises:
         UserError: it is empty or not a list, or a message has an unknown role or no text.
@@ -54,16 +54,16 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 class ChatTemplate:
     """A chat template, rendered as transformers' `apply_chat_template` renders it.
 
-    A template is a program. It runs in a process of its own, in Jinja2's immutable sandbox, without files, with little
-    memory, and `SECONDS` for each conversation. The process starts with the first conversation and serves all others.
+    A template is a program. It runs in Jinja2's immutable sandbox, in a child process that can open no files, has 1 GiB of
+    memory, and is killed after `SECONDS` for one conversation. The process starts at the first call and is reused.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
         """Keep the template; it is compiled when it is first used.
 
         Args:
-            source: in Jinja2's language.
-            variables: names that it can read besides the messages: `bos_token`, `eos_token`, ...
+            source: Jinja2 source.
+            variables: other variables of the template: `bos_token`, `eos_token`, ...
         """
         self.source, self.variables = source, dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +73,7 @@ class ChatTemplate:
 
         Args:
             messages: `[{"role": "user", "content": "Hi"}, ...]`.
-            add_generation_prompt: end with the words after which the assistant answers.
+            add_generation_prompt: end with the header of an assistant message.
 
         Raises:
             UserError: the messages are malformed, the template refuses them or has an error, or it takes too long.
@@ -86,15 +86,15 @@ class ChatTemplate:
         return Rendered(answer["text"], [(begin, end) for begin, end in answer["spans"]])
 
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
-        """Render a whole conversation, with the spans of the assistant's words: those that a model is trained to write.
+        """Render a whole conversation, and locate the text that the assistant wrote, on which a model is trained.
 
-        Where the template does not mark them, they are found by rendering each beginning of the conversation: an
-        assistant's message is what its beginning has beyond the one before it, generation prompt included. White space after
-        a final token such as `<|im_end|>` does not count.
+        If the template has no `{% generation %}`, each prefix of the conversation is rendered: an assistant's message is what
+        a prefix that ends with it adds to the prefix before it, whose generation prompt is not part of it. Trailing white
+        space is not part of it either.
 
         Raises:
-            UserError: as `render`; or the assistant's words cannot be told apart, because the template rewrites earlier
-                messages when later ones follow.
+            UserError: as `render`; or the assistant's text cannot be located, because the template changes earlier messages
+                when later ones follow.
         """
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:
@@ -107,14 +107,14 @@ class ChatTemplate:
             after = self.render(messages[: number + 1], add_generation_prompt=False).text
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
                 raise UserError(
-                    f"the chat template rewrites message {number + 1} when others precede or follow it, so that the "
-                    f"assistant's words cannot be found: use a template with {{% generation %}}"
+                    f"the chat template changes message {number + 1} when other messages follow, so the "
+                    f"assistant's text cannot be located; use a template with {{% generation %}}"
                 )
             spans.append((len(before), len(after.rstrip())))
         return Rendered(whole.text, spans)
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """Stop the child process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -131,7 +131,7 @@ class ChatTemplate:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the answer, not for this
+                start_new_session=True,  # not interrupted by Ctrl-C
             )
         process = self._process
         assert process.stdin is not None
@@ -143,7 +143,7 @@ class ChatTemplate:
             process.stdin.flush()
             answer: dict[str, Any] = json.loads(process.stdout.readline(LONGEST))
         except (OSError, ValueError):
-            why = "ended its process" if timer.is_alive() else f"takes more than {SECONDS:g} s"
+            why = "crashed its process" if timer.is_alive() else f"takes more than {SECONDS:g} s"
             self.close()
             raise UserError(f"the chat template {why}: use another one") from None
         finally:

@@ -1,7 +1,7 @@
-"""The process that renders chat templates. `chat_template.py` starts it as a file of its own: it imports Jinja2 and no jaxgpt.
+"""Child process that renders chat templates. `chat_template.py` runs this file as a script; it imports nothing of jaxgpt.
 
-A template is a program that came with a model. It runs in Jinja2's immutable sandbox, in a process that can open no file and
-has little memory; its parent ends it when it takes too long. One JSON object per line in, one out.
+A template is a program that came with a model. It runs in Jinja2's immutable sandbox, in a process that can open no files and
+has little memory; the parent kills it when it takes too long. One JSON object per line in, one out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
-import jinja2.debug  # imported by Jinja2 at the first error, when no file can be opened
+import jinja2.debug  # Jinja2 imports it at the first error, when no file can be opened
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -23,7 +23,7 @@ MEMORY = 1 << 30  # bytes of address space
 
 
 class _Generation(Extension):
-    """`{% generation %} ... {% endgeneration %}` around the text that the assistant writes: marks where it begins and ends."""
+    """Implement `{% generation %} ... {% endgeneration %}`, which encloses the text that the assistant writes."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -36,7 +36,7 @@ class _Generation(Extension):
         return f"{MARK}{caller()}{MARK}"
 
 
-MARK = secrets.token_hex(16)  # no message can hold it
+MARK = secrets.token_hex(16)  # no message can contain it
 
 
 def _refuse(message: str) -> None:
@@ -60,7 +60,7 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def render(source: str, variables: dict[str, Any]) -> dict[str, Any]:
-    """Render a template: its text, and the spans `[begin, end)` of the characters inside `{% generation %}`."""
+    """Render a template: its text, and the ranges `[begin, end)` of characters inside `{% generation %}`."""
     parts = _compile(source).render(variables).split(MARK)
     text, spans = "", []
     for number, part in enumerate(parts):
@@ -71,7 +71,7 @@ def render(source: str, variables: dict[str, Any]) -> dict[str, Any]:
 
 
 def _confine() -> None:
-    # What Python and Jinja2 load when it is first needed, they must load now: the time zone, a codec, error handling.
+    # Trigger lazy loading now, while files can be opened: the time zone, a codec, error handling.
     datetime.now().strftime("%Z")
     for first_use in ("{{ '\\n' | tojson }}", "{{ undefined.attribute }}", "{% broken %}"):
         with suppress(jinja2.TemplateError):
@@ -85,7 +85,7 @@ def _confine() -> None:
 
 
 def main() -> None:
-    """Answer the requests on standard input until it ends."""
+    """Answer the requests on standard input until end of file."""
     _confine()
     for line in sys.stdin:
         try:

@@ -1,7 +1,20 @@
-"""A trained model: load, save, generate, explain."""
+"""A trained model: load, save, generate, chat, explain."""
 
+from jaxgpt.lm.conversation import Chat, chat
 from jaxgpt.lm.explain import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
 from jaxgpt.lm.model import LM, load, model_functions, save
 
-__all__ = ["LM", "Generation", "Piece", "explain", "generate", "load", "model_functions", "save", "stream"]
+__all__ = [
+    "LM",
+    "Chat",
+    "Generation",
+    "Piece",
+    "chat",
+    "explain",
+    "generate",
+    "load",
+    "model_functions",
+    "save",
+    "stream",
+]

@@ -234,7 +234,7 @@ def _pieces(
     if not request.rows:
         return
     slide, context = request.overflow == "slide", lm.config.model.block_size
-    _check_memory(lm, *cache_shape(request.rows, request.new, context, slide), max(request.new))
+    check_memory(lm, *cache_shape(request.rows, request.new, context, slide), max(request.new))
     session = DecodeSession(
         lm.params,
         request.rows,
@@ -248,7 +248,7 @@ def _pieces(
     )
     texts = [request.text_of(lm, row) for row in range(len(request.rows))]
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with placed(lm), _memory_errors():
+        with placed(lm), memory_errors():
             fresh_BT = session.next_tokens(1 if block and not session.made else block or max(request.new))
         if progress:
             progress(session.made, max(request.new))
@@ -275,7 +275,7 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
     if not request.rows:
         return []
     rows, slots = cache_shape(request.rows, request.new, lm.config.model.block_size, False)
-    _check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
+    check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
 
     def read(row: int, ids: Iterable[int], limit: int) -> TextStream:
         text = request.text_of(lm, row, limit)
@@ -285,7 +285,7 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
     def stopped(row: int, ids: Sequence[int]) -> bool:
         return read(row, ids, len(ids)).finish_reason == "stop"
 
-    with placed(lm), _memory_errors():
+    with placed(lm), memory_errors():
         found = search(
             lm.params,
             request.rows,
@@ -305,7 +305,7 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
                 raise UserError(DIVERGED)
             if not length or score * float(length) ** beams.length_penalty < WORST / 2:
                 fix = (
-                    "lower no-repeat-ngram-size or max-new-tokens"
+                    "raise no-repeat-ngram-size or lower max-new-tokens"
                     if sampling.no_repeat_ngram_size
                     else "lower num-beams"
                 )
@@ -317,7 +317,7 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
     return out
 
 
-def _check_memory(lm: LM, rows: int, slots: int, new: int) -> None:
+def check_memory(lm: LM, rows: int, slots: int, new: int) -> None:
     """Refuse a cache and ids that the device cannot hold, before anything is allocated."""
     c = lm.config.model
     width = jnp.dtype(lm.config.train.compute_dtype).itemsize
@@ -330,7 +330,7 @@ def _check_memory(lm: LM, rows: int, slots: int, new: int) -> None:
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
     """Turn XLA's out-of-memory errors into UserError."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""Chat templates: the text of transformers, the assistant's words, and templates that mean harm."""
+"""Chat templates: text as transformers renders it, the assistant's text, and malicious templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxgpt.config import UserError
 from jaxgpt.data import chat_template
 from jaxgpt.data.chat_template import ChatTemplate
 
-# The formats of published models, in templates of our own.
+# Formats of published models; the templates are our own.
 CHATML = """{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n' + default + '<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
@@ -57,7 +57,7 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "marked", "language"])
-def test_the_text_is_that_of_transformers(name: str) -> None:
+def test_text_is_rendered_as_by_transformers(name: str) -> None:
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     source = (PUBLISHED | {"marked": MARKED, "language": LANGUAGE})[name]
     template = ChatTemplate(source, VARIABLES)
@@ -76,7 +76,7 @@ def test_the_text_is_that_of_transformers(name: str) -> None:
             assert ours.spans == list(map(tuple, spans[0]))
 
 
-def test_marked_words_are_the_assistants() -> None:
+def test_marked_text_is_the_assistants() -> None:
     text, spans = ChatTemplate(MARKED).assistant_spans(TALK)
     assert [text[a:b] for a, b in spans] == ["Hello. Zażółć 👋<|im_end|>", "Bye.<|im_end|>"]
 
@@ -91,14 +91,14 @@ def test_marked_words_are_the_assistants() -> None:
         ("gemma", ["Hello. Zażółć 👋<end_of_turn>", "Bye.<end_of_turn>"]),
     ],
 )
-def test_the_assistants_words_are_found_where_nothing_marks_them(name: str, said: list[str]) -> None:
+def test_the_assistants_text_is_located_without_marks(name: str, said: list[str]) -> None:
     text, spans = ChatTemplate(PUBLISHED[name], VARIABLES).assistant_spans(TALK)
     assert [text[a:b] for a, b in spans] == said
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused() -> None:
+def test_a_template_that_changes_earlier_messages_is_refused() -> None:
     forgets = "{% for m in messages %}{{ m.role + ':' + (m.content if loop.last else '...') + '\n' }}{% endfor %}"
-    with pytest.raises(UserError, match=r"rewrites message 2 .* use a template with {% generation %}"):
+    with pytest.raises(UserError, match=r"changes message 2 .* use a template with {% generation %}"):
         ChatTemplate(forgets).assistant_spans(TALK)
 
 

@@ -1,0 +1,183 @@
+"""Conversations: the answers of `generate`, with the cache kept between them, in Python and in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_lm import tiny
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+
+import jaxgpt
+from jaxgpt.cli import main
+from jaxgpt.config import SamplingParams, UserError
+from jaxgpt.data.encode import ByteTokenizer
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.lm import LM, Chat
+from jaxgpt.lm.conversation import PrefixCache
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    """A random model of bytes that ends its texts with <|im_end|>."""
+    library = HFTokenizer.from_str(ByteTokenizer().to_json())
+    library.add_special_tokens([AddedToken(name, special=True) for name in ("<|im_start|>", "<|im_end|>")])
+    tokenizer = SubwordTokenizer(library)
+    end = library.token_to_id("<|im_end|>")
+    tokenizer.special = SpecialTokens({"eos_token_id": end}, {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"})
+    return tiny(tokenizer, block_size=512, n_embd=16, n_head=2, n_layer=1, positions="rope")
+
+
+@pytest.fixture(scope="module")
+def run(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("chat") / "run"
+    jaxgpt.save(lm, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sampling"),
+    [
+        ({}, SamplingParams(0.9, top_p=0.9, repetition_penalty=1.2)),
+        pytest.param({"positions": "rope", "n_kv_head": 1}, SamplingParams(0.0), marks=pytest.mark.long),
+    ],
+)
+def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: SamplingParams) -> None:
+    """Turns that continue the text, one that is longer than a chunk, one that goes back, one that fills the context."""
+    lm, rng = tiny(block_size=600, n_layer=1, n_embd=16, **settings), np.random.default_rng(0)
+    cache, prompt = PrefixCache(lm), rng.integers(0, 16, 20).tolist()
+    for turn, (limit, more) in enumerate([(30, 9), (5, 520), (1, 3), (10, 1), (2, 0)]):
+        kept = len(prompt) - len(cache._ids) if turn else 0
+        got = [i for new in cache.generate(prompt, limit, sampling, (), turn, 4) for i in new]
+        [want] = jaxgpt.generate(lm, [prompt], max_new_tokens=limit, key=turn, **asdict(sampling))
+        assert got == want.ids
+        assert cache.reused == (0 if not turn else 300 if turn == 4 else len(prompt) - kept)
+        prompt = prompt + got + rng.integers(0, 16, more).tolist()
+        if turn == 3:  # the text is another one from token 300 on
+            prompt = [*prompt[:300], (prompt[300] + 1) % 16, *prompt[301:560]]
+
+
+def test_an_answer_is_what_generate_continues_the_rendered_text_with(lm: LM) -> None:
+    ids = lm.tokenizer.encode_special("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert (ids >= 256).sum() == 3
+    [want] = jaxgpt.generate(lm, [ids], max_new_tokens=20, key=3)
+    assert jaxgpt.chat(lm, HI, max_new_tokens=20, key=3).ids == want.ids
+
+
+def test_a_second_answer_computes_what_is_new(lm: LM) -> None:
+    chat = Chat(lm, [{"role": "system", "content": "Be brief."}])
+    first = [*chat.answer("Hi", max_new_tokens=8)]
+    before = chat.prompt_tokens
+    [*_, last] = chat.answer("And now?", max_new_tokens=8, key=4)
+    assert chat.reused >= before  # and perhaps the answer: its bytes may not be characters
+    assert "".join(piece.text for piece in first) == first[-1].done.text  # type: ignore[union-attr]
+    assert [m["role"] for m in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert last.done == jaxgpt.chat(lm, chat.messages[:-1], max_new_tokens=8, key=4)
+
+
+def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(lm: LM) -> None:
+    chat = Chat(lm)
+    pieces = chat.answer("Hi", max_new_tokens=100, sampling=SamplingParams(1.0))
+    text = next(pieces).text + next(pieces).text
+    pieces.close()
+    assert chat.messages == [*HI, {"role": "assistant", "content": text}]
+    [*_, last] = chat.answer("Again", max_new_tokens=3)
+    assert last.done is not None
+
+
+def test_what_cannot_be_answered_is_one_line(lm: LM) -> None:
+    cases = [
+        (tiny(), HI, "has no chat template: import an instruction-tuned one, or continue text"),
+        (lm, [*HI, {"role": "assistant", "content": "Yes?"}], "the last message must have the role user"),
+        (
+            lm,
+            [{"role": "user", "content": "x" * 600}],
+            "the conversation has 6.. tokens, and the model's context is 512",
+        ),
+        (lm, [], "messages must be a list"),
+    ]
+    for model, messages, said in cases:
+        with pytest.raises(UserError, match=said):
+            jaxgpt.chat(model, messages)
+
+
+def test_once_prints_an_answer_or_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", run, "--once", "Hi", "--max-new-tokens", "5", "--json", "--system", "Be brief."]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert [m["role"] for m in out["messages"]] == ["system", "user", "assistant"]
+    assert out["answer"] == out["messages"][-1]["content"]
+    assert out["tokens"] <= 5
+    assert main(["chat", run, "--once", "Hi", "--max-new-tokens", "5", "--system", "Be brief."]) == 0
+    assert capsys.readouterr().out == out["answer"] + "\n"
+    assert main(["chat", run, "--json"]) == 2
+    assert "--once" in capsys.readouterr().err
+
+
+def test_a_conversation_in_a_terminal(run: str, tmp_path: Path) -> None:
+    """Ctrl-C ends an answer and not the program; commands work; Ctrl-D leaves."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "jaxgpt", "chat", run, "--temperature", "1", "--max-new-tokens", "450"]
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    seen = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 100
+        while text not in seen:
+            assert time.monotonic() < deadline, f"{text!r} is not in {seen!r}"
+            seen += os.read(master, 4096).decode(errors="replace")
+        seen = seen.partition(text)[2]
+
+    def type_line(text: str) -> None:
+        os.write(master, text.encode() + b"\n")
+
+    wait_for("> ")
+    type_line("/nonsense")
+    wait_for("unknown command /nonsense")
+    wait_for("> ")
+    type_line("Hello")
+    wait_for("Hello\r\n")
+    process.send_signal(signal.SIGINT)
+    wait_for("[stopped]")
+    wait_for("> ")
+    type_line("/save talk.json")
+    wait_for("saved 2 messages")
+    type_line("/reset")
+    type_line("/save empty.json")
+    wait_for("saved 0 messages")
+    os.write(master, b"\x04")
+    assert process.wait(60) == 0
+    os.close(master)
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [m["role"] for m in saved] == ["user", "assistant"]
+
+
+def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("/system Be brief.\nHi\n/save talk.json\n\n/quit\nnever\n"))
+    assert main(["chat", run, "--max-new-tokens", "4"]) == 0
+    messages = json.loads(Path("talk.json").read_text())["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant"]
+    assert capsys.readouterr().out == messages[-1]["content"] + "\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("/nonsense\n"))
+    assert main(["chat", run]) == 2
