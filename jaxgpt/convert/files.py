@@ -1,4 +1,4 @@
-"""Safetensors read and written one tensor at a time, so that a model never lies in memory twice."""
+"""Read and write safetensors one tensor at a time, so that a model is never in memory twice."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 ARRAY_LIMIT = 1 << 30  # bytes of an array in an archive
-BLOCK = 1 << 22  # numbers that are read from a file at once
-LONGEST_NAME = 255  # bytes; beyond, file systems fail where they should say that there is no such file
+BLOCK = 1 << 22  # numbers read from a file at once
+LONGEST_NAME = 255  # bytes; file systems report longer names as an error, not as a missing file
 FLOATS = ("F32", "F16", "BF16")
 
 
 class Stored(NamedTuple):
-    """A tensor in a file, not read yet."""
+    """The place, type and shape of a tensor in a file."""
 
     file: Path
     dtype: str
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 class Weights:
-    """The tensors of a folder, or of one `.safetensors` file.
+    """The tensors of a folder or of one `.safetensors` file.
 
     Attributes:
         path: the folder or file.
@@ -47,7 +47,7 @@ class Weights:
         """Read headers only.
 
         Raises:
-            UserError: no safetensors there, cut off, or an index that does not fit its files or names one elsewhere.
+            UserError: no safetensors, a truncated file, or an index that contradicts its files or names one outside the folder.
         """
         self.path = path
         self.tensors: dict[str, Stored] = {}
@@ -64,23 +64,23 @@ class Weights:
                 raise UserError(f"tensor {name} is missing: {path / INDEX} says that {place} has it")
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor as float32.
+        """Read one tensor as float32.
 
         Raises:
-            UserError: it holds numbers that are not finite.
+            UserError: it contains numbers that are not finite.
         """
         stored = self.tensors[name]
         out = np.empty(stored.shape, np.float32)
         for block in _blocks(stored.shape):
-            # Opened anew for each block: the pages that a long-lived mapping has touched would count as memory of ours.
+            # Opened for each block: the pages that a long-lived mapping has touched count as memory of this process.
             with _opened(stored.file) as f:
                 out[block] = f.get_slice(name)[block]
             if not np.isfinite(out[block]).all():
-                raise UserError(f"{stored.file}: tensor {name} holds numbers that are not finite")
+                raise UserError(f"{stored.file}: tensor {name} contains numbers that are not finite")
         return out
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two matrices hold the same numbers, compared a block at a time."""
+        """Return whether two matrices are equal, compared a block at a time."""
         a, b = self.tensors[one], self.tensors[other]
         if a.shape != b.shape:
             return False
@@ -91,10 +91,10 @@ class Weights:
         return True
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Every tensor that is expected, of its shape and of a type that float32 can hold, and no other.
+        """Check that exactly the expected tensors are there, with their shapes and types that float32 can represent.
 
         Raises:
-            UserError: with the first name that is missing, left over, or not what it should be.
+            UserError: the first tensor that is missing, unexpected, or of another shape or type.
         """
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
@@ -103,21 +103,21 @@ class Weights:
             )
         extra = [name for name in self.tensors if name not in shapes and not ignore(name)]
         if extra:
-            raise UserError(f"{self.path}: tensor {extra[0]} is left over, the model has no such weight{_more(extra)}")
+            raise UserError(f"{self.path}: tensor {extra[0]} is unexpected: the model has no such weight{_more(extra)}")
         for name, shape in shapes.items():
             stored = self.tensors[name]
             if stored.shape != shape:
-                raise UserError(f"{stored.file}: tensor {name} has the shape {stored.shape}, {shape} is expected")
+                raise UserError(f"{stored.file}: tensor {name} has shape {stored.shape}, expected {shape}")
             if stored.dtype not in FLOATS:
                 raise UserError(
-                    f"{stored.file}: tensor {name} is of type {stored.dtype}, one of {', '.join(FLOATS)} is expected"
+                    f"{stored.file}: tensor {name} has type {stored.dtype}, expected one of {', '.join(FLOATS)}"
                 )
 
 
 def write_safetensors(
     path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Write float32 tensors one after the other, in the order of `shapes`; only one of them has to exist at a time.
+    """Write float32 tensors in the order of `shapes`, with one of them in memory at a time.
 
     The format: the header's length as 8 bytes, the header as JSON, the numbers (huggingface/safetensors, README).
     """
@@ -141,24 +141,24 @@ def write_safetensors(
 
 
 def text_beside(folder: Path, name: str) -> Path:
-    """The text that a recipe names: in its folder, or beside that folder.
+    """Return the path of the text that a recipe names, which must be in its folder or beside that folder.
 
     Raises:
-        UserError: it is elsewhere; a recipe of a stranger has no business there.
+        UserError: it is elsewhere. A downloaded recipe must not name other files of this machine.
     """
     path = folder / name if _is_name(name) else None
     if path is None or not path.resolve().is_relative_to(folder.resolve().parent):
         raise UserError(
-            f"{folder / 'recipe.json'}: the text {shown(name)} is neither in its folder nor beside it: refused"
+            f"{folder / 'recipe.json'}: the text {shown(name)} is neither in its folder nor beside it: move it there"
         )
     return path
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Whole numbers from an `.npz` file, which is a zip archive: what it says of its sizes is checked before it is unpacked.
+    """Read arrays of integers from an `.npz` file, a zip archive. The sizes it claims are checked before it is unpacked.
 
     Raises:
-        UserError: no such archive, an array is missing, not of whole numbers, or larger than ARRAY_LIMIT.
+        UserError: not such an archive, or an array is missing, not of integers, or larger than ARRAY_LIMIT.
     """
     out = []
     try:
@@ -166,14 +166,14 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
             for name in names:
                 size = archive.getinfo(f"{name}.npy").file_size
                 if size > ARRAY_LIMIT:
-                    raise ValueError(f"{name} would have {size:,} bytes unpacked, at most {ARRAY_LIMIT:,} are read")
-                # An archive ends an entry at the size that it gives; an array is made at the size that its header gives.
+                    raise ValueError(f"{name} has {size:,} bytes unpacked, more than the limit of {ARRAY_LIMIT:,}")
+                # The archive limits the entry to the size it claims; the array is allocated at the size its own header claims.
                 with archive.open(f"{name}.npy") as entry:
                     version = np.lib.format.read_magic(entry)
                     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
                     shape, fortran, dtype = read[version](entry)
                     if dtype.kind not in "iu" or math.prod(shape) * dtype.itemsize != size - entry.tell():
-                        raise ValueError(f"{name} of type {dtype} and shape {shape} is not what {size:,} bytes hold")
+                        raise ValueError(f"{name} of type {dtype} and shape {shape} does not fit {size:,} bytes")
                     flat = np.frombuffer(entry.read(), dtype)
                 out.append(flat.reshape(shape, order="F" if fortran else "C"))
     except (
@@ -186,19 +186,19 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
         zipfile.BadZipFile,
         zlib.error,
     ) as e:
-        raise UserError(f"{path} holds no {' and '.join(names)} that can be read ({type(e).__name__}: {e})") from None
+        raise UserError(f"{path}: cannot read {' and '.join(names)} ({type(e).__name__}: {e})") from None
     return out
 
 
 @contextmanager
 def building(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place if all went well, and is gone if not.
+    """Yield a temporary folder beside `target`. It replaces `target` on success and is deleted on failure.
 
     Raises:
-        UserError: something stands at `target`, or nothing can be written there.
+        UserError: `target` exists, or cannot be written.
     """
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"{target} is there already: choose another name, or remove it")
+        raise UserError(f"{target} already exists: choose another name, or remove it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         room = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
@@ -214,7 +214,7 @@ def building(target: Path) -> Iterator[Path]:
 
 
 def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
-    """The safetensors files of a folder, and which of them an index says a tensor is in."""
+    """Return the safetensors files of a folder, and the file of each tensor that its index names."""
     if path.is_file():
         _refuse_pickle(path)
         return [path], {}
@@ -223,26 +223,26 @@ def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
     if (path / INDEX).is_file():
         places = read_json(path / INDEX).get("weight_map")
         if not isinstance(places, dict) or not places or not all(isinstance(p, str) for p in places.values()):
-            raise UserError(f"{path / INDEX}: weight_map must say for every tensor which file has it")
+            raise UserError(f"{path / INDEX}: weight_map must map each tensor to a file name")
         for place in places.values():
             if not _is_name(place) or Path(place).name != place or not place.endswith(".safetensors"):
-                raise UserError(f"{path / INDEX}: {shown(place)} is not a safetensors file in this folder: refused")
+                raise UserError(f"{path / INDEX}: {shown(place)} is not a safetensors file in this folder")
         return [path / place for place in sorted(set(places.values()))], places
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:
         return found, {}
     if found:
-        raise UserError(f"{path} has {len(found)} safetensors files and no {INDEX}: which belong together is not known")
+        raise UserError(f"{path} has {len(found)} safetensors files and no {INDEX}: keep the files of one model")
     for file in sorted(path.iterdir()):
         _refuse_pickle(file)
-    raise UserError(f"{path} has no weights: {SINGLE}, or shards and their {INDEX}, are expected")
+    raise UserError(f"{path} has no weights: expected {SINGLE}, or shards and their {INDEX}")
 
 
 def _refuse_pickle(path: Path) -> None:
     if path.suffix in PICKLES:
         raise UserError(
-            f"{path} is a pickle, which can run code when it is read: refused; where torch is installed, "
-            f"save it as safetensors (safetensors.torch.save_model, or save_pretrained)"
+            f"{path} is a pickle, which can run code when it is loaded: convert it to safetensors "
+            f"with torch (safetensors.torch.save_model, or save_pretrained)"
         )
 
 
@@ -252,17 +252,15 @@ def _is_name(name: str) -> bool:
 
 
 def refuse_elsewhere(file: Path) -> None:
-    """A link may lead to a file of the same folder, or in the hub's cache to the repository's own blobs.
+    """Check that a link leads to the same folder or, in the hub's cache, to the blobs of its repository.
 
     Raises:
-        UserError: it leads elsewhere, to what whoever sent the folder may not have meant to be read.
+        UserError: it leads elsewhere: a downloaded folder must not read other files of this machine.
     """
     folder, place = file.parent.resolve(), file.resolve().parent
     cached = place.name == "blobs" and folder.parent == place.parent / "snapshots"
     if file.is_symlink() and place != folder and not cached:
-        raise UserError(
-            f"{file} is a link to {file.resolve()}, outside of its folder: refused; put the file itself there"
-        )
+        raise UserError(f"{file} is a link to {file.resolve()}, outside its folder: replace it by the file")
 
 
 @contextmanager
@@ -277,7 +275,7 @@ def _opened(file: Path) -> Iterator[Any]:
             yield f
     except (SafetensorError, OSError) as e:
         reason = " ".join(str(e).split())[:200]
-        raise UserError(f"{file} is cut off or no safetensors file ({reason}): fetch it again") from None
+        raise UserError(f"{file} is cut off or not a safetensors file ({reason}): download it again") from None
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:

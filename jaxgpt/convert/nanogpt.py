@@ -1,4 +1,4 @@
-"""nanoGPT's weights and recipes. Its Linear layers hold W as (out, in), its heads lie side by side in `c_attn`."""
+"""nanoGPT's weights and recipes. Its Linear layers store W as (out, in); q, k and v lie side by side in `c_attn`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxgpt.errors import shown
 
 NANOGPT = Format(NANOGPT_TABLE, PREFIX, f"{PREFIX}wte.weight")
 
-# A recipe's settings and the least that each can be.
+# The settings of a recipe and their minimums.
 WHOLE = frozenset(
     "n_layer n_head n_embd block_size batch_size gradient_accumulation_steps max_iters eval_iters".split()
 )
@@ -42,7 +42,7 @@ RECIPE = {
 
 
 def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
-    """Turn a recipe under nanoGPT's names into a config. nanoGPT's batch_size is that of a microbatch, ours that of a step.
+    """Convert a recipe with nanoGPT's names to a config. nanoGPT's batch_size is per microbatch, `train.batch_size` per step.
 
     Raises:
         UserError: a setting is missing or cannot work.
@@ -50,11 +50,11 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
     for name, least in RECIPE.items():
         value = recipe.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
-            raise UserError(f"recipe.json: {name} must be a number of at least {least}, not {shown(value)}")
+            raise UserError(f"recipe.json: {name} must be a number of at least {least}: {shown(value)}")
         if name in WHOLE and not isinstance(value, int):
-            raise UserError(f"recipe.json: {name} must be a whole number, not {value}")
+            raise UserError(f"recipe.json: {name} must be an integer: {value}")
     if recipe.get("dropout", 0.0) != 0.0:
-        raise UserError("recipe.json: a run with dropout cannot be replayed, its masks were not recorded")
+        raise UserError("recipe.json: a run with dropout cannot be replayed: its masks were not recorded")
     accumulation = recipe["gradient_accumulation_steps"]
     return Config(
         preset="replay",
@@ -89,12 +89,12 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
 
 
 def model_from_options(options: Mapping[str, Any], weights: Weights, where: str) -> ModelConfig:
-    """The model of a nanoGPT checkpoint, from its settings; what they leave open, its tensors tell.
+    """Return the model config of a nanoGPT checkpoint, from its settings and the shapes of its tensors.
 
     Args:
         options: a recipe.json, or the `model_args` of a checkpoint, written as config.json.
         weights: the tensors.
-        where: said in errors.
+        where: the path for errors.
 
     Raises:
         UserError: a setting of the model is missing or cannot work.
@@ -103,7 +103,7 @@ def model_from_options(options: Mapping[str, Any], weights: Weights, where: str)
     for name in ("n_layer", "n_head", "n_embd", "block_size"):
         values[name] = options.get(name)
         if type(values[name]) is not int or values[name] < 1:
-            raise UserError(f"{where}: {name} must be a whole number of at least 1, not {shown(values[name])}")
+            raise UserError(f"{where}: {name} must be an integer of at least 1: {shown(values[name])}")
     shapes = {name.removeprefix("_orig_mod."): tensor.shape for name, tensor in weights.tensors.items()}
     vocab_size = options.get("vocab_size") or next(iter(shapes.get(NANOGPT.tied, ())), 0)
     bias = options.get("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes)
@@ -112,10 +112,10 @@ def model_from_options(options: Mapping[str, Any], weights: Weights, where: str)
 
 
 def params_from_nanogpt(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
-    """Weights under nanoGPT's names as our tree.
+    """Build the tree of weights from tensors with nanoGPT's names.
 
     Raises:
-        UserError: a tensor is missing, left over or of another shape; its name is said.
+        UserError: a tensor is missing, unexpected or of another shape; it is named.
     """
     left = {k: v for k, v in tensors.items() if not k.endswith(BUFFERS)}
     head = left.pop(HEAD, None)

@@ -1,4 +1,4 @@
-"""Another trainer's recorded run, done again: its recipe, its initial weights, the very windows that it drew."""
+"""Replay the recorded run of another trainer: its recipe, its initial weights and the windows it drew."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TRAIN, VAL = 0, 1
 
 @dataclass(frozen=True)
 class Recording:
-    """A recorded run, read and checked.
+    """A validated recording of a run.
 
     Attributes:
         config: its recipe.
         params: its initial weights.
         splits: the ids of training and validation.
-        split_n: for every draw, which split it came from.
-        offsets_nB: for every draw, where its windows begin.
+        split_n: the split of each draw.
+        offsets_nB: where the windows of each draw begin.
         eval_iters: draws of each split in one evaluation.
         last: the last step to replay.
     """
@@ -51,10 +51,10 @@ def open_recording(path: Path, steps: int) -> Recording:
 
     Args:
         path: folder with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
-        steps: updates to replay; 0: all.
+        steps: steps to replay; 0: all.
 
     Raises:
-        UserError: something is missing, or does not fit the rest.
+        UserError: something is missing or inconsistent.
     """
     from safetensors.numpy import load_file
 
@@ -73,7 +73,7 @@ def open_recording(path: Path, steps: int) -> Recording:
         raise UserError(f"{path / 'recipe.json'}: 'text' must name the text, relative to the folder")
     fraction = recipe.get("train_fraction", 0.9)
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        raise UserError(f"recipe.json: train_fraction must be a number above 0 and at most 1, not {shown(fraction)}")
+        raise UserError(f"recipe.json: train_fraction must be a number above 0 and at most 1: {shown(fraction)}")
 
     text = read_path(text_beside(path, recipe["text"])).text
     tokenizer = CharTokenizer(text)
@@ -93,9 +93,9 @@ def open_recording(path: Path, steps: int) -> Recording:
 
 
 def replay(recording: Recording) -> Iterator[dict[str, float]]:
-    """Run it; a row (`step`, `train`, `val`) for every evaluation, which comes before the update of its step.
+    """Replay a recording, and yield a row (`step`, `train`, `val`) per evaluation, which precedes the update of its step.
 
-    The order of the draws is nanoGPT's: a training batch before the loop; at every evaluation first `eval_iters` batches
+    Draws are in nanoGPT's order: a training batch before the loop; at every evaluation first `eval_iters` batches
     of training, then of validation; and after every forward pass the next training batch.
     """
     draws = _Draws(recording)
@@ -119,7 +119,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
 
 
 class _Draws:
-    """The recorded windows, one draw after the other."""
+    """The recorded windows, in order."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.place = recording, 0
@@ -135,7 +135,7 @@ class _Draws:
         return np.stack([r.splits[split].take(int(s), r.config.model.block_size + 1) for s in starts])
 
     def mean_loss(self, program: Program, params: Any, split: int) -> float:
-        """Mean over `eval_iters` draws, all of one size."""
+        """Compute the mean loss over `eval_iters` draws of equal size."""
         sums = [program.eval(params, program.put(self.next(split))) for _ in range(self.recording.eval_iters)]
         losses, counts = np.asarray(jax.device_get(sums), np.float64).sum(axis=(0, 2))
         return float(losses / counts)

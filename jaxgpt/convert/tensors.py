@@ -1,4 +1,4 @@
-"""Tables between our tree of weights and another system's flat list of tensors: one table, read in both directions.
+"""Map between the tree of weights and the flat tensors of another system: one table, read in both directions.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `Tensor` says which leaves lie in it, side by side along its output
 axis. Our kernels carry heads as axes of their own and are input-first; theirs are matrices, and torch's output-first.
@@ -18,7 +18,7 @@ from jaxgpt.model.params import abstract_params, flatten_params
 
 
 class Tensor(NamedTuple):
-    """One row of a table; `{}` in names stands for the layer.
+    """One row of a table; `{}` in names is the layer number.
 
     Attributes:
         name: theirs.
@@ -38,12 +38,12 @@ Table = tuple[Tensor, ...]
 
 @lru_cache(maxsize=32)
 def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """The shape of every leaf of a model's weights, by path."""
+    """Return the shape of each leaf of a model's weights, by path."""
     return {path: leaf.shape for path, leaf in flatten_params(abstract_params(config)).items()}
 
 
 def expand(table: Table, config: ModelConfig) -> list[Tensor]:
-    """The table for one model: a row for each layer, without rows whose leaves it does not have."""
+    """Return the table of one model: a row per layer, without rows of leaves that the model lacks."""
     shapes = leaf_shapes(config)
     rows = []
     for row in table:
@@ -55,14 +55,14 @@ def expand(table: Table, config: ModelConfig) -> list[Tensor]:
 
 
 def tensor_shape(row: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape of their tensor."""
+    """Return the shape of the tensor of a row."""
     matrices = [_matrix_shape(shapes[leaf], row.n_in) for leaf in row.leaves]
     shape = (*matrices[0][:-1], sum(m[-1] for m in matrices))
     return shape[::-1] if row.output_first else shape
 
 
 def to_leaves(row: Tensor, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Cut their tensor into our leaves; views where that is possible."""
+    """Split a tensor into leaves; views where possible."""
     matrix = tensor.T if row.output_first else tensor
     widths = [_matrix_shape(shapes[leaf], row.n_in)[-1] for leaf in row.leaves]
     parts = np.split(matrix, np.cumsum(widths)[:-1], axis=-1)
@@ -70,18 +70,18 @@ def to_leaves(row: Tensor, tensor: np.ndarray, shapes: Mapping[str, tuple[int, .
 
 
 def to_tensor(row: Tensor, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Join our leaves into their tensor, contiguous float32."""
+    """Join leaves into a tensor, contiguous float32."""
     matrices = [leaves[leaf].reshape(_matrix_shape(leaves[leaf].shape, row.n_in)) for leaf in row.leaves]
     matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
-    # A transposed view would be written row by row in the wrong order.
+    # Contiguous: a transposed view would be written in the wrong order.
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
 
 
 def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
-    """Tensors in memory as our tree (as much of it as the table has).
+    """Build the tree of weights from tensors in memory, as far as the table covers it.
 
     Raises:
-        UserError: a tensor is missing, left over or of another shape; its name is said.
+        UserError: a tensor is missing, unexpected or of another shape; it is named.
     """
     left, shapes = dict(tensors), leaf_shapes(config)
     leaves: dict[str, np.ndarray] = {}
@@ -90,15 +90,15 @@ def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelCo
             raise UserError(f"tensor {row.name} is missing")
         value, shape = left.pop(row.name), tensor_shape(row, shapes)
         if value.shape != shape:
-            raise UserError(f"tensor {row.name} has the shape {value.shape}, {shape} is expected")
+            raise UserError(f"tensor {row.name} has shape {value.shape}, expected {shape}")
         leaves |= {path: np.ascontiguousarray(part, np.float32) for path, part in to_leaves(row, value, shapes).items()}
     if left:
-        raise UserError(f"tensor {min(left)} is left over, the model has no such weight")
+        raise UserError(f"tensor {min(left)} is unexpected: the model has no such weight")
     return nest(leaves.items())
 
 
 def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Nested dicts of leaves by their paths."""
+    """Build nested dicts from leaves and their paths."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves:
         *rooms, name = path.split("/")

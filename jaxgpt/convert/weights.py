@@ -1,4 +1,4 @@
-"""Weights of a described model, from files into our tree and back, a tensor at a time; and the certificate of the two."""
+"""Read and write the weights of a model one tensor at a time, and compare the logits before and after."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 
 HEAD = "lm_head.weight"
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # masks and constants that older files hold
-STRAY = "_orig_mod."  # what torch.compile puts before names
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # masks and constants in older files
+STRAY = "_orig_mod."  # prefix of names by torch.compile
 
 
 class Format(NamedTuple):
-    """How a family of models names its tensors.
+    """The names of the tensors of a family of models.
 
     Attributes:
-        table: ours and theirs.
-        prefix: before most names; files may leave it out.
-        tied: the name of the token embedding, which a tied head repeats.
+        table: leaves and tensors.
+        prefix: of most names; files may omit it.
+        tied: the name of the token embedding, which a tied head equals.
     """
 
     table: Table
@@ -39,13 +39,13 @@ class Format(NamedTuple):
 
 
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
-    """Whether files hold a model, before anything of it is read.
+    """Check that files contain a model, before any tensor is read.
 
     Returns:
-        For each name in the table, the name in the files.
+        The name in the files of each name in the table.
 
     Raises:
-        UserError: a tensor is missing, left over, or not of its shape or type; or a tied head that is none.
+        UserError: a tensor is missing, unexpected, or of another shape or type; or a tied head differs from the embedding.
     """
     bare = not any(_plain(name).startswith(form.prefix) for name in weights.tensors)
     stored = {_plain(name): name for name in weights.tensors}
@@ -55,10 +55,10 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
         return stored.get(name, name)
 
     of_layers = [row.name for row in form.table if "{}" in row.name]
-    for layer in range(config.n_layer):  # before they are traced, which takes its time
+    for layer in range(config.n_layer):  # before the model is traced, which takes long for many layers
         if not any(find(name.format(layer)) in weights.tensors for name in of_layers):
             raise UserError(
-                f"{weights.path}: {config.n_layer} layers are asked for, no tensor of layer {layer} is there "
+                f"{weights.path}: the config has {config.n_layer} layers, but the files have no tensor of layer {layer} "
                 f"(such as {of_layers[0].format(layer)})"
             )
     shapes, rows = leaf_shapes(config), expand(form.table, config)
@@ -67,27 +67,29 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
     weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[HEAD]))
     if tied and not weights.same(stored[HEAD], tied):
-        raise UserError(f"{weights.path}: tensor {HEAD} differs from {tied}, though the model's head is tied to it")
+        raise UserError(
+            f"{weights.path}: tensor {HEAD} differs from {tied}, but the config ties them (tie_word_embeddings)"
+        )
     return names
 
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """The tree of a model's weights, on the first device. At any time one tensor of theirs is in memory besides it."""
+    """Load the tree of a model's weights on the first device, with at most one tensor of the files in memory beside it."""
     names = check_weights(weights, config, form)
     shapes = leaf_shapes(config)
-    # The largest first: what has to lie in memory twice does so while there is little else.
+    # The largest first: a tensor is in memory twice while it is copied, best when little else is.
     rows = sorted(expand(form.table, config), key=lambda row: -np.prod(tensor_shape(row, shapes)))
     device = jax.devices()[0]
     leaves: dict[str, jax.Array] = {}
     for row in rows:
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
-            # Waited for, and contiguous: a transfer under way, or a view, would hold on to the whole tensor.
+            # Blocking, and contiguous: a pending transfer or a view would keep the whole tensor in memory.
             leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), device))
     return nest((path, leaves[path]) for path in shapes)
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
-    """Write a tree of weights as a model of `config`, whose gains, biases and gates the tree may lack."""
+    """Write a tree of weights as a model of `config`. Gains, biases and gates that the tree lacks are filled in."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
 
@@ -99,7 +101,7 @@ def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> 
 
 
 def probe(config: ModelConfig, params: Any) -> np.ndarray:
-    """Logits on some ids, always the same: `[1, T, V]`, float32."""
+    """Compute logits on fixed ids: `[1, T, V]`, float32."""
     length = min(config.block_size, 32)
     tokens_BT = np.random.Generator(np.random.Philox(0)).integers(0, config.vocab_size, (1, length), np.int32)
     forward: Callable[..., Any] = jax.jit(lambda p, tokens: GPT(config).apply({"params": p}, tokens))
@@ -108,12 +110,12 @@ def probe(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def largest_change(before: np.ndarray, after: np.ndarray) -> float:
-    """The largest difference between two sets of logits."""
+    """Return the largest difference between two sets of logits."""
     return float(np.abs(before - after).max())
 
 
 def release() -> None:
-    """Give memory that is free back to the system; glibc keeps what smaller arrays leave, and it would count as ours."""
+    """Return free memory to the system: glibc keeps that of small arrays, which counts as memory of this process."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

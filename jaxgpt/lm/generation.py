@@ -23,19 +23,19 @@ from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
-LONG_BLOCK = 512  # where a text is longer: for progress and Ctrl-C, which cannot interrupt a call of the device
+LONG_BLOCK = 512  # in longer texts, for progress and Ctrl-C, which cannot interrupt a call of the device
 
 
 class Generation(NamedTuple):
-    """What was generated after one prompt.
+    """The text generated after one prompt.
 
     Attributes:
         text: the new text: `prompt + text` is the whole.
         ids: the new ids, without those that ended the text.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
             `exhausted` where no_repeat_ngram_size forbids every token.
-        score: of a beam, `log p / length ** length_penalty` over all its tokens, those that ended it included; None where
-            tokens were sampled.
+        score: of a beam, `log p / length ** length_penalty` over all its tokens, including those that ended it; None for
+            sampled text.
     """
 
     text: str
@@ -48,8 +48,8 @@ class Piece(NamedTuple):
     """A part of a text that is being generated.
 
     Attributes:
-        row: which text, in the order in which `generate` returns them.
-        text: what comes next, whole characters only.
+        row: index of the text, in the order in which `generate` returns them.
+        text: the next part, whole characters only.
         done: the whole text, with its last piece; None before.
     """
 
@@ -103,7 +103,7 @@ def generate(
         early_stopping: True: stop at num_beams finished texts; False: when a better one is unlikely; "never": when none is
             possible.
         stop: strings that end a text and are not part of it.
-        stop_ids: ids that end a text and are not part of it; the tokenizer's end token always is one.
+        stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
         filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
             temperature. -inf forbids a token. Define each once: a new function is compiled anew.
@@ -150,7 +150,7 @@ def stream(
 
     Args:
         lm: the model.
-        prompts: as for `generate`, like all other arguments but one.
+        prompts: as for `generate`, like all other arguments except `block`.
         max_new_tokens: maximum number of new tokens; None: 200, or fewer where the context ends.
         max_length: maximum number of tokens with the prompt, instead of max_new_tokens.
         temperature: divide the logits by this; 0 always takes the most probable token (greedy).
@@ -160,7 +160,7 @@ def stream(
         repetition_penalty: divide positive (multiply negative) logits of tokens in the text by this; 1 disables.
         no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
         stop: strings that end a text and are not part of it.
-        stop_ids: ids that end a text and are not part of it.
+        stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
         filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
             temperature. -inf forbids a token. Define each once: a new function is compiled anew.
@@ -178,7 +178,7 @@ def stream(
 
 
 class _Request(NamedTuple):
-    """Checked arguments of `generate` and `stream`: lists have an entry per row."""
+    """Validated arguments of `generate` and `stream`; lists have one entry per row."""
 
     prompts: list[Prompt]
     rows: list[list[int]]
@@ -206,13 +206,13 @@ class _Request(NamedTuple):
         return cls(encoded, rows, new, stops, check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids), overflow)
 
     def repeat(self, sequences: int) -> _Request:
-        """Each row several times, one after the other."""
+        """Repeat each row."""
         at = [row for row in range(len(self.rows)) for _ in range(sequences)]
         prompts, rows, new = self.prompts, self.rows, self.new
         return self._replace(prompts=[prompts[i] for i in at], rows=[rows[i] for i in at], new=[new[i] for i in at])
 
     def text_of(self, lm: LM, row: int, limit: int | None = None) -> TextStream:
-        """The text of a row, still empty."""
+        """Return an empty text stream for a row."""
         return TextStream(
             lm.tokenizer.decode,
             limit or self.new[row],
@@ -309,16 +309,14 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
                     if sampling.no_repeat_ngram_size
                     else "lower num-beams"
                 )
-                raise UserError(
-                    f"prompt {row + 1} has only {beam} texts of the {beams.num_return_sequences} asked for: {fix}"
-                )
+                raise UserError(f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: {fix}")
             text = read(row, found.ids_BWn[row, beam, :length].tolist(), limit)
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out
 
 
 def check_memory(lm: LM, rows: int, slots: int, new: int) -> None:
-    """Refuse a cache and ids that the device cannot hold, before anything is allocated."""
+    """Check that the cache and the ids fit the memory of the device, before they are allocated."""
     c = lm.config.model
     width = jnp.dtype(lm.config.train.compute_dtype).itemsize
     needed = rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, new))

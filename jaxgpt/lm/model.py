@@ -59,7 +59,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
         path: what `jaxgpt train` or `jaxgpt import` wrote.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
         weights: lay the matrices out for generation in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does:
-            faster on a CPU; the same text in float32, less memory in the others. None: as they were trained, arrays by name.
+            faster on a CPU, with the same text in float32 and less memory in the others. None: as trained, arrays by name.
 
     Raises:
         UserError: no run, no such checkpoint, or a precision that is not supported.
@@ -82,11 +82,11 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     """Write a model as a run directory, which `load` and the commands read: sample, eval, info, export, verify, --init-from.
 
-    The run appears whole or not at all. It has one checkpoint, of step 0, without an optimizer: training goes on from it
+    The run appears whole or not at all. It has one checkpoint, of step 0, without optimizer state: start training from it
     with `--init-from`, not with `--resume`.
 
     Args:
-        lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config that says nothing of
+        lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without settings of
             the data (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
         path: the folder to write; its parents are made.
         overwrite: replace a run at `path`. Other files in its folder stay.
@@ -106,7 +106,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     if STACKED in params:
         params = unstack_layers(params, model.n_layer)
     _check_params(params, abstract_params(model))
-    if config.optim.ema_decay:  # `load` would look for an average beside the weights
+    if config.optim.ema_decay:  # else `load` would look for an average of the weights
         config = replace(config, optim=replace(config.optim, ema_decay=0.0))
     if not config.preset and config.data == DataConfig():
         config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))
@@ -142,12 +142,12 @@ def _check_params(params: Any, expected: Any) -> None:
 
 @lru_cache(maxsize=16)
 def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"") -> Model:
-    """Return the model as decoding takes it; for the same arguments the same functions, so that compiled programs are found.
+    """Return the model's functions for decoding. Equal arguments give the same functions, so that compiled programs are reused.
 
     Args:
         config: of the model.
         dtype: of matrix products.
-        has_text: a byte for each id, 0 where it stands for no text: its logits are -inf. Empty: all ids stand for text.
+        has_text: one byte per id, 0 if it has no text, which makes its logits -inf. Empty: all ids have a text.
     """
     model = GPT(config, dtype=jnp.dtype(dtype))
     possible = np.frombuffer(has_text, np.bool_)
@@ -163,7 +163,7 @@ def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"") -> M
 
 
 def functions_of(lm: LM) -> Model:
-    """`model_functions` of a run's model, in the type that it was trained in; ids without a text have no probability."""
+    """Return `model_functions` of a run's model in its compute type, with zero probability for ids without a text."""
     has_text = lm.tokenizer.has_text(lm.config.model.vocab_size)
     return model_functions(
         lm.config.model, lm.config.train.compute_dtype, b"" if has_text.all() else has_text.tobytes()
@@ -171,13 +171,13 @@ def functions_of(lm: LM) -> Model:
 
 
 def check_lm(lm: Any) -> None:
-    """Refuse what is not a model, such as the path of one."""
+    """Check that an argument is an LM, not the path of one."""
     if not isinstance(lm, LM):
         raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {shown(lm)}")
 
 
 def placed(lm: LM) -> AbstractContextManager[None]:
-    """The mesh on which the weights are, where there is more than one device to it."""
+    """Enter the mesh of the weights, if it has more than one device."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return use_mesh(sharding.mesh, lm.config.model)  # type: ignore[arg-type]

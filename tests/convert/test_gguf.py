@@ -168,8 +168,8 @@ BAD = {
     "scaling": ({"more": {"rope.scaling.type": "yarn"}}, "rope.scaling.type 'yarn'"),
     "no width": ({"leave": ["embedding_length"]}, "lacks what gives hidden_size"),
     "missing": ({"leave": ["blk.0.ffn_up"]}, r"mlp\.up_proj\.weight .*is missing"),
-    "extra": ({"shapes": {"blk.0.odd": (3,)}}, r"blk\.0\.odd\.weight is left over"),
-    "shape": ({"shapes": {"blk.0.attn_v": (64, D)}}, r"v_proj\.weight has the shape \(64, 256\)"),
+    "extra": ({"shapes": {"blk.0.odd": (3,)}}, r"blk\.0\.odd\.weight is unexpected"),
+    "shape": ({"shapes": {"blk.0.attn_v": (64, D)}}, r"v_proj\.weight has shape \(64, 256\)"),
     "tokenizer": ({"tokenizer": {"model": "t5"}}, "tokenizer.ggml.model 't5' is not supported.*--tokenizer"),
     "words": ({"tokenizer": {"pre": "odd"}}, "tokenizer.ggml.pre 'odd' is not supported.*--tokenizer"),
 }
@@ -236,7 +236,7 @@ def test_smollm2(smollm2, tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["import", str(smollm2), run]) == 0
     lm = jaxgpt.load(run)
-    out = jaxgpt.generate(lm, "The first law of thermodynamics says that", max_new_tokens=16, temperature=0)[0]
+    out = jaxgpt.generate(lm, "The first law of thermodynamics says that", max_new_tokens=15, temperature=0)[0]
     expected = " energy cannot be created or destroyed, only converted from one form to another."
     assert (out.text, out.finish_reason) == (expected, "length")
     chat = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"

@@ -113,9 +113,9 @@ def test_another_recording() -> None:
         ({"drop": "transformer.h.1.mlp.c_fc.bias"}, "tensor transformer.h.1.mlp.c_fc.bias is missing"),
         (
             {"transformer.wpe.weight": (T, D + 1)},
-            r"tensor transformer.wpe.weight has the shape \(6, 9\), \(6, 8\) is expected",
+            r"tensor transformer.wpe.weight has shape \(6, 9\), expected \(6, 8\)",
         ),
-        ({"transformer.more": (1,)}, "tensor transformer.more is left over"),
+        ({"transformer.more": (1,)}, "tensor transformer.more is unexpected"),
         ({"recipe": {"dropout": 0.1}}, "dropout"),
         ({"recipe": {"n_layer": "3"}}, "n_layer must be a number"),
         ({"recipe": {"batch_size": 5}}, "do not fit batches of 5"),
