@@ -19,18 +19,22 @@ from pathlib import Path
 from jaxgpt.config import UserError
 
 NAME = ".lock"
-UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # a file system without locks: nobody can be kept out
+UNSUPPORTED = (
+    errno.ENOLCK,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+)  # a file system without locks: other writers cannot be excluded
 
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing the run in a folder.
 
-    The kernel holds the lock (flock), the file only says whose it is. It is removed at the end, also where the folder has
+    The kernel holds the lock (flock), the file only names its holder. It is removed at the end, even if the folder has
     been renamed. A file left behind by a killed process is not locked.
 
     Raises:
-        UserError: another process holds it; its number, its machine and since when.
+        UserError: another process holds the lock; its id, host and start time are named.
     """
     file = _acquire(folder / NAME)
     directory = os.open(folder, os.O_RDONLY)
@@ -59,7 +63,7 @@ def _acquire(path: Path) -> int:
                 raise
         if path.exists() and os.fstat(file).st_ino == path.stat().st_ino:
             return file
-        os.close(file)  # its holder removed it after we opened it: what we locked is no longer the lock
+        os.close(file)  # its holder removed it after we opened it: the file that we locked is no longer the lock
 
 
 def _open(path: Path) -> int:
@@ -74,4 +78,4 @@ def _holder(path: Path) -> str:
         holder = json.loads(path.read_text("utf-8"))
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process"  # which has not yet said who it is
+        return "another process"  # it has not written its name yet

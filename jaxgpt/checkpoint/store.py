@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.eventloop import loops_that_finish
 from jaxgpt.checkpoint.index import COMMIT, METADATA, METRICS, damage, resolve_step, steps, val_losses
 from jaxgpt.checkpoint.run import check_path, write_atomically

@@ -1,4 +1,4 @@
-"""What a run is made with."""
+"""Versions of the packages that a run depends on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jaxgpt
 
 
 def versions() -> dict[str, str]:
-    """By name: a checkpoint notes them, and processes of one run must have the same."""
+    """Return versions by name: checkpoints record them, and all processes of a run must have the same."""
     return {
         "jaxgpt": jaxgpt.__version__,
         "jax": jax.__version__,
@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def _code() -> str:
-    """A digest of the program's own files: two checkouts can have one version."""
+    """Compute a digest of the package's own files: two checkouts can have the same version number."""
     home, digest = Path(jaxgpt.__file__).parent, hashlib.sha256()
     for file in sorted(home.rglob("*.py")):
         digest.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())

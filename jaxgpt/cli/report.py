@@ -65,7 +65,7 @@ class Report(Reporter):
         self.console = _Console(quiet=not leader())
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
         self._spoke = 0.0
-        self._step, self._total, self._figures = step, program.layout.config.train.steps, dict[str, float]()
+        self._step, self._total, self._metrics = step, program.layout.config.train.steps, dict[str, float]()
         self._stage: Activity | None = Activity("starting")
         self._spinner = Spinner("dots")
         self._bar = Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4)
@@ -101,8 +101,8 @@ class Report(Reporter):
     def compiled(self, seconds: float) -> None:
         self._print(f"         compiled in {seconds:.1f} s")
 
-    def progress(self, figures: dict[str, float]) -> None:
-        self._step, self._figures = int(figures["step"]) + 1, figures
+    def progress(self, metrics: dict[str, float]) -> None:
+        self._step, self._metrics = int(metrics["step"]) + 1, metrics
         if not self.live and time.monotonic() - self._spoke > PLAIN_EVERY:
             self._spoke = time.monotonic()
             self._print("  ".join(self._texts()))
@@ -150,17 +150,17 @@ class Report(Reporter):
 
     def _texts(self) -> list[str]:
         """Return the parts of the progress line: the step and its metrics, speed and time left, or the current activity."""
-        figures, stage = self._figures, self._stage
-        parts = [f"step {self._step:>5}/{self._total}"]
-        told = [f"loss {figures['loss']:.4f}"] if figures else []
+        metrics, stage = self._metrics, self._stage
+        step = [f"step {self._step:>5}/{self._total}"]
+        parts = [f"loss {metrics['loss']:.4f}"] if metrics else []
         if stage:
-            return [*parts, *told, str(stage)]
-        if "lr" in figures:
-            told.append(f"lr {figures['lr']:.2e}")
-        if "tokens_per_second" in figures:
-            told.append(f"{figures['tokens_per_second']:,.0f} tok/s")
-            told.append(f"{duration(figures['seconds_left'])} left")
-        return parts + told
+            return [*step, *parts, str(stage)]
+        if "lr" in metrics:
+            parts.append(f"lr {metrics['lr']:.2e}")
+        if "tokens_per_second" in metrics:
+            parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
+            parts.append(f"{duration(metrics['seconds_left'])} left")
+        return step + parts
 
     def _line(self) -> RenderableType:
         """Render the progress line of a terminal."""

@@ -1,4 +1,4 @@
-"""Devices in a grid, and the one table that says which axis of an array is split along which axis of the grid.
+"""The device mesh, and the one table that maps logical axes of arrays to mesh axes.
 
 There is always a mesh: one device is a mesh of one, and on a CPU every core can be a device.
 """
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, everything wide by tensor. Activations: the
-# batch is split by both data and fsdp, and their width is whole, but for the moment in which tokens are looked up.
+# Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, other wide axes by tensor. Activations: the
+# batch is split by data and fsdp, and the width is not split, except while embeddings are looked up.
 Rules = Mapping[str, tuple[str, ...]]
 RULES: Rules = {
     "batch": ("data", "fsdp"),
@@ -48,11 +48,11 @@ RULES: Rules = {
 
 
 class Microbatches(NamedTuple):
-    """How a batch is split in time.
+    """The microbatches of a step.
 
     Attributes:
         accumulation: number of microbatches per step.
-        rows: windows of each, over all devices, padding included.
+        rows: windows per microbatch, over all devices, including padding.
     """
 
     accumulation: int
@@ -81,10 +81,10 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 
 
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
-    """Replace the -1 of a mesh by numbers.
+    """Replace each -1 in a mesh by a size.
 
     `data` takes all devices that `fsdp` and `tensor` leave, except those that would only compute padding: 12 windows on 8
-    devices are 2 for each of 6. Where every device has to take part, it takes all.
+    devices are 2 for each of 6. If every device must take part, it takes all.
 
     Args:
         config: a mesh, a batch and a model.
@@ -93,11 +93,11 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         tpu: the devices are TPUs, whose compiler needs a mesh of all of them or of a divisor of their number.
 
     Returns:
-        The mesh in numbers, and a note about idle devices and padding (else "").
+        The sizes, and a note about idle devices and padding (else "").
 
     Raises:
-        UserError: more devices asked for than there are, a width or number of heads that does not divide, or a mesh that
-            leaves devices idle that have to be used.
+        UserError: the mesh needs more devices than there are, does not divide a width or number of heads, or leaves devices
+            idle that must be used.
     """
     train, sizes = config.train, sizes_of(config.mesh)
     whole = processes > 1 or tpu
@@ -107,7 +107,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         raise UserError(f"the mesh needs {fixed} devices ({_product(sizes)}), there are {n_devices}: use {flags}")
     rest = n_devices // fixed
     if free := next((axis for axis in ("fsdp", "tensor") if sizes[axis] == -1), None):
-        even = whole or sizes["data"] == -1  # data takes what is left: nothing must be left over
+        even = whole or sizes["data"] == -1  # data takes the rest, which must divide evenly
         fits = [size for size in _fitting(config.model, free, rest) if not (even and rest % size)]
         sizes[free] = max(fits)
         rest //= sizes[free]
@@ -143,10 +143,10 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """The grid itself, over the first of the devices (default: those there are).
+    """Make the mesh over the first of the devices (default: all devices).
 
-    On a TPU, neighbours in the grid are neighbours on the torus as far as that goes, and slices, which only a network joins,
-    share nothing but whole copies of the weights: they lie along `data`.
+    On a TPU, neighbors in the mesh are neighbors on the torus where possible. Slices, which only a network connects, are
+    placed along `data`: each holds a full copy of the weights.
 
     Raises:
         UserError: mesh.data is not a multiple of the number of slices.
@@ -155,7 +155,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
     slices: dict[int, list[Any]] = {}
     for device in chosen:
-        # JAX also calls the machines of a GPU or CPU cluster slices; a network is all that they know, and no obstacle.
+        # JAX also calls the hosts of a GPU or CPU cluster slices, but there every mesh goes over the network.
         index = getattr(device, "slice_index", None) or 0
         slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
     if config.data % len(slices):
@@ -183,7 +183,7 @@ def change_rules(changes: Rules) -> Rules:
 
 
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> dict[str, tuple[str, ...]]:
-    """Return the table for one model: an axis that the mesh does not divide stays whole (65 characters on two devices)."""
+    """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices)."""
     sizes = {"vocab": model.vocab_size, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"position": model.block_size, "layers": model.n_layer}
     ways = {name: math.prod(mesh.shape[a] for a in rules[name]) for name in sizes}
@@ -191,7 +191,7 @@ def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> dict[str,
 
 
 def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
-    """Logical axes of one array to mesh axes.
+    """Map the logical axes of an array to mesh axes.
 
     Raises:
         ValueError: two axes of the array would be split along the same axis of the mesh.
@@ -204,7 +204,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
 
 
 def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Place every parameter by its logical axes, which linen's boxes carry; one without axes is on every device."""
+    """Return the sharding of every parameter from the logical axes in linen's boxes; replicated without axes."""
     rules = rules_for(model, mesh, rules)
 
     def place(leaf: Any) -> NamedSharding:
@@ -214,9 +214,9 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Place every leaf of a tree (a train state, of any optimizer) as the parameter of its name and shape.
+    """Return the sharding of every leaf of a tree, such as a train state: that of the parameter with its name and shape.
 
-    All others are on every device: counters, and what an optimizer keeps in another shape (Adafactor's row and column means).
+    Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
 
     Args:
         tree: arrays, or their shapes; the path of a parameter's moment ends with the parameter's own.
@@ -248,7 +248,7 @@ def batch_ways(mesh: Any) -> int:
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
-    """Rows of a batch, `[B, T]`, over the data and fsdp axes; of each of several batches, `[K, B, T]`."""
+    """Return the sharding of a batch `[B, T]`, or of several `[K, B, T]`: rows over the data and fsdp axes."""
     rows = spec(("batch", "length"), RULES)
     return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
@@ -279,16 +279,16 @@ def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES) -> Iterator[N
 
 
 def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
-    """Devices of one slice as an array of that shape."""
+    """Arrange the devices of one slice in an array of this shape."""
     try:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except (AssertionError, NotImplementedError, ValueError):
-        # A part of a torus, or a shape that its sides cannot be made of.
+        # Part of a torus, or a shape that does not fit its sides.
         return np.array(devices).reshape(shape)
 
 
 def sizes_of(config: MeshConfig) -> dict[str, int]:
-    """Devices along each axis, in the order of `AXES`."""
+    """Return the number of devices along each axis, in the order of `AXES`."""
     return {f.name: getattr(config, f.name) for f in fields(config)}
 
 
@@ -301,13 +301,13 @@ def _split_widths(model: ModelConfig) -> list[tuple[int, str, str]]:
 
 
 def _fitting(model: ModelConfig, axis: str, most: int) -> list[int]:
-    """Sizes of the fsdp or tensor axis, up to `most`, that divide all widths that are split along it."""
+    """Return the sizes of the fsdp or tensor axis, up to `most`, that divide all widths split along it."""
     width = math.gcd(*(value for value, _, split in _split_widths(model) if split == axis))
     return [size for size in range(1, min(width, most) + 1) if width % size == 0]
 
 
 def _busy(train: TrainConfig, most: int, fsdp: int) -> int:
-    """The size of the data axis, at most `most`, with which no step is faster and no device has only padding."""
+    """Return the size of the data axis, at most `most`, with the fastest step and no device that has only padding."""
     if train.microbatch < 0:
         # A fixed number of microbatches is for results that do not depend on the devices: prefer no padding.
         rows = train.batch_size // -train.microbatch
@@ -318,12 +318,12 @@ def _busy(train: TrainConfig, most: int, fsdp: int) -> int:
 
 
 def _nearest(config: Config, n_devices: int, whole: bool) -> str:
-    """Flags for the mesh of most devices that splits weights no further than was asked.
+    """Suggest flags for the mesh of the most devices that splits weights no further than the config does.
 
     Args:
-        config: what was asked.
+        config: a mesh that does not fit.
         n_devices: number of devices.
-        whole: all of them have to be used.
+        whole: all of them must be used.
     """
     asked, meshes = sizes_of(config.mesh), []
     most = {axis: n_devices if asked[axis] == -1 else asked[axis] for axis in AXES}
@@ -337,5 +337,5 @@ def _nearest(config: Config, n_devices: int, whole: bool) -> str:
 
 
 def _product(sizes: dict[str, int]) -> str:
-    """A mesh as `data 2 x fsdp 4`, without axes of size 1."""
+    """Format a mesh as `data 2 x fsdp 4`, without axes of size 1."""
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"

@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal, those of one shape together, by all devices.
+"""Muon: orthogonalized momentum. Matrices of one shape are stacked, and the stack is split over all devices.
 
 Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
 """
@@ -21,11 +21,11 @@ from jaxgpt.ops.sharding import constrain
 
 
 class Matrix(NamedTuple):
-    """How a kernel is a matrix.
+    """Which axes of a kernel are the rows and columns of a matrix.
 
     Attributes:
-        inputs: its axes; heads and head widths belong together.
-        outputs: its axes.
+        inputs: its input axes; heads and head width form one dimension.
+        outputs: its output axes.
         names: the logical axes of inputs and outputs; one of them is the residual stream's width.
     """
 
@@ -43,23 +43,23 @@ MATRICES = {
     "gate_proj": Matrix((0,), (1,), ("embed", "mlp")),
     "down_proj": Matrix((0,), (1,), ("mlp", "embed")),
 }
-# From where the weights lie to a device for each matrix, one collective at a time: the compiler finds no better way by itself.
+# From the sharding of the weights to one device per matrix, one collective at a time: XLA finds no better way by itself.
 WAY = ("matrix_shards", None, None), ("matrices", None, None)
-EPS = 1e-8  # added to the norm that matrices are divided by
-QUINTIC = (3.4445, -4.7750, 2.0315)  # steep at zero, and within 0.7 and 1.2 from there on
+EPS = 1e-8  # added to the norm by which matrices are divided
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a polynomial that is steep at zero and then stays within 0.7 and 1.2
 
 
 def muon(
     learning_rate: optax.Schedule, steps: int, momentum: float, weight_decay: float, momentum_dtype: Any
 ) -> optax.GradientTransformation:
-    """`w <- w - rate (sqrt(max(1, out / in)) orthogonal(m) + decay w)`, m: Nesterov momentum of the gradients.
+    """Make the transformation `w <- w - rate (sqrt(max(1, out / in)) orthogonal(m) + decay w)`, m: Nesterov momentum.
 
     Args:
-        learning_rate: of a step.
-        steps: of Newton and Schulz.
-        momentum: its decay.
-        weight_decay: of the weights, times the rate.
-        momentum_dtype: in which it is kept.
+        learning_rate: the schedule.
+        steps: number of Newton-Schulz iterations.
+        momentum: decay of the momentum.
+        weight_decay: decoupled weight decay, multiplied by the rate.
+        momentum_dtype: dtype of the stored momentum.
     """
     return optax.chain(
         nesterov(momentum, momentum_dtype),
@@ -70,9 +70,9 @@ def muon(
 
 
 def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
-    """The momentum of `optax.contrib.scale_by_muon`, and its state, without what it does to each matrix by itself.
+    """Compute the Nesterov momentum of `optax.contrib.scale_by_muon`, without its orthogonalization.
 
-    `m <- decay m + (1 - decay) g`; out comes `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)` at update t.
+    `m <- decay m + (1 - decay) g`; the update is `decay m / (1 - decay^(t + 1)) + (1 - decay) g / (1 - decay^t)` at step t.
     """
 
     def update(grads: Any, state: MuonState, _: Any = None) -> tuple[Any, MuonState]:
@@ -91,11 +91,11 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
 
 def orthogonal(updates: Any, steps: int) -> Any:
-    """Matrices with their singular values brought near 1, times `sqrt(max(1, out / in))`.
+    """Bring the singular values of matrices near 1, and multiply by `sqrt(max(1, out / in))`.
 
-    Of Frobenius norm 1 first, then `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side. Those of one shape lie
-    on one another, and each device works on some of them, whatever the mesh: all of them on each device would cost a large
-    part of a step.
+    Each is divided by its Frobenius norm; then `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side. Matrices of
+    one shape are stacked, and each device computes some of them, whatever the mesh: computing all of them on each device
+    would take a large part of a step.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -132,13 +132,13 @@ def _newton_schulz(x_NEO: jax.Array) -> jax.Array:
 
 
 def _stack(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-    """A kernel, or those of all layers, as matrices `[N, E, O]`: the width of the residual stream, and the other side."""
+    """Reshape a kernel, or the kernels of all layers, to matrices `[N, E, O]`: residual width, and the other side."""
     x_NIO = leaf.reshape(-1, *_sides(path, leaf))
     return x_NIO if _matrix(path).names[0] == "embed" else x_NIO.mT
 
 
 def _unstack(path: tuple[Any, ...], leaf: jax.Array, x_NEO: jax.Array) -> jax.Array:
-    """The inverse of `_stack`, scaled."""
+    """Invert `_stack`, and scale."""
     inputs, outputs = _sides(path, leaf)
     x_NIO = x_NEO if _matrix(path).names[0] == "embed" else x_NEO.mT
     return math.sqrt(max(1.0, outputs / inputs)) * x_NIO.reshape(leaf.shape)
@@ -159,10 +159,10 @@ def _other_axis(path: tuple[Any, ...]) -> str:
 
 
 def _layers(path: tuple[Any, ...]) -> int:
-    """1 if the first axis of a kernel is that of the layers, else 0."""
+    """Return 1 if the first axis of a kernel is the layers, else 0."""
     return int(names_of(path)[0] == STACKED)
 
 
 def names_of(path: tuple[Any, ...]) -> list[str]:
-    """Names of a leaf from the root of the parameters; linen's boxes around leaves are not counted."""
+    """Return the names on the path to a leaf, without those of linen's boxes around leaves."""
     return [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]

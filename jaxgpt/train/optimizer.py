@@ -1,4 +1,4 @@
-"""Learning-rate schedules, the weights that decay, and the optimizers: optax's, by name."""
+"""Learning-rate schedules, weight decay masks, and optimizers by name, from optax."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def groups(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(group, params)
 
 
-# Settings that each optimizer reads, besides those that all do: the schedule, weight_decay and grad_clip.
+# Settings that each optimizer reads, besides those that all read: the schedule, weight_decay and grad_clip.
 READS = {
     "adamw": ("beta1", "beta2", "eps", "momentum_dtype"),
     "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_learning_rate", "muon_momentum", "muon_steps"),
@@ -93,8 +93,8 @@ def make_optimizer(
     - adafactor: `w <- w - r (rms(w) clip(g / sqrt(v)) + d w)`, `v` the product of row and column means where two axes are
       at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
 
-    `optim.momentum_dtype` is that of `m`. Second moments are float32 always: they change by `1 - beta2` of themselves a step,
-    which bfloat16, with steps of 1/256, would round away.
+    `optim.momentum_dtype` is that of `m`. Second moments are always float32: they change by a fraction `1 - beta2` per
+    step, which bfloat16, with a resolution of 1/256, would round away.
 
     Args:
         config: the run; `optim`, and `train.steps` for the schedule.
@@ -134,7 +134,7 @@ def _named(config: Config) -> optax.GradientTransformation:
             decay = optax.add_decayed_weights(lambda step: -o.weight_decay * rate(step), decay_mask)
             update = optax.chain(momentum, decay)
         case "adafactor":
-            # optax's weight_decay_rate is not multiplied by the learning rate: here it is, as in the others.
+            # optax does not multiply weight_decay_rate by the learning rate; here it is, as in the other optimizers.
             update = per_layer(
                 optax.adafactor(
                     rate, weight_decay_rate=lambda step: o.weight_decay * rate(step), weight_decay_mask=decay_mask
@@ -153,10 +153,10 @@ def ignored_settings(optim: OptimConfig) -> str:
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Apply a transformation to each layer of stacked weights (`train.scan_layers`) by itself.
+    """Apply a transformation to each layer of stacked weights (`train.scan_layers`) separately.
 
-    For one that looks at each weight as a whole, as Adafactor does: the mean of a stacked leaf would be that of all layers.
-    The state is that of the layers, stacked.
+    For a transformation that reduces over a whole weight, as Adafactor does: over a stacked leaf it would reduce over all
+    layers. The state is stacked as well.
     """
 
     def axes(tree: Any) -> Any:

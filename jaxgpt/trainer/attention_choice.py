@@ -1,4 +1,4 @@
-"""Which attention runs where: what each kernel asks of the device and of the config."""
+"""Choose the attention kernel: what each one requires of the device and the config."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from jaxgpt.ops.tiled import SHORTEST, tiled_attention
 
 
 class Kernel(NamedTuple):
-    """A kernel and its needs.
+    """A kernel and its requirements.
 
     Attributes:
         run: the function.
-        home: whether a device is of the kind that it is made for.
-        lacks: what else is missing on such a device, `""`: nothing.
-        shortest: from which `model.block_size` on it is faster than `attend` (measured in float32).
+        home: whether a device is of the kind that the kernel is written for.
+        lacks: another requirement that is not met on such a device; `""`: none.
+        shortest: the smallest `model.block_size` at which it is faster than `attend` (measured in float32).
     """
 
     run: AttentionKernel
@@ -31,12 +31,12 @@ class Kernel(NamedTuple):
 
 
 def choose_attention(config: Config, device: jax.Device | None) -> tuple[AttentionKernel | None, str]:
-    """The kernel that `train.attention` means on a device, None for `attend`, and what should be said of the choice.
+    """Return the kernel that `train.attention` selects on a device, None for `attend`, and a note about the choice.
 
-    `auto` is the kernel that is made for the device, if it is worth it and the config lets it run.
+    `auto` selects the kernel for the device, if it is faster and supports the config.
 
     Raises:
-        UserError: a kernel is asked for by name and cannot run.
+        UserError: a kernel was selected by name and cannot run.
     """
     asked = config.train.attention
     if asked == "xla" or device is None:
@@ -45,7 +45,7 @@ def choose_attention(config: Config, device: jax.Device | None) -> tuple[Attenti
         kernel = KERNELS[asked]
         lack = kernel.lacks(config, device) if kernel.home(device) else f"does not run on {device.platform} devices"
         if lack:
-            raise UserError(f"train.attention {asked} {lack}: xla would, and auto chooses what can run")
+            raise UserError(f"train.attention {asked} {lack}; use xla or auto")
         return kernel.run, ""
     for name, kernel in KERNELS.items():
         if kernel.home(device) and config.model.block_size >= kernel.shortest:
@@ -59,7 +59,7 @@ def choose_attention(config: Config, device: jax.Device | None) -> tuple[Attenti
 
 
 def _capability(device: jax.Device) -> tuple[int, ...]:
-    """CUDA's compute capability, (9, 0) for Hopper; empty for all that is not NVIDIA's."""
+    """Return the CUDA compute capability, such as (9, 0) for Hopper; empty for a device that is not NVIDIA's."""
     text = str(getattr(device, "compute_capability", ""))
     return tuple(map(int, text.split("."))) if device.platform == "gpu" and re.fullmatch(r"\d+\.\d+", text) else ()
 
@@ -72,12 +72,12 @@ def _cudnn_lacks(config: Config, device: jax.Device) -> str:
     if config.train.compute_dtype == "float32":
         return "needs train.compute_dtype bfloat16"
     if width % 8 or width > widest:
-        return f"takes heads of a multiple of 8 up to {widest} wide, not {width}"
+        return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
     return _dropout(config)
 
 
 def _dropout(config: Config) -> str:
-    return f"drops no weights (model.dropout {config.model.dropout:g})" if config.model.dropout else ""
+    return f"does not support dropout (model.dropout {config.model.dropout:g})" if config.model.dropout else ""
 
 
 KERNELS = {

@@ -1,4 +1,4 @@
-"""Starting from the weights of another run: which of its checkpoints, and what of the model may differ."""
+"""Start from the weights of another run: select the checkpoint, and check that the models match."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ def split_checkpoint(init_from: str) -> tuple[Path, str]:
 
 
 def check_start(old: ModelConfig, new: ModelConfig) -> None:
-    """Only dropout may differ, and the context, which may be shorter.
+    """Check that the models differ at most in dropout and in the context, which may be shorter.
 
     Raises:
-        UserError: another setting does; it is named.
+        UserError: another setting differs; it is named.
     """
     for field in fields(ModelConfig):
         was, is_now = getattr(old, field.name), getattr(new, field.name)
         if was != is_now and field.name not in FREE:
             raise UserError(
-                f"model.{field.name} is {was!r} in the run to begin with: {is_now!r} would need other weights"
+                f"model.{field.name} is {was!r} in the run to start from; {is_now!r} would need other weights"
             )
     if new.block_size > old.block_size and old.positions == "learned":
-        raise UserError(
-            f"model.block_size {new.block_size}: the run to begin with knows {old.block_size} positions only"
-        )
+        raise UserError(f"model.block_size {new.block_size}: the run to start from has only {old.block_size} positions")
 
 
 def cropped(params: Any, config: ModelConfig) -> Any:
-    """Weights on the host, without the positions past the context."""
+    """Return the weights on the host, without the positions past the context."""
     params = jax.tree.map(np.asarray, params)
     if "wpe" in params:
         params = params | {"wpe": {"embedding": params["wpe"]["embedding"][: config.block_size]}}

@@ -13,13 +13,13 @@ from jaxgpt.trainer.metrics import read_metrics
 
 
 class LossPlot:
-    """Keeps loss.png up to date from a thread of its own: training does not wait for matplotlib.
+    """Keep loss.png up to date in another thread, so that training does not wait for matplotlib.
 
     Args:
         metrics: metrics.jsonl.
         image: the file to write.
         title: of the plot.
-        failed: called, in that thread, with the error if the plot cannot be drawn. Training goes on.
+        failed: called, in that thread, with the error if the plot cannot be drawn. Training continues.
     """
 
     def __init__(self, metrics: Path, image: Path, title: str, failed: Callable[[Exception], None]) -> None:
@@ -27,17 +27,17 @@ class LossPlot:
         self._metrics, self._failed = metrics, failed
         self._drawn = -1  # bytes of the metrics file in the last plot
         self._thread: threading.Thread | None = None
-        # The first import of matplotlib ever looks at all fonts, and says so.
+        # The first import of matplotlib on a machine scans all fonts and logs a message.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
     def update(self) -> None:
-        """Draw the plot again, unless that is being done: then the next update will show what came meanwhile."""
+        """Draw the plot again, unless a drawing is in progress: then the next update will include the new lines."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._update, daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Draw the last state, and wait for it."""
+        """Draw the final plot, and wait for it."""
         if self._thread is not None:
             self._thread.join()
         self._update()
@@ -53,7 +53,7 @@ class LossPlot:
 
 
 def plot_losses(metrics: Path, image: Path, title: str) -> None:
-    """Draw a metrics file as a PNG, which appears whole. Needs no display and no state of matplotlib's."""
+    """Draw a metrics file as a PNG, written atomically. Needs no display and no global matplotlib state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -71,7 +71,7 @@ def plot_losses(metrics: Path, image: Path, title: str) -> None:
         step, loss = min(val, key=lambda point: point[1])
         axes.annotate(f"{loss:.3f}", (step, loss), textcoords="offset points", xytext=(0, 8), ha="center")
     axes.set(xlabel="step", ylabel="loss (nats per token)")
-    axes.set_title(title, parse_math=False)  # a folder's name may hold a dollar sign
+    axes.set_title(title, parse_math=False)  # a folder's name may contain a dollar sign
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if train or val:

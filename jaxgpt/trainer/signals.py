@@ -1,4 +1,4 @@
-"""Asking a run to stop: what a signal sets, and the loop reads."""
+"""Stop a run on a signal: the handler sets a flag that the loop reads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-HANDLED = 0x80  # added to a signal's number by its Python handler, to tell its byte from the interpreter's own
+HANDLED = 0x80  # added to the signal number by the Python handler, to distinguish its byte from the interpreter's
 
 
 @dataclass
 class Stop:
-    """Whether somebody asked to stop."""
+    """Whether a stop was requested."""
 
     requested: bool = False
 
@@ -25,8 +25,8 @@ def stop_on_signal(react: Callable[[int, bool], None] = lambda number, again: No
     """Turn a first SIGINT or SIGTERM into a request to stop after the step; a second one raises KeyboardInterrupt.
 
     Args:
-        react: called with the signal's number and whether it is a second one, at once and in another thread. The exception
-            has to wait until the main thread leaves native code: the compiler, or a wait for the device.
+        react: called at once, in another thread, with the signal number and whether it is a second signal. The exception
+            is raised only when the main thread leaves native code: the compiler, or a wait for the device.
     """
     stop = Stop()
     with _watch(react) as sender:
@@ -47,18 +47,18 @@ def stop_on_signal(react: Callable[[int, bool], None] = lambda number, again: No
 
 @contextmanager
 def watch_signals(react: Callable[[int, bool], None]) -> Iterator[None]:
-    """Call `react` as `stop_on_signal` does, and leave the handlers of signals as they are."""
+    """Call `react` as `stop_on_signal` does, without changing the signal handlers."""
     with _watch(react):
         yield
 
 
 @contextmanager
 def _watch(react: Callable[[int, bool], None]) -> Iterator[socket.socket]:
-    """A thread that reads the numbers of signals from a socket; yields the socket's other end.
+    """Start a thread that reads signal numbers from a socket; yield the other end of the socket.
 
-    The interpreter writes a signal's number there at once (`signal.set_wakeup_fd`), whatever the main thread is doing, and
-    runs the handler when the main thread is back in Python. An event loop that runs in the main thread borrows the
-    interpreter's descriptor, but then the handler runs at once: it writes, too, and either tells of the signal.
+    The interpreter writes the number of a signal there at once (`signal.set_wakeup_fd`), whatever the main thread is doing, and
+    runs the handler when the main thread is back in Python. An event loop in the main thread replaces the wakeup
+    descriptor, but then the handler runs at once: it also writes, and either byte reports the signal.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # required of a wakeup descriptor

@@ -26,7 +26,7 @@ import pytest
 from helpers import small, small_run
 from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import damage, latest_valid, resolve_step, steps, val_losses
 from jaxgpt.checkpoint.lock import NAME, sole_writer
 from jaxgpt.checkpoint.run import new_run

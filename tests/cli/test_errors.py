@@ -12,7 +12,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
-from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint import manifest
 from jaxgpt.cli import main
 from jaxgpt.data.encode import quiet_stderr
 

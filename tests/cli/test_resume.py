@@ -11,7 +11,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import TEXT, Result, flags, jaxgpt
 
-from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import METADATA, METRICS, noted, steps
 from jaxgpt.trainer.metrics import TIMES, read_metrics
 

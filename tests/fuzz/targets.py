@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from folders import LLAMA, SMALL, hf_folder, run_folder
 
-from jaxgpt.checkpoint import checksums as manifest
+from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli import COMMANDS, module_of

@@ -32,20 +32,20 @@ def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Co
     [
         (config(), CPU, None, ""),
         (config(block_size=128), CPU, tiled_attention, ""),
-        (config(block_size=128, dropout=0.1), CPU, None, "tiled drops no weights"),
+        (config(block_size=128, dropout=0.1), CPU, None, "tiled does not support dropout"),
         (config("tiled"), CPU, tiled_attention, ""),
         (config("xla", block_size=128), CPU, None, ""),
         (config(), AMD, None, ""),
         (config(), HOPPER, cudnn_attention, ""),
         (config(head_dim=256), HOPPER, cudnn_attention, ""),
-        (config(head_dim=256), AMPERE, None, "up to 128 wide, not 256"),
+        (config(head_dim=256), AMPERE, None, "up to 128, not 256"),
         (config(head_dim=20), AMPERE, None, "a multiple of 8"),
         (config(), TURING, None, "compute capability 8.0, not 7.5"),
         (config(dtype="float32"), HOPPER, None, "needs train.compute_dtype bfloat16"),
         (config(dropout=0.1), HOPPER, None, "model.dropout 0.1"),
         (config("xla"), HOPPER, None, ""),
         (config(dtype="float32"), TPU, splash_attention, ""),
-        (config(dropout=0.1), TPU, None, "splash drops no weights"),
+        (config(dropout=0.1), TPU, None, "splash does not support dropout"),
     ],
 )
 def test_the_kernel_of_a_device(made: Config, device: Any, kernel: Any, said: str) -> None:
@@ -61,7 +61,7 @@ def test_the_kernel_of_a_device(made: Config, device: Any, kernel: Any, said: st
         (config("cudnn"), CPU, "train.attention cudnn does not run on cpu devices"),
         (config("tiled"), HOPPER, "train.attention tiled does not run on gpu devices"),
         (config("splash"), HOPPER, "train.attention splash does not run on gpu devices"),
-        (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16: xla would"),
+        (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16; use xla"),
     ],
 )
 def test_a_kernel_that_cannot_run_raises(made: Config, device: Any, message: str) -> None:

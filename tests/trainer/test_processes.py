@@ -21,8 +21,8 @@ from helpers import TEXT, flags, jaxgpt, small_run
 from jax.errors import JaxRuntimeError
 
 from jaxgpt.checkpoint import store as checkpoint
-from jaxgpt.checkpoint.checksums import NAME, read
 from jaxgpt.checkpoint.index import damage, steps
+from jaxgpt.checkpoint.manifest import NAME, read
 from jaxgpt.config import DistributedConfig, MeshConfig, UserError
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel import processes as room
