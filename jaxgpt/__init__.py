@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from jaxgpt.presets import preset
     from jaxgpt.train.loss import make_loss_fn
     from jaxgpt.train.optimizer import make_optimizer, schedule
-    from jaxgpt.train.skip import skip_bad_updates
     from jaxgpt.train.step import TrainState, init_state, train_step
     from jaxgpt.trainer.program import build
 
@@ -54,7 +53,6 @@ __all__ = [
     "preset",
     "save",
     "schedule",
-    "skip_bad_updates",
     "stream",
     "study",
     "train_step",
@@ -131,7 +129,6 @@ _HOME = {
     "preset": "jaxgpt.presets",
     "save": "jaxgpt.lm",
     "schedule": "jaxgpt.train.optimizer",
-    "skip_bad_updates": "jaxgpt.train.skip",
     "stream": "jaxgpt.lm",
     "train_step": "jaxgpt.train.step",
 }
