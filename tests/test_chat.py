@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,19 @@ TEMPLATE = (
 HI = [{"role": "user", "content": "Hi"}]
 
 
-@pytest.fixture(scope="module")
-def lm() -> LM:
-    """A random model of bytes that ends its texts with <|im_end|>."""
+def talker(block_size: int, end: bool) -> LM:
+    """Make a random model of bytes; its texts end with <|im_end|>, or have no end."""
     library = HFTokenizer.from_str(ByteTokenizer().to_json())
     library.add_special_tokens([AddedToken(name, special=True) for name in ("<|im_start|>", "<|im_end|>")])
     tokenizer = SubwordTokenizer(library)
-    end = library.token_to_id("<|im_end|>")
-    tokenizer.special = SpecialTokens({"eos_token_id": end}, {"chat_template": TEMPLATE, "eos_token": "<|im_end|>"})
-    return tiny(tokenizer, block_size=512, n_embd=16, n_head=2, n_layer=1, positions="rope")
+    eos = {"eos_token_id": library.token_to_id("<|im_end|>")} if end else {}
+    tokenizer.special = SpecialTokens(eos, {"chat_template": TEMPLATE})
+    return tiny(tokenizer, block_size=block_size, n_embd=16, n_head=2, n_layer=1, positions="rope")
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return talker(512, end=True)
 
 
 @pytest.fixture(scope="module")
@@ -131,21 +135,23 @@ def test_once_prints_an_answer_or_json(run: str, capsys: pytest.CaptureFixture[s
     assert "--once" in capsys.readouterr().err
 
 
-def test_a_conversation_in_a_terminal(run: str, tmp_path: Path) -> None:
-    """Ctrl-C ends an answer and not the program; commands work; Ctrl-D leaves."""
+def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C ends an answer and not the program; commands work; Ctrl-D quits."""
+    jaxgpt.save(talker(2**15, end=False), "run")
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "jaxgpt", "chat", run, "--temperature", "1", "--max-new-tokens", "450"]
+    command = [sys.executable, "-m", "jaxgpt", "chat", "run", "--temperature", "1", "--max-new-tokens", "30000"]
     process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
     seen = ""
 
-    def wait_for(text: str) -> None:
+    def wait_for(text: str = "") -> None:
+        """Read until a text appears; without one, until anything does."""
         nonlocal seen
-        deadline = time.monotonic() + 100
-        while text not in seen:
-            assert time.monotonic() < deadline, f"{text!r} is not in {seen!r}"
+        while not seen or text not in seen:
+            ready, _, _ = select.select([master], [], [], 100)
+            assert ready, f"{text!r} is not in {seen!r}"
             seen += os.read(master, 4096).decode(errors="replace")
-        seen = seen.partition(text)[2]
+        seen = seen.partition(text)[2] if text else seen
 
     def type_line(text: str) -> None:
         os.write(master, text.encode() + b"\n")
@@ -155,7 +161,8 @@ def test_a_conversation_in_a_terminal(run: str, tmp_path: Path) -> None:
     wait_for("unknown command /nonsense")
     wait_for("> ")
     type_line("Hello")
-    wait_for("Hello\r\n")
+    wait_for("Hello\r\n")  # the terminal's echo
+    wait_for()  # the answer
     process.send_signal(signal.SIGINT)
     wait_for("[stopped]")
     wait_for("> ")

@@ -119,7 +119,7 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     """On a mesh: its mask is given plain arrays, and its moments are sharded like their weights."""
     kernels = partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key == "kernel")
     optimizer = optax.chain(optax.masked(optax.scale_by_adam(), kernels), optax.scale(-1e-2))
-    p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).config, optimizer)
+    p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).layout.config, optimizer)
     before = p.init()
     kernel = before.params["h_0"]["mlp"]["up_proj"]["kernel"]
     moments = before.opt_state[0].inner_state
