@@ -194,7 +194,7 @@ def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, 
             raise UserError("a stop string is empty: leave it out")
         try:
             # Inner words must be in the vocabulary; the first and the last may be parts of words.
-            parts = stop.split(" ") if tokenizer.glue else []
+            parts = stop.split(" ") if tokenizer.separator else []
             possible = all(parts[1:-1]) and _words_hold(tokenizer, parts) if parts else _round_trip(tokenizer, stop)
         except UserError as e:
             raise UserError(f"stop string {stop!r} can never be generated: {e}") from None

@@ -168,7 +168,7 @@ def _vocab_size(config: Config, tokenizer: Tokenizer) -> int:
 
 def _decoded_bytes(tokenizer: Tokenizer, tokens: Tokens) -> int:
     """Count the UTF-8 bytes of decoded ids without end tokens; 0 if the tokenizer does not preserve white space."""
-    if tokenizer.glue:
+    if tokenizer.separator:
         return 0
     total = 0
     for start in range(0, len(tokens), 1 << 18):

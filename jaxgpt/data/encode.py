@@ -32,12 +32,12 @@ class Tokenizer(Protocol):
         bos_ids: ids to put before a text.
         end_ids: ids that end a text.
         eos_id: the first of end_ids, or None.
-        glue: separator to join two texts with.
+        separator: separator to join two texts with.
         find: finds places to cut a text without changing its ids (`pieces.cut`).
         byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
     """
 
-    glue: str
+    separator: str
     special: SpecialTokens
 
     @property
@@ -130,7 +130,7 @@ class _Table(_Special):
 class ByteTokenizer(_Table):
     """A tokenizer with one id per UTF-8 byte, its value."""
 
-    glue = ""
+    separator = ""
     find = staticmethod(find_any)
     byte_ids: Collection[int] = ()
 
@@ -160,7 +160,7 @@ class ByteTokenizer(_Table):
 class CharTokenizer(_Table):
     """A tokenizer with one id per character, sorted by code point."""
 
-    glue = ""
+    separator = ""
     find = staticmethod(find_any)
     byte_ids: Collection[int] = ()
 
@@ -204,7 +204,7 @@ class CharTokenizer(_Table):
 class WordTokenizer(_Table):
     """A tokenizer with one id per word. Words are separated by white space."""
 
-    glue = " "
+    separator = " "
     find = staticmethod(find_by(WORD_CUTS))
     byte_ids: Collection[int] = ()
 
@@ -244,7 +244,7 @@ class WordTokenizer(_Table):
 class SubwordTokenizer(_Special):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or that of an imported model."""
 
-    glue = ""
+    separator = ""
 
     def __init__(self, tokenizer: Any) -> None:
         # Encode the names of special tokens in a user's text as ordinary text.
@@ -344,19 +344,19 @@ def quiet_stderr() -> Iterator[None]:
     if sys.stderr is None:  # closed
         yield
         return
-    with TemporaryFile() as heard:
+    with TemporaryFile() as captured:
         sys.stderr.flush()
         real = os.dup(2)
         try:
-            os.dup2(heard.fileno(), 2)
+            os.dup2(captured.fileno(), 2)
             yield
         except BaseException:
-            heard.truncate(0)
+            captured.truncate(0)
             raise
         finally:
             os.dup2(real, 2)
-            heard.seek(0)
-            os.write(real, heard.read())
+            captured.seek(0)
+            os.write(real, captured.read())
             os.close(real)
 
 

@@ -95,22 +95,22 @@ def assert_same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, 
     _client().key_value_set(f"{prefix}/{distributed.global_state.process_id}", json.dumps(_outcome(tell)))
 
     def compare() -> None:
-        told = [json.loads(_client().blocking_key_value_get(f"{prefix}/{n}", PATIENCE)) for n in range(count())]
-        if errors := [(n, each["error"]) for n, each in enumerate(told) if "error" in each]:
-            same = len(errors) == len(told) and len({error for _, error in errors}) == 1
+        reports = [json.loads(_client().blocking_key_value_get(f"{prefix}/{n}", PATIENCE)) for n in range(count())]
+        if errors := [(n, each["error"]) for n, each in enumerate(reports) if "error" in each]:
+            same = len(errors) == len(reports) and len({error for _, error in errors}) == 1
             raise UserError(errors[0][1] if same else f"process {errors[0][0]}: {errors[0][1]}")
-        if difference := first_difference([each["value"] for each in told]):
+        if difference := first_difference([each["value"] for each in reports]):
             raise UserError(f"the processes disagree: {difference}; start all with one command, one code, one data")
 
     on_leader(compare)
     return made[0]
 
 
-def first_difference(told: list[dict[str, str]]) -> str:
+def first_difference(reports: list[dict[str, str]]) -> str:
     """Name the first fact that differs between process 0 and another one, with both values; "" if none does."""
-    for n, other in enumerate(told):
-        for name in told[0] | other:
-            here, there = told[0].get(name, "missing"), other.get(name, "missing")
+    for n, other in enumerate(reports):
+        for name in reports[0] | other:
+            here, there = reports[0].get(name, "missing"), other.get(name, "missing")
             if here != there:
                 return f"{name} is {here} in process 0, {there} in process {n}"
     return ""

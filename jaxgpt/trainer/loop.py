@@ -263,11 +263,11 @@ class _Loop:
             self.reporter.note(f"step {step}: {what}; update skipped ({skipped} in a row)")
         limit = skipped >= optim.skip_limit
         if (wrong and optim.not_finite == "stop") or limit:
-            told = f"{wrong or 'a spike'} at step {step}" + (
+            message = f"{wrong or 'a spike'} at step {step}" + (
                 f" after {skipped} skipped updates in a row" if limit else ""
             )
             where = first_non_finite(self.layout.state.params, squared_norms)
-            raise _Diverged(f"{told}, {where}" if where else told)
+            raise _Diverged(f"{message}, {where}" if where else message)
 
     @property
     def _tokens_per_step(self) -> int:
