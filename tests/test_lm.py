@@ -497,7 +497,7 @@ def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
         outs = jaxgpt.generate(lm, ["a", "abcb"], no_repeat_ngram_size=1, max_new_tokens=40, temperature=temperature)
         assert [(len(out.ids), out.finish_reason) for out in outs] == [(16, "exhausted"), (14, "exhausted")]
         assert sorted(outs[0].ids + lm.tokenizer.encode("a").tolist()) == list(range(17))
-    with pytest.raises(UserError, match="prompt 1 has only 0 texts of the 1 asked for: raise no-repeat-ngram-size"):
+    with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts: raise no-repeat-ngram-size"):
         jaxgpt.generate(lm, ["a"], no_repeat_ngram_size=1, max_new_tokens=40, num_beams=2)
     with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token"):
         explain(lm, LETTERS, no_repeat_ngram_size=1)
@@ -507,7 +507,7 @@ def test_beams_of_few_tokens() -> None:
     one = tiny(CharTokenizer("a"), n_layer=1)
     [out] = jaxgpt.generate(one, "a", num_beams=2, max_new_tokens=5)
     assert (out.text, out.score) == ("aaaaa", 0.0)
-    with pytest.raises(UserError, match="only 1 texts of the 2 asked for: lower num-beams"):
+    with pytest.raises(UserError, match="only 1 of 2 texts: lower num-beams"):
         jaxgpt.generate(one, "a", num_beams=2, num_return_sequences=2, max_new_tokens=5)
     lm = tiny(n_layer=1)
     outs = jaxgpt.generate(lm, "a", num_beams=3, num_return_sequences=3, stop_ids=range(17), max_new_tokens=5)

@@ -70,7 +70,7 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
         (["--data.path", "my.txt"], "--init-from RUN"),
         (["--init-from", "nowhere", "--data.path", "my.txt"], "no run at nowhere"),
         (["--init-from", "base", "--data.path", "my.txt", "--model.n-layer", "7"], "model.n_layer is 2"),
-        (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "knows 16 positions"),
+        (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "has only 16 positions"),
     ],
 )
 def test_finetune_errors(tmp_path, capsys, monkeypatch, flags, message):
