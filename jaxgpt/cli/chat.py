@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxgpt.cli.parse import Command, note, print_json
@@ -63,8 +64,11 @@ def run(args: Sequence[str]) -> int:
     with progress("loading"):
         lm = load(target, parsed.checkpoint, parsed.weights)
     conversation = Chat(lm, _system(parsed.system))
-    if parsed.once:
-        return _once(target, conversation, parsed)
+    with CtrlC().installed() as ctrl_c:
+        return (_once if parsed.once else _talk)(target, conversation, parsed, ctrl_c)
+
+
+def _talk(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
     if sys.stdin.isatty():
         print(f"{target}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
@@ -75,7 +79,7 @@ def run(args: Sequence[str]) -> int:
                 if not _command(line, conversation):
                     break
             else:
-                _answer(conversation, line, parsed, parsed.seed + answers)
+                _answer(conversation, line, args, args.seed + answers, ctrl_c)
         except UserError as e:
             if not sys.stdin.isatty():
                 raise
@@ -147,19 +151,19 @@ def _settings(args: Args, seed: int) -> dict[str, Any]:
     }
 
 
-def _answer(conversation: Chat, text: str, args: Args, seed: int) -> None:
+def _answer(conversation: Chat, text: str, args: Args, seed: int, ctrl_c: CtrlC) -> None:
     """Print the answer while it is generated. Ctrl-C stops it; the conversation keeps what has been printed."""
-    with _ctrl_c() as stopped, closing(conversation.answer(text, **_settings(args, seed))) as pieces:
+    with ctrl_c.answering(), closing(conversation.answer(text, **_settings(args, seed))) as pieces:
         for piece in pieces:
             print(piece.text, end="", flush=True)
-            if stopped.is_set():
+            if ctrl_c.pressed:
                 break
-    print(" [stopped]" if stopped.is_set() else "", flush=True)
+    print(" [stopped]" if ctrl_c.pressed else "", flush=True)
 
 
-def _once(target: str, conversation: Chat, args: Args) -> int:
+def _once(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
     if not args.json:
-        _answer(conversation, args.once, args, args.seed)
+        _answer(conversation, args.once, args, args.seed, ctrl_c)
         return 0
     began = time.perf_counter()
     *_, last = conversation.answer(args.once, **_settings(args, args.seed))
@@ -179,15 +183,37 @@ def _once(target: str, conversation: Chat, args: Args) -> int:
     return 0
 
 
-@contextmanager
-def _ctrl_c() -> Iterator[threading.Event]:
-    """Within this, Ctrl-C sets an event instead of raising KeyboardInterrupt."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only it can set handlers
-        yield stopped
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: stopped.set())
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)
+class CtrlC:
+    """A SIGINT handler for a whole chat. During an answer, the first Ctrl-C sets `pressed`; any other raises KeyboardInterrupt.
+
+    It is installed once per chat, not once per answer: with the default handler back in place right after an answer,
+    `interruptible`, which checks the handler in another thread, could take the Ctrl-C that stopped the answer for an
+    unhandled one and end the process.
+    """
+
+    def __init__(self) -> None:
+        self.pressed = self._answering = False
+
+    @contextmanager
+    def installed(self) -> Iterator[CtrlC]:
+        if threading.current_thread() is not threading.main_thread():  # only it can set handlers
+            yield self
+            return
+        before = signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        self.pressed, self._answering = False, True
+        try:
+            yield
+        finally:
+            self._answering = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._answering or self.pressed:
+            signal.default_int_handler(number, frame)
+        self.pressed = True
