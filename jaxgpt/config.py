@@ -46,6 +46,9 @@ class ModelConfig:
     n_inner: int = 0  # F, hidden width of the MLP; 0: 4 * n_embd
     positions: Literal["learned", "sinusoidal", "rope", "none"] = "learned"  # position encoding
     rope_theta: float = 10_000.0  # RoPE: base of the wavelengths
+    # RoPE: base in the layers with a sliding window, where Llama 3 scaling is off; 0: as in the other layers
+    rope_local_theta: float = 0.0
+    rope_fraction: float = 1.0  # RoPE: fraction of the channels of a head that are rotated, the first ones
     rope_factor: float = 1.0  # RoPE, Llama 3 scaling: stretch long wavelengths by this factor; 1: off
     # Llama 3 scaling: wavelengths above rope_original_context / this are scaled in full
     rope_low_freq_factor: float = 1.0
@@ -53,23 +56,31 @@ class ModelConfig:
     rope_original_context: int = 8192  # Llama 3 scaling: context length before scaling, in tokens
     # normalization layer; stdnorm divides by (std + eps)
     norm: Literal["layernorm", "rmsnorm", "stdnorm", "none"] = "layernorm"
-    # pre: normalize each sublayer's input; post: normalize after each residual sum
-    norm_position: Literal["pre", "post"] = "pre"
+    # pre: normalize each sublayer's input; post: normalize after each residual sum; output: normalize each sublayer's
+    # output before the sum; both: input and output
+    norm_position: Literal["pre", "post", "output", "both"] = "pre"
     norm_affine: bool = True  # learn a gain (and, with bias, an offset) in each norm
     norm_eps: float = 1e-5  # epsilon added to the variance (stdnorm: to the standard deviation)
     final_norm: bool = True  # normalize after the last block
-    qk_norm: bool = False  # RMSNorm on the queries and keys of each head, before RoPE
+    qk_norm: bool = False  # RMSNorm on queries and keys, before RoPE
+    qk_norm_per_head: bool = True  # qk_norm: normalize each head by itself; false: all heads together
     mlp: Literal["plain", "gated", "none"] = "plain"  # MLP of a block; gated: act(x W_g) * (x W_u), as in SwiGLU
     # MLP activation; gelu is exact, gelu_new the tanh approximation
     activation: Literal["gelu", "gelu_new", "relu", "relu2", "silu"] = "gelu_new"
+    # compute attention and MLP from the same residual stream: x + attn(norm(x)) + mlp(norm(x))
+    parallel_residual: bool = False
     bias: bool = True  # add biases in attention, MLP and LayerNorm
+    qkv_bias: bool = False  # add biases to the projections to queries, keys and values, also if bias is false
     attn_proj: bool = True  # project the output of attention
+    embed_scale: bool = False  # multiply token embeddings by sqrt(n_embd)
     tie_embeddings: bool = True  # share the token embedding with the output head
     head_bias: bool = False  # add a bias to the output head (needs an untied head)
     scale_attn_weights: bool = True  # divide attention scores by sqrt(head_dim)
     scale_attn_by_inverse_layer_idx: bool = False  # also divide attention scores by (layer index + 1)
     logit_softcap: float = 0.0  # soft-cap the logits: c * tanh(logits / c); 0: off
     sliding_window: int = 0  # tokens each token attends to, itself included; 0: all previous tokens
+    # layers with the sliding window: L local, G global (all previous tokens); repeated for all layers, such as LLLLLG
+    window_pattern: str = "L"
     dropout: float = 0.0  # dropout rate on embeddings, attention weights and sublayer outputs
     # weight initialization; zero-proj: gpt2, with residual projections at zero
     init: Literal["gpt2", "torch", "zero-proj"] = "gpt2"
@@ -87,6 +98,8 @@ class ModelConfig:
         _bounds("model", self, "dropout", 0.0, 1.0, open_end=True)
         for name in ("norm_eps", "init_std", "logit_softcap"):
             _bounds("model", self, name, 0.0, 1e6)
+        _bounds("model", self, "rope_local_theta", 0.0, 1e12)
+        _bounds("model", self, "rope_fraction", 0.0, 1.0, open_start=True)
         for name in ("rope_theta", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor"):
             _bounds("model", self, name, 1e-6, 1e12)
         if not self.head_dim and self.n_embd % self.n_head:
@@ -103,12 +116,20 @@ class ModelConfig:
                 f"model.attn_proj is off, so n_head * head_dim {self.n_head * self.head_width} must equal "
                 f"model.n_embd {self.n_embd}"
             )
-        if self.positions == "rope" and self.head_width % 2:
+        if self.positions == "rope" and self.rope_fraction == 1.0 and self.head_width % 2:
             raise UserError(f"model.positions 'rope' needs an even head_dim, not {self.head_width}")
+        if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
+            raise UserError(
+                f"model.rope_fraction {self.rope_fraction:g} rotates {self.rotary_width} of the {self.head_width} channels "
+                f"of a head: choose a fraction that gives an even number above 0"
+            )
         if self.positions == "sinusoidal" and self.n_embd % 2:
             raise UserError(f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}")
         if self.tie_embeddings and self.head_bias:
             raise UserError("model.head_bias needs an untied head: set model.tie_embeddings to false")
+        if self.parallel_residual and self.norm_position == "post":
+            raise UserError("model.parallel_residual needs another model.norm_position than post")
+        self._check_windows()
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
             raise UserError(
                 f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below "
@@ -119,6 +140,31 @@ class ModelConfig:
                 f"the model would have {self.parameters:.1e} parameters, {4 * self.parameters / 1e12:,.0f} TB in "
                 f"float32: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd, n_layer, n_inner or block_size"
             )
+
+    def _check_windows(self) -> None:
+        pattern = self.window_pattern
+        if not pattern or set(pattern) - set("LG") or len(pattern) > MAX_LAYERS:
+            raise UserError(
+                f"model.window_pattern must consist of the letters L (local) and G (global), at most {MAX_LAYERS} of them, "
+                f"not {shown(pattern)}"
+            )
+        for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
+            if getattr(self, name) != default and not self.sliding_window:
+                raise UserError(
+                    f"model.{name} {shown(getattr(self, name))} needs a model.sliding_window: set one, or set model.{name} "
+                    f"to {default}"
+                )
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The sliding window of each layer; 0: all previous tokens."""
+        pattern = self.window_pattern
+        return tuple(self.sliding_window * (pattern[i % len(pattern)] == "L") for i in range(self.n_layer))
+
+    @property
+    def rotary_width(self) -> int:
+        """Number of channels of a head that RoPE rotates."""
+        return int(self.head_width * self.rope_fraction)
 
     @property
     def kv_heads(self) -> int:
@@ -141,12 +187,13 @@ class ModelConfig:
         D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
         heads, gain = self.n_head * self.head_width, int(self.norm_affine)
         norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
-        attention = (D + bias) * (heads + 2 * self.kv_heads * self.head_width)
-        attention += self.attn_proj * (heads + bias) * D + self.qk_norm * gain * 2 * self.head_width
-        mlp = (1 + (self.mlp == "gated")) * (D + bias) * F + (F + bias) * D + norm if self.mlp != "none" else 0
+        norms, kv = norm * (1 + (self.norm_position == "both")), self.kv_heads * self.head_width
+        attention = (D + (bias or self.qkv_bias)) * (heads + 2 * kv) + self.attn_proj * (heads + bias) * D
+        attention += self.qk_norm * gain * (2 * self.head_width if self.qk_norm_per_head else heads + kv)
+        mlp = (1 + (self.mlp == "gated")) * (D + bias) * F + (F + bias) * D + norms if self.mlp != "none" else 0
         ends = V * D + (self.positions == "learned") * self.block_size * D + self.final_norm * norm
         ends += (not self.tie_embeddings) * (D + self.head_bias) * V
-        return self.n_layer * (attention + norm + mlp) + ends
+        return self.n_layer * (attention + norms + mlp) + ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -420,6 +467,11 @@ class Config:
 
     def __post_init__(self) -> None:
         _types(self, "config")
+        if self.train.scan_layers and len(set(self.model.windows)) > 1:
+            raise UserError(
+                f"train.scan_layers needs the same sliding window in all layers, but model.window_pattern is "
+                f"{self.model.window_pattern}: set train.scan_layers to false"
+            )
         ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
         if ids > MAX_BATCH:
             several = self.train.steps_per_call > 1

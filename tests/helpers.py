@@ -75,11 +75,33 @@ MODELS = {
         tie_embeddings=False,
         head_bias=True,
     ),
+    "gemma": ModelConfig(
+        positions="rope",
+        rope_local_theta=100.0,
+        norm="rmsnorm",
+        norm_position="both",
+        qk_norm=True,
+        mlp="gated",
+        bias=False,
+        embed_scale=True,
+        sliding_window=4,
+        window_pattern="LG",
+    ),
+    "neox": ModelConfig(positions="rope", rope_fraction=0.5, parallel_residual=True, tie_embeddings=False),
+    "olmo2": ModelConfig(
+        positions="rope",
+        norm="rmsnorm",
+        norm_position="output",
+        qk_norm=True,
+        qk_norm_per_head=False,
+        bias=False,
+        qkv_bias=True,
+    ),
     "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
 }
 
 # Each kind of positions, norm and MLP once; the others combine them.
-COMMON = ("gpt2", "modern", "llama", "torch")
+COMMON = ("gpt2", "modern", "llama", "torch", "gemma")
 every_model = pytest.mark.parametrize(
     "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
 )

@@ -100,6 +100,8 @@ def adapt(config: ModelConfig) -> ModelConfig:
         final_norm=True,
         qk_norm=False,
         mlp="plain",
+        parallel_residual=False,
+        embed_scale=False,
         attn_proj=True,
         kv_heads=config.n_head,
         logit_softcap=0.0,

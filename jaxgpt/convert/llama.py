@@ -149,15 +149,23 @@ def adapt(config: ModelConfig) -> ModelConfig:
         config,
         name,
         positions="rope",
+        rope_local_theta=0.0,
+        rope_fraction=1.0,
         norm="rmsnorm",
         norm_position="pre",
         final_norm=True,
+        qk_norm_per_head=True,
         mlp="gated",
+        parallel_residual=False,
+        embed_scale=False,
+        window_pattern="L",
         attn_proj=True,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
         logit_softcap=0.0,
     )
+    if not config.bias:
+        require(config, name, qkv_bias=False)
     if config.qk_norm:
         require(config, name, bias=False)
     else:

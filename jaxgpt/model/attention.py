@@ -43,11 +43,13 @@ class Attention(nn.Module):
 
     Attributes:
         kernel: computes attention without a cache; None: `attend`, which also sows the weights as "attention".
+        window: the layer's sliding window, which a kernel applies; 0: none.
     """
 
     config: ModelConfig
     dtype: jnp.dtype
     kernel: AttentionKernel | None = None
+    window: int = 0
 
     @nn.compact
     def __call__(
@@ -59,8 +61,7 @@ class Attention(nn.Module):
         k_BTKH = self._project(x_BTD, "k_proj", "kv_heads", c.kv_heads)
         v_BTKH = self._project(x_BTD, "v_proj", "kv_heads", c.kv_heads)
         if c.qk_norm:
-            q_BTNH = Norm(c, self.dtype, "rmsnorm", name="q_norm")(q_BTNH)
-            k_BTKH = Norm(c, self.dtype, "rmsnorm", name="k_norm")(k_BTKH)
+            q_BTNH, k_BTKH = self._normed(q_BTNH, "q_norm"), self._normed(k_BTKH, "k_norm")
         if inputs.rotation is not None:
             q_BTNH, k_BTKH = rotate(q_BTNH, inputs.rotation), rotate(k_BTKH, inputs.rotation)
         if c.scale_attn_by_inverse_layer_idx:
@@ -73,7 +74,7 @@ class Attention(nn.Module):
             k_BSKH, v_BSKH = write(cached_k, k_BTKH, slot), write(cached_v, v_BTKH, slot)
             updated = k_BSKH, v_BSKH
         if self.kernel and inputs.cache is None:
-            out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, c.sliding_window)
+            out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, self.window)
         else:
             assert inputs.mask_BNTS is not None
             drop = functools.partial(dropout, rate=c.dropout, key=key)
@@ -87,7 +88,14 @@ class Attention(nn.Module):
         o_proj = Linear(c, shape, axes, c.bias, self.dtype, residual=True, n_in=2, name="o_proj")
         return o_proj(out_BTNH), updated
 
+    def _normed(self, x_BTNH: jax.Array, name: str) -> jax.Array:
+        norm = Norm(self.config, self.dtype, "rmsnorm", name=name)
+        if self.config.qk_norm_per_head:
+            return norm(x_BTNH)
+        return norm(x_BTNH.reshape(*x_BTNH.shape[:2], -1)).reshape(x_BTNH.shape)
+
     def _project(self, x_BTD: jax.Array, name: str, axis: str, heads: int) -> jax.Array:
-        shape = (self.config.n_embd, heads, self.config.head_width)
-        y = Linear(self.config, shape, ("embed", axis, "head_dim"), self.config.bias, self.dtype, name=name)(x_BTD)
+        c = self.config
+        shape, axes = (c.n_embd, heads, c.head_width), ("embed", axis, "head_dim")
+        y = Linear(c, shape, axes, c.bias or c.qkv_bias, self.dtype, name=name)(x_BTD)
         return constrain(y, ("batch", "length", axis, "head_dim"))

@@ -6,6 +6,7 @@ width, F MLP width, V vocabulary, L layers.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import chex
@@ -30,30 +31,41 @@ from jaxgpt.ops.sinusoidal import sinusoidal
 
 
 class Block(nn.Module):
-    """Compute `x + attn(norm(x))`, then `x + mlp(norm(x))`; post-norm: `norm(x + attn(x))`, then `norm(x + mlp(x))`."""
+    """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))`; with `parallel_residual`, `y + mlp(norm(x))`.
+
+    `norm_position` puts a norm around each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
+    `x + norm(f(norm(x)))` (both), `norm(x + f(x))` (post).
+    """
 
     config: ModelConfig
     dtype: jnp.dtype
     kernel: AttentionKernel | None = None
+    window: int = 0
 
     @nn.compact
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Return the residual stream `[B, T, D]`, and with a cache the layer's updated keys and values."""
         c, key = self.config, inputs.key
-        pre = c.norm_position == "pre"
-
-        norm = Norm(c, self.dtype, name="ln_1")
-        attention = Attention(c, self.dtype, self.kernel, name="attn")
-        y_BTD, updated = attention(norm(x_BTD) if pre else x_BTD, inputs, subkey(key, 0))
-        x_BTD = x_BTD + dropout(y_BTD, c.dropout, subkey(key, 1))
-        x_BTD = x_BTD if pre else norm(x_BTD)
-
+        attention = Attention(c, self.dtype, self.kernel, self.window, name="attn")
+        out_BTD, updated = attention(self._input(x_BTD, "ln_1"), inputs, subkey(key, 0))
+        y_BTD = self._add(x_BTD, out_BTD, "ln_1", subkey(key, 1))
         if c.mlp != "none":
-            norm = Norm(c, self.dtype, name="ln_2")
-            y_BTD = MLP(c, self.dtype, name="mlp")(norm(x_BTD) if pre else x_BTD)
-            x_BTD = x_BTD + dropout(y_BTD, c.dropout, subkey(key, 2))
-            x_BTD = x_BTD if pre else norm(x_BTD)
-        return constrain(x_BTD, ("batch", "length", "width")), updated
+            out_BTD = MLP(c, self.dtype, name="mlp")(self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2"))
+            y_BTD = self._add(y_BTD, out_BTD, "ln_2", subkey(key, 2))
+        return constrain(y_BTD, ("batch", "length", "width")), updated
+
+    def _input(self, x_BTD: jax.Array, name: str) -> jax.Array:
+        return self._norm(x_BTD, name) if self.config.norm_position in ("pre", "both") else x_BTD
+
+    def _add(self, x_BTD: jax.Array, out_BTD: jax.Array, name: str, key: jax.Array | None) -> jax.Array:
+        """Add the output of a sublayer to the residual stream."""
+        position = self.config.norm_position
+        out_BTD = self._norm(out_BTD, f"{name}_out") if position in ("output", "both") else out_BTD
+        x_BTD = x_BTD + dropout(out_BTD, self.config.dropout, key)
+        return self._norm(x_BTD, name) if position == "post" else x_BTD
+
+    def _norm(self, x_BTD: jax.Array, name: str) -> jax.Array:
+        return Norm(self.config, self.dtype, name=name)(x_BTD)
 
 
 class GPT(nn.Module):
@@ -82,7 +94,7 @@ class GPT(nn.Module):
         if c.positions == "learned":
             self.wpe = Embedding(c, c.block_size, ("position", "embed"), self.dtype)
         block = Block if self.remat == "none" else nn.remat(Block, policy=REMAT[self.remat])
-        self.h = [block(c, self.dtype, self.kernel) for _ in range(c.n_layer)]
+        self.h = [block(c, self.dtype, self.kernel, window) for window in c.windows]
         if c.final_norm:
             self.ln_f = Norm(c, self.dtype)
         if not c.tie_embeddings:
@@ -127,7 +139,8 @@ class GPT(nn.Module):
         vectors is cheaper than gathering the table and its gradient.
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
-        return constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
+        x_BTD = constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
+        return x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.dtype) if self.config.embed_scale else x_BTD
 
     def stack(
         self, x_BTD: jax.Array, cache: KVCache | None = None, key: jax.Array | None = None
@@ -143,14 +156,16 @@ class GPT(nn.Module):
         else:
             slot_T, slot_S, start_B = cache.length + jnp.arange(T), jnp.arange(cache.k[0].shape[1]), cache.start_B
         masked_by_kernel = self.kernel is not None and cache is None
-        mask_BNTS = None if masked_by_kernel else causal_mask(slot_T, slot_S, start_B, c.sliding_window)
         positions_BT = jnp.maximum(slot_T[None, :] - start_B[:, None], 0)
 
         if c.positions == "learned":
             x_BTD = x_BTD + self.wpe(positions_BT)
         elif c.positions == "sinusoidal":
             x_BTD = x_BTD + sinusoidal(positions_BT, c.n_embd).astype(x_BTD.dtype)
-        inputs = BlockInputs(mask_BNTS, _rotation(c, positions_BT))
+        inputs: dict[int, BlockInputs] = {}  # layers with the same window share the mask and the rotation
+        for window in sorted(set(c.windows)):
+            mask_BNTS = None if masked_by_kernel else causal_mask(slot_T, slot_S, start_B, window)
+            inputs[window] = BlockInputs(mask_BNTS, _rotation(c, positions_BT, window))
         x_BTD = dropout(x_BTD, c.dropout, subkey(key, 0))
         x_BTD = constrain(x_BTD, ("batch", "length", "width"))
 
@@ -169,22 +184,26 @@ class GPT(nn.Module):
         return x_BTD, KVCache(k, v, cache.start_B, cache.length + T)
 
     def _unrolled(
-        self, x_BTD: jax.Array, inputs: BlockInputs, cache: KVCache | None, key: jax.Array | None
+        self, x_BTD: jax.Array, inputs: dict[int, BlockInputs], cache: KVCache | None, key: jax.Array | None
     ) -> tuple[jax.Array, list[Any]]:
         updated = []
         for layer, block in enumerate(self.h):
             self.sow("intermediates", "hidden", x_BTD)
             layer_cache = None if cache is None else (cache.k[layer], cache.v[layer], cache.length)
-            x_BTD, kv = block(x_BTD, inputs._replace(cache=layer_cache, layer=layer, key=subkey(key, layer + 1)))
+            layer_inputs = inputs[block.window]._replace(cache=layer_cache, layer=layer, key=subkey(key, layer + 1))
+            x_BTD, kv = block(x_BTD, layer_inputs)
             updated.append(kv)
         return x_BTD, updated
 
-    def _scanned(self, stacked: Any, x_BTD: jax.Array, inputs: BlockInputs, key: jax.Array | None) -> jax.Array:
-        block = Block(self.config, self.dtype, self.kernel, parent=None)
+    def _scanned(
+        self, stacked: Any, x_BTD: jax.Array, inputs: dict[int, BlockInputs], key: jax.Array | None
+    ) -> jax.Array:
+        [(window, every)] = inputs.items()  # all layers have the same window
+        block = Block(self.config, self.dtype, self.kernel, window, parent=None)
 
         def run(x_BTD: jax.Array, layer_and_params: tuple[jax.Array, Any]) -> tuple[jax.Array, None]:
             layer, params = layer_and_params
-            layer_inputs = inputs._replace(layer=layer, key=subkey(key, layer + 1))
+            layer_inputs = every._replace(layer=layer, key=subkey(key, layer + 1))
             return block.apply({"params": params}, x_BTD, layer_inputs)[0], None
 
         if self.remat != "none":
@@ -199,13 +218,19 @@ class GPT(nn.Module):
         return cap * jnp.tanh(logits_BTV / cap) if cap else logits_BTV
 
 
-def _rotation(config: ModelConfig, positions_BT: jax.Array) -> Rotation | None:
+def _rotation(config: ModelConfig, positions_BT: jax.Array, window: int) -> Rotation | None:
     if config.positions != "rope":
         return None
-    scaling = Llama3Scaling(
+    theta, scaling = config.rope_local_theta, Llama3Scaling()
+    if not (window and theta):
+        theta, scaling = config.rope_theta, _scaling(config)
+    return rope_rotation(positions_BT, rope_frequencies(config.rotary_width, theta, scaling))
+
+
+def _scaling(config: ModelConfig) -> Llama3Scaling:
+    return Llama3Scaling(
         config.rope_factor,
         config.rope_low_freq_factor,
         config.rope_high_freq_factor,
         config.rope_original_context,
     )
-    return rope_rotation(positions_BT, rope_frequencies(config.head_width, config.rope_theta, scaling))

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgpt.ops.cpu import call_without_inlining
 
-Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, H / 2]
+Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, R / 2]; R channels are rotated
 
 
 class Llama3Scaling(NamedTuple):
@@ -33,18 +33,18 @@ class Llama3Scaling(NamedTuple):
     original_context: int = 8192
 
 
-def rope_frequencies(head_width: int, theta: float, scaling: Llama3Scaling) -> np.ndarray:
-    """Compute the frequencies of RoPE, `f_i = theta^(-2i/H)`.
+def rope_frequencies(width: int, theta: float, scaling: Llama3Scaling) -> np.ndarray:
+    """Compute the frequencies of RoPE, `f_i = theta^(-2i/R)`, where R is `width`, the number of rotated channels.
 
     With scaling: `k f + (1 - k) f / factor`, where `k = clip((C / w - low) / (high - low), 0, 1)`, w is the wavelength
     `2 pi / f` and C the original context.
 
     Returns:
-        `[H / 2]` in radians per position, float64.
+        `[R / 2]` in radians per position, float64.
 
     Source: Su et al. 2021.
     """
-    frequency = theta ** (-np.arange(0, head_width, 2, dtype=np.float64) / head_width)
+    frequency = theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
     if scaling.factor == 1.0:
         return frequency
     turns = scaling.original_context * frequency / (2 * np.pi)  # C / w
@@ -53,7 +53,7 @@ def rope_frequencies(head_width: int, theta: float, scaling: Llama3Scaling) -> n
 
 
 def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
-    """Compute the cosine and sine of each position's angles, two arrays `[B, T, H / 2]` in float32, for `rotate`."""
+    """Compute the cosine and sine of each position's angles, two arrays `[B, T, R / 2]` in float32, for `rotate`."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
     angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
     # XLA's CPU backend would fuse these into every head and compute them once per head.
@@ -68,11 +68,13 @@ def _cos_sin(angle_BTh: jax.Array) -> Rotation:
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotate each pair `(x[i], x[i + H/2])` by its angle, so that `q . k` depends on the distance of positions alone.
+    """Rotate each pair `(x[i], x[i + R/2])` by its angle, so that `q . k` depends on the distance of positions alone.
 
-    `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of a head ("rotate half").
+    `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of the first R channels of a head
+    ("rotate half"); the other channels are unchanged.
     """
     chex.assert_rank([x_BTNH, *rotation], [4, 3, 3])
     cos, sin = (each[:, :, None, :] for each in rotation)
-    x1, x2 = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x_BTNH.dtype)
+    half = cos.shape[-1]
+    x1, x2, rest = jnp.split(x_BTNH.astype(jnp.float32), [half, 2 * half], axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest], axis=-1).astype(x_BTNH.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,6 +15,7 @@ from helpers import every_model, make, random_ids, small
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT, init_cache
 from jaxgpt.model.params import abstract_params
+from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.trainer.metrics import parameter_count
 
 
@@ -69,6 +71,39 @@ def test_sliding_window_limits_attention() -> None:
     w = config.sliding_window
     assert (before[:, 2 + w - 1] != after[:, 2 + w - 1]).any()
     assert (before[:, 2 + w :] == after[:, 2 + w :]).all()
+
+
+def test_global_layers_have_no_window() -> None:
+    """A pattern of all layers global gives the logits without a window; one global layer lets the last token see the first."""
+    config = small("modern", n_layer=3, window_pattern="LLG")
+    _, params = make(config)
+    tokens = random_ids(config, (1, 12))
+    free = forward(GPT(replace(config, sliding_window=0, window_pattern="L")), params, tokens)
+    assert (forward(GPT(replace(config, window_pattern="G")), params, tokens) == free).all()
+    assert config.windows == (5, 5, 0)
+
+    def change(pattern: str, layers: int) -> bool:
+        """Whether the first token changes the logits of the last one."""
+        model, params = make(replace(config, window_pattern=pattern, n_layer=layers))
+        changed = tokens.at[:, 0].set((tokens[:, 0] + 1) % config.vocab_size)
+        before, after = (forward(model, params, t)[0, -1] for t in (tokens, changed))
+        return bool((before != after).any())
+
+    assert [change("L", 2), change("LG", 2), change("GL", 2), change("LG", 1)] == [False, True, True, False]
+
+
+def test_a_kernel_gets_the_window_of_each_layer() -> None:
+    config = small("gemma", n_layer=3)
+    _, params = make(config)
+    tokens, windows = random_ids(config, (2, 12)), []
+
+    def kernel(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, window: int) -> jax.Array:
+        windows.append(window)
+        return tiled_attention(q, k, v, scale, window)
+
+    by_kernel = forward(GPT(config, kernel=kernel), params, tokens)
+    np.testing.assert_allclose(by_kernel, forward(GPT(config), params, tokens), atol=1e-5, rtol=0)
+    assert windows == [4, 0, 4]
 
 
 @pytest.mark.parametrize("splits", [(1, 3, 6), pytest.param(range(1, 8), marks=pytest.mark.long)], ids=["some", "all"])

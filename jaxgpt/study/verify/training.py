@@ -31,6 +31,9 @@ def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
 
 def scanned(s: Subject) -> float:
     """Compare the loss and gradient of a scan over stacked layers to those of unrolled layers."""
+    c = s.model_config
+    if len(set(c.windows)) > 1:
+        raise Skipped(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
     stacked = jax.jit(lambda p, w: s.gradient(p, w, s.model))
     loss, gradient = stacked(stack_layers(s.params), s.windows)
     return distance((loss, unstack_layers(gradient, s.model_config.n_layer)), s.plain_gradient)
