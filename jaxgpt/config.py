@@ -210,12 +210,24 @@ class DataConfig:
     # epoch: windows without replacement; random: windows drawn independently
     sampling: Literal["epoch", "random"] = "epoch"
     stride: int = 0  # tokens between the starts of consecutive windows; 0: block_size, with a new offset each epoch
+    # flow: documents follow one another in a window; mask: attention, positions and targets stop where a document ends
+    documents: Literal["flow", "mask"] = "flow"
 
     def __post_init__(self) -> None:
         _types(self, "data")
         _bounds("data", self, "train_fraction", 0.0, 1.0, open_start=True)
         _bounds("data", self, "vocab_size", 2, MAX_VOCAB)
         _bounds("data", self, "stride", 0, 2**31 - 1)
+
+    @property
+    def conversations(self) -> bool:
+        """Whether the path is a file of conversations."""
+        return self.path.lower().endswith((".jsonl", ".ndjson"))
+
+    @property
+    def segmented(self) -> bool:
+        """Whether windows have segment ids; those of conversations always do."""
+        return self.documents == "mask" or self.conversations
 
 
 @dataclass(frozen=True, kw_only=True)

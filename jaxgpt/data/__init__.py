@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.batches import Batches, Windows, eval_windows
+from jaxgpt.data.batches import Batches, Windows
 from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
-from jaxgpt.data.tokens import Tokens, is_token_path, open_splits
+from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 
 __all__ = [
     "Batches",
@@ -20,7 +20,6 @@ __all__ = [
     "Tokenizer",
     "Tokens",
     "Windows",
-    "eval_windows",
     "known_vocab_size",
     "load_dataset",
     "load_eval_data",
@@ -110,6 +109,8 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         fingerprint = text.sha256
     vocab_size = _vocab_size(config, tokenizer)
     train, val = train.below(vocab_size), val.below(vocab_size)
+    if data.documents == "mask":
+        train, val = with_documents(train, tokenizer.end_ids), Tokens(val.parts, vocab_size, tokenizer.end_ids)
     fingerprint = fingerprint or Tokens([*train.parts, *val.parts], vocab_size).fingerprint()
     held_out = len(val) > 0
     val = val if held_out else train
@@ -149,6 +150,8 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     split = "validation split" if len(val) else "all" if path else "training text"
     if len(chosen) < 2:
         raise UserError(f"{source} ({split}) has {len(chosen)} token(s), too few to evaluate on: use a longer text")
+    if data.documents == "mask":
+        chosen = Tokens(chosen.parts, vocab_size, tokenizer.end_ids)
     return EvalData(chosen, f"{source} ({split})", text_bytes)
 
 

@@ -17,7 +17,7 @@ from jaxgpt.data.tokens import Tokens
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of T + 1 ids: T inputs and, one further, T targets. Indexing with a slice reads those rows, and no others.
+    """Windows of inputs and targets (`Tokens.window`). Indexing with a slice reads those rows, and no others.
 
     Attributes:
         tokens: the ids.
@@ -30,16 +30,16 @@ class Windows:
     block_size: int
 
     @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.starts_B), self.block_size + 1
+    def shape(self) -> tuple[int, ...]:
+        window = (self.block_size, 3) if self.tokens.segmented else (self.block_size + 1,)
+        return len(self.starts_B), *window
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Read rows, int32 `[B, T + 1]`; -1 beyond the end of the ids."""
-        starts = self.starts_B[rows]
-        out = np.full((len(starts), self.block_size + 1), -1, np.int32)
-        for row, start in zip(out, starts.tolist(), strict=True):
-            ids = self.tokens.take(start, min(self.block_size + 1, len(self.tokens) - start))
-            row[: len(ids)] = ids
+        """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
+        starts = self.starts_B[rows].tolist()
+        out = np.empty((len(starts), *self.shape[1:]), np.int32)
+        for row, start in zip(out, starts, strict=True):
+            row[:] = self.tokens.window(start, self.block_size)
         return out
 
 
@@ -68,7 +68,7 @@ class Batches:
     stride: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.tokens) <= self.block_size:
+        if self._places < 1:
             raise UserError(
                 f"model.block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
                 f"there are {len(self.tokens)}"
@@ -87,11 +87,11 @@ class Batches:
     @property
     def per_epoch(self) -> int:
         """Windows in an epoch."""
-        return (len(self.tokens) - self.block_size - self._phases) // (self.stride or self.block_size) + 1
+        return (self._places - self._phases) // (self.stride or self.block_size) + 1
 
     def _starts(self, step: int) -> np.ndarray:
         if self.sampling == "random":
-            return _draw(self.seed, "window", step, self.batch_size) % (len(self.tokens) - self.block_size)
+            return _draw(self.seed, "window", step, self.batch_size) % self._places
         epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), self.per_epoch)
         starts = np.empty(self.batch_size, np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -101,9 +101,14 @@ class Batches:
         return starts
 
     @property
+    def _places(self) -> int:
+        """Number of positions at which a window can start."""
+        return self.tokens.starts(self.block_size)
+
+    @property
     def _phases(self) -> int:
         """Number of positions at which an epoch can start."""
-        return 1 if self.stride else min(self.block_size, len(self.tokens) - self.block_size)
+        return 1 if self.stride else min(self.block_size, self._places)
 
 
 def batches(
@@ -141,16 +146,6 @@ def batches(
             raise UserError(f"{name} must be at least 1, not {value}")
     made = Batches(Tokens([row]), int(block_size), int(batch_size), int(seed), sampling, int(stride))
     return lambda step: made.at(int(step))[:]
-
-
-def eval_windows(tokens: Tokens, block_size: int, stride: int) -> int:
-    """Count the windows of a whole split, `stride` apart.
-
-    A rest that is shorter than a window is left out, unless it is the whole split.
-    """
-    if len(tokens) <= block_size:
-        return int(len(tokens) > 1)
-    return (len(tokens) - block_size - 1) // stride + 1
 
 
 @functools.lru_cache(maxsize=2)

@@ -31,11 +31,13 @@ class Tokens:
     Attributes:
         parts: the arrays whose concatenation is the sequence.
         vocab_size: all ids are smaller.
+        end_ids: ids each of which is the last of a document; empty: documents flow into one another.
     """
 
-    def __init__(self, parts: Sequence[np.ndarray], vocab_size: int = 2**31) -> None:
+    def __init__(self, parts: Sequence[np.ndarray], vocab_size: int = 2**31, end_ids: tuple[int, ...] = ()) -> None:
         self.parts = [p for p in parts if len(p)]
         self.vocab_size = vocab_size
+        self.end_ids = end_ids
         self._ends = np.cumsum([len(p) for p in self.parts], dtype=np.int64)
 
     def below(self, vocab_size: int) -> Tokens:
@@ -46,7 +48,7 @@ class Tokens:
         """
         for part in self.parts:
             _check(part[:FIRST], vocab_size)
-        return Tokens(self.parts, vocab_size)
+        return Tokens(self.parts, vocab_size, self.end_ids)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if self.parts else 0
@@ -66,6 +68,38 @@ class Tokens:
             out[filled : filled + len(piece)] = piece
             filled, part = filled + len(piece), part + 1
         return out
+
+    @property
+    def segmented(self) -> bool:
+        """Whether windows have segment ids."""
+        return bool(self.end_ids)
+
+    def starts(self, block_size: int) -> int:
+        """Count the ids at which a whole window can start."""
+        return len(self) - block_size
+
+    def window(self, start: int, block_size: int) -> np.ndarray:
+        """Read a window from id number `start`, int32; -1 beyond the end of the ids.
+
+        Returns:
+            `[T + 1]`, T inputs and, one further, T targets; or with `end_ids`, `[T, 3]`: the input, target and segment id of
+            each position. The last input of a document has the target -1: it does not predict the next document.
+        """
+        row = np.full(block_size + 1, -1, np.int32)
+        ids = self.take(start, min(block_size + 1, len(self) - start))
+        row[: len(ids)] = ids
+        if not self.end_ids:
+            return row
+        ends = np.isin(row[:-1], self.end_ids)
+        return np.stack([row[:-1], np.where(ends, -1, row[1:]), np.cumsum(ends) - ends], -1, dtype=np.int32)
+
+    def eval_starts(self, block_size: int, stride: int) -> range:
+        """Return the starts of the windows of a whole split, `stride` apart.
+
+        A rest that is shorter than a window is left out, unless it is the whole split.
+        """
+        starts = self.starts(block_size)
+        return range(0, starts, stride) if starts > 0 else range(int(len(self) > 1))
 
     def fingerprint(self) -> str:
         """Hash the ids: SHA-256, in hexadecimal, of their number and of at most 256 blocks of 16,384 ids.
@@ -89,7 +123,22 @@ class Tokens:
             before.append(part[:cut])
             after.append(part[cut:])
             begin += len(part)
-        return Tokens(before, self.vocab_size), Tokens(after, self.vocab_size)
+        return Tokens(before, self.vocab_size, self.end_ids), Tokens(after, self.vocab_size, self.end_ids)
+
+
+def with_documents(tokens: Tokens, end_ids: tuple[int, ...]) -> Tokens:
+    """Return the same ids as documents, each of which ends with one of `end_ids`.
+
+    Raises:
+        UserError: there are no such ids among the first million.
+    """
+    if not end_ids or not np.isin(tokens.take(0, min(len(tokens), FIRST)), end_ids).any():
+        lack = f"the data does not contain {end_ids[0]}" if end_ids else "the tokenizer has none"
+        raise UserError(
+            f"data.documents mask needs an end-of-text id after each document, but {lack}: use token files (.bin) with this "
+            f"id between documents, or --data.documents flow"
+        )
+    return Tokens(tokens.parts, tokens.vocab_size, end_ids)
 
 
 def split_of(path: Path) -> str:

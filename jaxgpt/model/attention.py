@@ -14,7 +14,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.model.cache import write
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.norm import Norm
-from jaxgpt.ops.attention import AttentionKernel, attend
+from jaxgpt.ops.attention import AttentionKernel, SegmentIds, attend
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.rotary import Rotation, rotate
 from jaxgpt.ops.sharding import constrain
@@ -29,6 +29,7 @@ class BlockInputs(NamedTuple):
         cache: keys and values of the layer, `[B, S, K, H]`, and the slot to write to; None without a cache.
         layer: index of the layer, from 0.
         key: key of the layer's dropout masks; None disables dropout.
+        segment_ids_BT: the document of each position, for an attention kernel; None: one document per row.
     """
 
     mask_BNTS: jax.Array | None
@@ -36,6 +37,7 @@ class BlockInputs(NamedTuple):
     cache: tuple[jax.Array, jax.Array, jax.Array] | None = None
     layer: int | jax.Array = 0
     key: jax.Array | None = None
+    segment_ids_BT: SegmentIds = None
 
 
 class Attention(nn.Module):
@@ -74,7 +76,7 @@ class Attention(nn.Module):
             k_BSKH, v_BSKH = write(cached_k, k_BTKH, slot), write(cached_v, v_BTKH, slot)
             updated = k_BSKH, v_BSKH
         if self.kernel and inputs.cache is None:
-            out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, self.window)
+            out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, self.window, inputs.segment_ids_BT)
         else:
             assert inputs.mask_BNTS is not None
             drop = functools.partial(dropout, rate=c.dropout, key=key)

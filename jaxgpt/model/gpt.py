@@ -22,7 +22,7 @@ from jaxgpt.model.linear import Linear
 from jaxgpt.model.mlp import MLP
 from jaxgpt.model.norm import Norm
 from jaxgpt.model.scan import REMAT, STACKED, Remat
-from jaxgpt.ops.attention import AttentionKernel, causal_mask
+from jaxgpt.ops.attention import AttentionKernel, SegmentIds, causal_mask, segment_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.random import subkey
 from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies, rope_rotation
@@ -100,22 +100,28 @@ class GPT(nn.Module):
         if not c.tie_embeddings:
             self.lm_head = Linear(c, (c.n_embd, c.vocab_size), ("embed", "vocab"), c.head_bias, self.dtype)
 
-    def __call__(self, tokens_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, tokens_BT: jax.Array, key: jax.Array | None = None, segment_ids_BT: SegmentIds = None
+    ) -> jax.Array:
         """Compute the logits of the next token at each position, float32 `[B, T, V]`.
 
         Args:
             tokens_BT: ids below `vocab_size`.
             key: key of the dropout masks; None disables dropout.
+            segment_ids_BT: the document of each token, if rows hold several: the logits of a document are those it has alone.
+                The tokens of a document are consecutive and have the same id.
 
         Raises:
             ValueError: more tokens than the table of learned positions has.
         """
-        return self.head(self.hidden(tokens_BT, key))
+        return self.head(self.hidden(tokens_BT, key, segment_ids_BT))
 
-    def hidden(self, tokens_BT: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def hidden(
+        self, tokens_BT: jax.Array, key: jax.Array | None = None, segment_ids_BT: SegmentIds = None
+    ) -> jax.Array:
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
-        return self.stack(self.embed(tokens_BT), key=key)[0]
+        return self.stack(self.embed(tokens_BT), key=key, segment_ids_BT=segment_ids_BT)[0]
 
     def extend(self, tokens_BT: jax.Array, cache: KVCache, last: bool = False) -> tuple[jax.Array, KVCache]:
         """Compute the logits of T tokens that follow those in the cache.
@@ -143,7 +149,11 @@ class GPT(nn.Module):
         return x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.dtype) if self.config.embed_scale else x_BTD
 
     def stack(
-        self, x_BTD: jax.Array, cache: KVCache | None = None, key: jax.Array | None = None
+        self,
+        x_BTD: jax.Array,
+        cache: KVCache | None = None,
+        key: jax.Array | None = None,
+        segment_ids_BT: SegmentIds = None,
     ) -> tuple[jax.Array, KVCache | None]:
         """Apply position encoding, blocks and final norm: `[B, T, D]` to `[B, T, D]`."""
         c = self.config
@@ -157,6 +167,10 @@ class GPT(nn.Module):
             slot_T, slot_S, start_B = cache.length + jnp.arange(T), jnp.arange(cache.k[0].shape[1]), cache.start_B
         masked_by_kernel = self.kernel is not None and cache is None
         positions_BT = jnp.maximum(slot_T[None, :] - start_B[:, None], 0)
+        if segment_ids_BT is not None:
+            assert cache is None, "a cache holds one document per row"
+            chex.assert_shape(segment_ids_BT, x_BTD.shape[:2])
+            positions_BT = segment_positions(segment_ids_BT)
 
         if c.positions == "learned":
             x_BTD = x_BTD + self.wpe(positions_BT)
@@ -164,8 +178,8 @@ class GPT(nn.Module):
             x_BTD = x_BTD + sinusoidal(positions_BT, c.n_embd).astype(x_BTD.dtype)
         inputs: dict[int, BlockInputs] = {}  # layers with the same window share the mask and the rotation
         for window in sorted(set(c.windows)):
-            mask_BNTS = None if masked_by_kernel else causal_mask(slot_T, slot_S, start_B, window)
-            inputs[window] = BlockInputs(mask_BNTS, _rotation(c, positions_BT, window))
+            mask_BNTS = None if masked_by_kernel else causal_mask(slot_T, slot_S, start_B, window, segment_ids_BT)
+            inputs[window] = BlockInputs(mask_BNTS, _rotation(c, positions_BT, window), segment_ids_BT=segment_ids_BT)
         x_BTD = dropout(x_BTD, c.dropout, subkey(key, 0))
         x_BTD = constrain(x_BTD, ("batch", "length", "width"))
 

@@ -11,11 +11,16 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# Causal self-attention of whole sequences: (q_BTNH, k_BTKH, v_BTKH, scale, window) -> out_BTNH. A window of 0 is no limit.
-AttentionKernel = Callable[[jax.Array, jax.Array, jax.Array, float, int], jax.Array]
+# Causal self-attention of whole sequences: (q_BTNH, k_BTKH, v_BTKH, scale, window, segment_ids_BT=None) -> out_BTNH. A window
+# of 0 is no limit.
+AttentionKernel = Callable[..., jax.Array]
+# The document of each position [B, T]: attention does not leave it, and its positions are consecutive. None: one per row.
+SegmentIds = jax.Array | None
 
 
-def causal_mask(slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window: int = 0) -> jax.Array:
+def causal_mask(
+    slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window: int = 0, segment_ids_BT: SegmentIds = None
+) -> jax.Array:
     """Compute the mask of causal attention: the query at slot t attends to keys at slots `max(start, t - window + 1)` to t.
 
     Args:
@@ -23,6 +28,7 @@ def causal_mask(slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window
         slot_S: slots of the keys.
         start_B: first slot of each row; `[1]` if it is the same for all rows.
         window: number of tokens a query attends to, itself included; 0: no limit.
+        segment_ids_BT: the document of each slot, to which attention is restricted (T = S); None: one document per row.
 
     Returns:
         bool `[B, 1, T, S]`, true where attention is allowed.
@@ -32,7 +38,17 @@ def causal_mask(slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window
     if window:
         causal_TS &= distance_TS < window
     started_BS = slot_S[None, :] >= start_B[:, None]
-    return causal_TS[None, None, :, :] & started_BS[:, None, None, :]
+    mask = causal_TS[None, None, :, :] & started_BS[:, None, None, :]
+    if segment_ids_BT is None:
+        return mask
+    return mask & (segment_ids_BT[:, None, :, None] == segment_ids_BT[:, None, None, :])
+
+
+def segment_positions(segment_ids_BT: jax.Array) -> jax.Array:
+    """Compute each token's position in its document, int32 `[B, T]`; the tokens of a document are consecutive."""
+    slot_BT = jnp.broadcast_to(jnp.arange(segment_ids_BT.shape[1]), segment_ids_BT.shape)
+    begins_BT = jnp.diff(segment_ids_BT, prepend=segment_ids_BT[:, :1]) != 0
+    return slot_BT - jax.lax.cummax(jnp.where(begins_BT, slot_BT, 0), axis=1)
 
 
 def attend(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.ops.attention import SegmentIds
 from jaxgpt.ops.sharding import per_device
 
 LANES = 128  # a TPU's vector width: tiles are multiples of it
@@ -26,9 +27,12 @@ def cudnn_attention(
     v_BTKH: jax.Array,
     scale: float,
     window: int,
+    segment_ids_BT: SegmentIds = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-    """Compute attention with cuDNN, through `jax.nn.dot_product_attention`. An `AttentionKernel`."""
+    """Compute attention with cuDNN, through `jax.nn.dot_product_attention`. An `AttentionKernel` without segment ids."""
+    if segment_ids_BT is not None:
+        raise ValueError("cuDNN attention does not support segment ids: use attend or another kernel")
     return jax.nn.dot_product_attention(
         q_BTNH,
         k_BTKH,
@@ -42,7 +46,13 @@ def cudnn_attention(
 
 
 def splash_attention(
-    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int, interpret: bool = False
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    scale: float,
+    window: int,
+    segment_ids_BT: SegmentIds = None,
+    interpret: bool = False,
 ) -> jax.Array:
     """Compute attention with Pallas' splash kernel, on each device's rows and heads. An `AttentionKernel`.
 
@@ -55,12 +65,20 @@ def splash_attention(
     tile = min(TILE, LANES * math.ceil(T / LANES))
     padded = ((0, 0), (0, -T % tile), (0, 0), (0, 0))
     q_BTNH, k_BTKH, v_BTKH = (jnp.pad(x, padded) for x in (q_BTNH * jnp.asarray(scale, q_BTNH.dtype), k_BTKH, v_BTKH))
+    if segment_ids_BT is not None:
+        segment_ids_BT = jnp.pad(segment_ids_BT, padded[:2])
     local = functools.partial(_splash_local, window=window, tile=tile, interpret=interpret)
-    return per_device(local, q_BTNH, k_BTKH, v_BTKH)[:, :T]
+    return per_device(local, q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)[:, :T]
 
 
 def _splash_local(
-    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int, tile: int, interpret: bool
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    segment_ids_BT: SegmentIds,
+    window: int,
+    tile: int,
+    interpret: bool,
 ) -> jax.Array:
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
 
@@ -78,4 +96,5 @@ def _splash_local(
         interpret=interpret,
     )
     by_head = (jnp.swapaxes(x, 1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
-    return jnp.swapaxes(jax.vmap(kernel)(*by_head), 1, 2)
+    segments = None if segment_ids_BT is None else splash.SegmentIds(segment_ids_BT, segment_ids_BT)
+    return jnp.swapaxes(jax.vmap(kernel)(*by_head, segments), 1, 2)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxgpt.ops.attention import SegmentIds
 from jaxgpt.ops.sharding import per_device
 
 SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
@@ -28,17 +29,27 @@ LOWEST = jnp.finfo(jnp.float32).min
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def tiled_attention(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, scale: float, window: int) -> jax.Array:
+def tiled_attention(
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    scale: float,
+    window: int,
+    segment_ids_BT: SegmentIds = None,
+) -> jax.Array:
     """Compute `attend` with `causal_mask`, a group of heads at a time. An `AttentionKernel`."""
     scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
-    return per_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH)
+    return per_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH, segment_ids_BT)
 
 
 @functools.partial(jax.jit, static_argnames="window")  # traced once for all layers
-def _local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, window: int) -> jax.Array:
+def _local(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, segment_ids_BT: SegmentIds, window: int
+) -> jax.Array:
     B, T, N, H = q_BTNH.shape
     q, k, v = (x.swapaxes(1, 2).reshape(-1, T, H) for x in (q_BTNH, k_BTKH, v_BTKH))
-    return _attention(window, q, k, v).reshape(B, N, T, H).swapaxes(1, 2)
+    segment_ids_NT = None if segment_ids_BT is None else jnp.repeat(segment_ids_BT, N, axis=0)
+    return _attention(window, q, k, v, segment_ids_NT).reshape(B, N, T, H).swapaxes(1, 2)
 
 
 def tile_size(T: int) -> int:
@@ -53,25 +64,27 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids_NT: SegmentIds) -> jax.Array:
     """Compute attention for `[N, T, H]`, N being the heads of all rows; keys and values may have fewer heads."""
-    return _forward(window, q, k, v)[0]
+    return _forward(window, q, k, v, segment_ids_NT)[0]
 
 
-def _forward(window: int, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out, lse = _over_heads(functools.partial(_forward_heads, window), q, *_for_each_query(q, k, v))
+def _forward(
+    window: int, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids_NT: SegmentIds
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    out, lse = _over_heads(functools.partial(_forward_heads, window), q, *_for_each_query(q, k, v), segment_ids_NT)
     out, lse = checkpoint_name((out, lse), "attention")
-    return out, (q, k, v, out, lse)
+    return out, (q, k, v, segment_ids_NT, out, lse)
 
 
-def _backward(window: int, residuals: tuple[jax.Array, ...], dout: jax.Array) -> tuple[jax.Array, ...]:
-    q, k, v, out, lse = residuals
+def _backward(window: int, residuals: tuple[Any, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
+    q, k, v, segment_ids_NT, out, lse = residuals
     each_k, each_v = _for_each_query(q, k, v)
     # Transposed outside the loop: inside, XLA would fuse the transposition with the product.
-    arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2))
+    arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2), segment_ids_NT)
     dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), *arrays)
     dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
-    return dq, dk, dv
+    return dq, dk, dv, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -82,21 +95,27 @@ def _for_each_query(q: jax.Array, *keys: jax.Array) -> list[jax.Array]:
     return [jnp.repeat(x, len(q) // len(x), axis=0) for x in keys]
 
 
-def _over_heads(function: Callable[..., Any], *arrays: jax.Array) -> Any:
+def _over_heads(function: Callable[..., Any], *arrays: Any) -> Any:
     """Map `function` over the largest groups of heads that `SCORES` allows."""
     N, T = arrays[0].shape[:2]
     heads = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * tile_size(T) * T <= SCORES))
-    results = jax.lax.map(lambda group: function(*group), [x.reshape(-1, heads, *x.shape[1:]) for x in arrays])
+    groups = jax.tree.map(lambda x: x.reshape(-1, heads, *x.shape[1:]), arrays)
+    results = jax.lax.map(lambda group: function(*group), groups)
     return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
 
 
-def _forward_heads(window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _forward_heads(
+    window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array, segment_ids_NT: SegmentIds
+) -> tuple[jax.Array, jax.Array]:
     """Return the output and each query's log-sum-exp."""
     slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
     for a, e, first, _ in tiles(len(slot), window):
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
         scores_NTS = _product("NTH,NSH->NTS", q_NTH[:, a:e], k)
-        scores_NTS = jnp.where(_mask(slot[a:e, None], slot[None, first:e], window), scores_NTS, LOWEST)
+        mask = _mask(slot[a:e, None], slot[None, first:e], window)
+        if segment_ids_NT is not None:
+            mask = mask[None] & (segment_ids_NT[:, a:e, None] == segment_ids_NT[:, None, first:e])
+        scores_NTS = jnp.where(mask, scores_NTS, LOWEST)
         highest_NT1 = scores_NTS.max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
         total_NT1 = weights_NTS.sum(-1, keepdims=True)
@@ -114,6 +133,7 @@ def _backward_heads(
     lse_NT: jax.Array,
     dout_NTH: jax.Array,
     k_NHS: jax.Array,
+    segment_ids_NT: SegmentIds,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return dq, dk, dv. Scores are `[N, S, T]`, so that no product has to transpose them."""
     dtype = q_NTH.dtype
@@ -123,9 +143,11 @@ def _backward_heads(
     for a, e, _, end in spans:
         q, k, v, dout = q_NTH[:, a:end], k_NSH[:, a:e], v_NSH[:, a:e], dout_NTH[:, a:end]
         lse_N1T, delta_N1T = lse_NT[:, None, a:end], delta_NT[:, None, a:end]
-        mask_ST = _mask(slot[None, a:end], slot[a:e, None], window)
+        mask = _mask(slot[None, a:end], slot[a:e, None], window)
+        if segment_ids_NT is not None:
+            mask = mask[None] & (segment_ids_NT[:, None, a:end] == segment_ids_NT[:, a:e, None])
         scores_NST = _product("NSH,NTH->NST", k, q)
-        weights_NST = jnp.where(mask_ST, jnp.exp(scores_NST - lse_N1T), 0.0)
+        weights_NST = jnp.where(mask, jnp.exp(scores_NST - lse_N1T), 0.0)
         dscores_NST = (weights_NST * (_product("NSH,NTH->NST", v, dout) - delta_N1T)).astype(dtype)
         dv.append(_product("NST,NTH->NSH", weights_NST.astype(dtype), dout))
         dk.append(_product("NST,NTH->NSH", dscores_NST, q))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxgpt.parallel.mesh import batch_sharding
 
 
-def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: bool = False) -> jax.Array:
     """Put batches of windows on the devices of a mesh, split by rows.
 
     Only rows of this process's devices are read, each once. The rest of the shape is filled up with -1: a window of -1 has no
@@ -21,22 +21,24 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...]) -> jax.Array
 
     Args:
         mesh: the devices.
-        batches: each `[B, T + 1]`, an array or `Windows`, whose rows are read where they are sliced.
-        shape: of the result: `[rows, T + 1]` for one batch, `[K, rows, T + 1]` for up to K of them.
+        batches: each `[B, T + 1]` or `[B, T, 3]`, an array or `Windows`, whose rows are read where they are sliced.
+        shape: of the result: `[rows, ...]` for one batch, `[K, rows, ...]` for up to K of them.
+        several: whether the shape begins with K.
 
     Returns:
         int32 of that shape.
     """
+    axis = int(several)
 
     @cache
     def part(first: int, last: int) -> np.ndarray:
-        out = np.full((*shape[:-2], last - first, shape[-1]), -1, np.int32)
-        for rows, batch in zip(out.reshape(-1, last - first, shape[-1]), batches, strict=False):
+        out = np.full((*shape[:axis], last - first, *shape[axis + 1 :]), -1, np.int32)
+        for rows, batch in zip(out if several else [out], batches, strict=False):
             filled = batch[first:last]
             np.copyto(rows[: len(filled)], filled, casting="same_kind")
         return out
 
     def shard(index: Any) -> np.ndarray:
-        return part(*index[-2].indices(shape[-2])[:2])
+        return part(*index[axis].indices(shape[axis])[:2])
 
-    return jax.make_array_from_callback(shape, batch_sharding(mesh, len(shape) == 3), shard)
+    return jax.make_array_from_callback(shape, batch_sharding(mesh, several), shard)

@@ -94,14 +94,13 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 def argument_bytes(layout: Layout) -> dict[str, float]:
     """Count the bytes of a step's inputs by kind, on one device."""
-    state, config = layout.state, layout.config
-    count, rows = layout.microbatches
+    state = layout.state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
         "parameters": shard_bytes(state.params),
         "optimizer": shard_bytes(state.opt_state),
         **average,
-        "batch": 4.0 * count * rows * (config.model.block_size + 1) / batch_ways(layout.mesh),
+        "batch": 4.0 * math.prod(layout.batch().shape) / batch_ways(layout.mesh),
     }
 
 
@@ -138,7 +137,7 @@ def _residual_bytes(layout: Layout) -> float:
         return jax.vjp(lambda p: loss_sum(p, windows, key, loss_fn)[0], params)[1]
 
     params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), layout.state.params)
-    windows = jax.ShapeDtypeStruct((rows, model.block_size + 1), jnp.int32)
+    windows = jax.ShapeDtypeStruct((rows, *layout.batch().shape[1:]), jnp.int32)
     jaxpr = jax.make_jaxpr(residuals)(params, windows).jaxpr
     ways, split = batch_ways(layout.mesh), {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
     sizes = [0.0]

@@ -114,7 +114,7 @@ class _Steps:
         T, V = config.model.block_size, config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program, self.state = program, state
-        self.batches = Batches.of(config, Tokens([ids]))
+        self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.data.segmented else ()))
         self.step = 0
         self.each = config.train.steps_per_call
         self.input_seconds: list[float] = []  # per step, to prepare its batch on the host

@@ -10,38 +10,51 @@ import chex
 import jax
 import jax.numpy as jnp
 
-# (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative
-LossFn = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
+# (params, tokens_BT, targets_BT, dropout key or None) -> losses_BT, in nats; 0 where the target is negative. For windows with
+# segment ids, these are a fifth argument, segment_ids_BT.
+LossFn = Callable[..., jax.Array]
 
 
 def make_loss_fn(apply_fn: Callable[..., Any], chunk: int = 0) -> LossFn:
     """Make the loss function that `train_step` takes: cross entropy of a model's logits, `-log softmax(logits)[target]`.
 
     Args:
-        apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`.
+        apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`; with segment ids, they follow `key`.
         chunk: positions of a window whose logits are computed at a time, to save memory (`chunked_cross_entropy`, for a
             model with the methods `hidden` and `head`); 0: all.
 
     Returns:
         `loss_fn(params, tokens_BT, targets_BT, key) -> losses_BT`, float32 in nats; 0 where the target is negative. `key` is
-        for the dropout masks, or None.
+        for the dropout masks, or None. Segment ids may follow.
     """
 
-    def loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
+    def loss_fn(
+        params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None, *segment_ids_BT: jax.Array
+    ) -> jax.Array:
         call = partial(apply_fn, {"params": params})
         if not chunk:
-            return cross_entropy(call(tokens_BT, key), targets_BT)
-        x_BTD = call(tokens_BT, key, method="hidden")
+            return cross_entropy(call(tokens_BT, key, *segment_ids_BT), targets_BT)
+        x_BTD = call(tokens_BT, key, *segment_ids_BT, method="hidden")
         return chunked_cross_entropy(partial(call, method="head"), x_BTD, targets_BT, chunk)
 
     return loss_fn
 
 
+def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
+    """Split windows into inputs and targets, each `[B, T]`, and segment ids if they have them.
+
+    Args:
+        windows: `[B, T + 1]`, T inputs and, one further, T targets; or `[B, T, 3]`, the input, target and segment id of each
+            position: ids of documents in a row, which attention does not leave. A negative target does not count.
+    """
+    return (windows[:, :-1], windows[:, 1:]) if windows.ndim == 2 else tuple(jnp.moveaxis(windows, -1, 0))
+
+
 def ignore_padding(loss_fn: LossFn) -> LossFn:
     """Make the same loss function for batches with windows of -1: they have no targets, and any id will do as input."""
 
-    def padded_loss_fn(params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None) -> jax.Array:
-        return loss_fn(params, jnp.maximum(tokens_BT, 0), targets_BT, key)
+    def padded_loss_fn(params: Any, tokens_BT: jax.Array, *args: Any) -> jax.Array:
+        return loss_fn(params, jnp.maximum(tokens_BT, 0), *args)
 
     return padded_loss_fn
 

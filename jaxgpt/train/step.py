@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key
-from jaxgpt.train.loss import LossFn, token_count
+from jaxgpt.train.loss import LossFn, split_windows, token_count
 from jaxgpt.train.skip import skip_state
 
 
@@ -47,9 +47,9 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool =
 def loss_sum(
     params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute the summed loss in nats and the number of tokens, over windows of T inputs and, one further, T targets."""
-    inputs_BT, targets_BT = windows_BT1[:, :-1], windows_BT1[:, 1:]
-    return loss_fn(params, inputs_BT, targets_BT, key).sum(), token_count(targets_BT)
+    """Compute the summed loss in nats and the number of counted tokens of windows (see `split_windows`)."""
+    inputs_BT, targets_BT, *segment_ids_BT = split_windows(windows_BT1)
+    return loss_fn(params, inputs_BT, targets_BT, key, *segment_ids_BT).sum(), token_count(targets_BT)
 
 
 def gradients(
@@ -59,13 +59,13 @@ def gradients(
 
     Microbatches add up sums, which are divided once by the number of tokens: the result does not depend on their number.
     """
-    chex.assert_rank(windows_BT1, 2)
+    chex.assert_rank(windows_BT1, {2, 3})
     grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
     if accumulation == 1:
         (total, count), grads = grad(params, windows_BT1, key)
     else:
         # Row r goes to microbatch r % A: every device keeps its rows.
-        microbatches = windows_BT1.reshape(-1, accumulation, windows_BT1.shape[1]).swapaxes(0, 1)
+        microbatches = windows_BT1.reshape(-1, accumulation, *windows_BT1.shape[1:]).swapaxes(0, 1)
 
         def add(sums: Any, microbatch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
             windows, index = microbatch
@@ -97,7 +97,8 @@ def train_step(
 
     Args:
         state: of `init_state`, with the same optimizer.
-        windows_BT1: int32 `[B, T + 1]`: T inputs and, one further, T targets; a negative target does not count.
+        windows_BT1: int32 `[B, T + 1]`: T inputs and, one further, T targets; a negative target does not count. With
+            documents, `[B, T, 3]` (see `split_windows`).
         loss_fn: of `make_loss_fn`, or any of its signature.
         optimizer: any optax transformation.
         learning_rate: its schedule, for the metrics alone; None: they have no `lr`.
@@ -178,6 +179,6 @@ def train_steps(
 
 def eval_step(params: Any, windows_BT1: jax.Array, *, loss_fn: LossFn) -> tuple[jax.Array, jax.Array]:
     """Compute the summed loss and the number of tokens of each window, `[B]` and `[B]`; both are 0 for a window of -1."""
-    inputs_BT, targets_BT = jnp.maximum(windows_BT1[:, :-1], 0), windows_BT1[:, 1:]
-    losses_BT = loss_fn(params, inputs_BT, targets_BT, None)
+    inputs_BT, targets_BT, *segment_ids_BT = split_windows(windows_BT1)
+    losses_BT = loss_fn(params, jnp.maximum(inputs_BT, 0), targets_BT, None, *segment_ids_BT)
     return losses_BT.sum(-1), (targets_BT >= 0).sum(-1)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data import Tokens, Windows, eval_windows
+from jaxgpt.data import Tokens, Windows
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
 from jaxgpt.trainer.program import Program
@@ -68,16 +68,15 @@ def evaluate(
     batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
     batch_size = math.ceil(batch_size / ways) * ways
     block_size = config.model.block_size
-    stride = max(config.data.stride, block_size)
-    n = eval_windows(tokens, block_size, stride)
-    shared = spread(n, config.train.eval_windows)
-    windows = np.arange(n) if whole else shared
+    starts = np.asarray(tokens.eval_starts(block_size, max(config.data.stride, block_size)))
+    shared = spread(len(starts), config.train.eval_windows)
+    windows = np.arange(len(starts)) if whole else shared
     sums, counts = [], []
     for first in range(0, len(windows), batch_size):
         if interrupted():
             return None
-        batch = Windows(tokens, windows[first : first + batch_size] * stride, block_size)
-        loss, count = program.eval(params, put(mesh, [batch], (batch_size, block_size + 1)))
+        batch = Windows(tokens, starts[windows[first : first + batch_size]], block_size)
+        loss, count = program.eval(params, put(mesh, [batch], (batch_size, *batch.shape[1:])))
         sums.append(loss)
         counts.append(count)
         if len(sums) > AHEAD:  # without waiting, all batches would be queued at once
@@ -94,7 +93,9 @@ def spread(n: int, wanted: int) -> np.ndarray:
 
 
 def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = slice(None)) -> Evaluation:
-    """Compute the mean over all tokens, and `stderr = std(window means) / sqrt(windows)`.
+    """Compute the mean over all tokens, `loss`, and its standard error.
+
+    `stderr = std(sums - loss counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
 
     Args:
         sums: of each window.
@@ -102,10 +103,11 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
         shared: indices of the windows whose mean is `ranking`.
     """
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
-    means = sums / counts
-    stderr = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan
+    loss = sums.sum() / counts.sum()
+    errors = (sums - loss * counts) / counts.mean()
+    stderr = float(errors.std(ddof=1) / math.sqrt(len(errors))) if len(errors) > 1 else math.nan
     ranking = float(sums[shared].sum() / counts[shared].sum())
-    return Evaluation(float(sums.sum() / counts.sum()), stderr, len(sums), int(counts.sum()), ranking)
+    return Evaluation(float(loss), stderr, len(sums), int(counts.sum()), ranking)
 
 
 def eval_params(state: Any, config: Config) -> Any:

@@ -51,8 +51,12 @@ class Layout:
         return microbatches(self.config.train, batch_ways(self.mesh))
 
     def batch(self, steps: int = 1) -> jax.ShapeDtypeStruct:
-        """Describe a batch with its padding, `[rows, T + 1]`, or those of several steps, `[K, rows, T + 1]`."""
-        one = math.prod(self.microbatches), self.config.model.block_size + 1
+        """Describe a batch with its padding, or those of several steps: `[rows, T + 1]`, `[K, rows, T + 1]`.
+
+        With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
+        """
+        T = self.config.model.block_size
+        one = math.prod(self.microbatches), *((T, 3) if self.config.data.segmented else (T + 1,))
         shape = one if steps == 1 else (steps, *one)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh, steps > 1))
 

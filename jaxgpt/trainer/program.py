@@ -47,20 +47,21 @@ class Program:
 
     def put(self, windows_BT1: Any) -> jax.Array:
         """Put a batch on its devices, padded as `step` needs a training batch, or as `eval` needs any other number of rows."""
-        n, width = windows_BT1.shape
+        n, *window = windows_BT1.shape
         if n == self.layout.config.train.batch_size:
             return put(self.layout.mesh, [windows_BT1], self.layout.batch().shape)
         ways = batch_ways(self.layout.mesh)
-        return put(self.layout.mesh, [windows_BT1], (math.ceil(n / ways) * ways, width))
+        return put(self.layout.mesh, [windows_BT1], (math.ceil(n / ways) * ways, *window))
 
     def put_steps(self, batches: Sequence[Any]) -> jax.Array:
         """Put the batches of the next steps, `train.steps_per_call` at most, on their devices, for `steps`."""
-        return put(self.layout.mesh, batches, self.layout.batch(self.layout.config.train.steps_per_call).shape)
+        steps = self.layout.config.train.steps_per_call
+        return put(self.layout.mesh, batches, self.layout.batch(steps).shape, several=steps > 1)
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step. The given state is donated."""
         with self.layout.use_mesh():
-            return block_on_cpu_mesh(self.layout.mesh, self._train[2](state, windows_BT1))
+            return block_on_cpu_mesh(self.layout.mesh, self._train[False](state, windows_BT1))
 
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
@@ -75,11 +76,11 @@ class Program:
         Returns:
             The state after, and a function that waits for the metrics of the steps and returns them.
         """
-        if batches.ndim == 2:
+        if not self._several(batches):
             state, metrics = self.step(state, batches)
             return state, lambda: [jax.device_get(metrics)]
         with self.layout.use_mesh():
-            state, metrics = block_on_cpu_mesh(self.layout.mesh, self._train[3](state, batches, n))
+            state, metrics = block_on_cpu_mesh(self.layout.mesh, self._train[True](state, batches, n))
 
         def read() -> list[dict[str, Any]]:
             host = jax.device_get(metrics)
@@ -94,21 +95,25 @@ class Program:
 
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
         """Lower the train step for a state and one or several batches, of arrays or of shapes: to inspect or compile it."""
-        n = () if batches.ndim == 2 else (1,)
+        several = self._several(batches)
         with self.layout.use_mesh():
-            lowered: jax.stages.Lowered = self._train[batches.ndim].lower(state, batches, *n)
+            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *((1,) if several else ()))
             return lowered
 
+    def _several(self, batches: Any) -> bool:
+        """Return whether these are the batches of several steps."""
+        return batches.ndim > len(self.layout.batch().shape)
+
     @cached_property
-    def _train(self) -> dict[int, Any]:
-        """The train step, by the rank of its batches: of one step, or of several."""
+    def _train(self) -> dict[bool, Any]:
+        """The train step of the batch of one step, and of those of several."""
         states, rest = placements(self.layout.state), replicated(self.layout.mesh)
         one, several = self.layout.batch().sharding, self.layout.batch(2).sharding
         step = bound_step(self.layout)
         options: Any = {"out_shardings": (states, rest), "donate_argnums": 0}
         return {
-            2: jax.jit(step, in_shardings=(states, one), **options),
-            3: jax.jit(partial(train_steps, step=step), in_shardings=(states, several, rest), **options),
+            False: jax.jit(step, in_shardings=(states, one), **options),
+            True: jax.jit(partial(train_steps, step=step), in_shardings=(states, several, rest), **options),
         }
 
     @cached_property

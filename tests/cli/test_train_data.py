@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
+from jaxgpt.data.tokenizer import WordTokenizer
+
 TINY = flags(
     model__n_layer=1,
     model__n_head=1,
@@ -55,3 +57,24 @@ def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPat
     assert result.code == 0, result.err
     assert "jaxgpt: cannot sample: not enough memory" in result.err
     assert "next     jaxgpt sample" in result.out
+
+
+def test_documents_are_masked_at_end_ids() -> None:
+    """Data without end ids is refused."""
+    Path("tokenizer.json").write_text(WordTokenizer([*"abcd", "</s>"]).to_json())
+    ids = np.append(np.random.default_rng(1).integers(0, 4, (40, 4)), np.full((40, 1), 4), 1)
+    np.asarray(ids, "<u2").tofile("train.bin")
+    data = flags(data__tokenizer="tokenizer.json", data__documents="mask", mesh__data=2, train__batch_size=3)
+    more = flags(train__steps=3, train__steps_per_call=2, train__microbatch=1)
+    result = jaxgpt("train", "nanogpt-cpu", *TINY, *data, *more, "--data.path", "train.bin", "--out", "r")
+    assert result.code == 0, result.err
+    result = jaxgpt("eval", "r", "--json")
+    assert result.json["tokens"] == 13  # 2 windows of 8 inputs, of which 3 are the end of a document
+    for settings, said in (
+        (flags(data__tokenizer="ids", model__vocab_size=9), "the tokenizer has none"),
+        (flags(data__tokenizer="tokenizer.json"), "the data does not contain 4"),
+    ):
+        np.asarray(np.arange(200) % 4, "<u2").tofile("none.bin")
+        result = jaxgpt("train", "nanogpt-cpu", *TINY, "--data.path", "none.bin", *data[2:], *settings)
+        assert result.code == 2
+        assert said in result.err

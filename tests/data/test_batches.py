@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data import Batches, Tokens, Windows, eval_windows
+from jaxgpt.data import Batches, Tokens, Windows
 
 
 def batches(n: int = 1000, T: int = 10, B: int = 4, **kwargs) -> Batches:  # type: ignore[no-untyped-def]
@@ -84,7 +84,7 @@ def test_windows_are_inputs_and_the_next_ids() -> None:
 
 @pytest.mark.parametrize(("n", "expected"), [(111_540, 1742), (65, 1), (64, 1), (129, 2), (2, 1), (1, 0), (0, 0)])
 def test_evaluation_covers_the_split(n: int, expected: int) -> None:
-    assert eval_windows(Tokens([np.arange(n)]), 64, 64) == expected
+    assert len(Tokens([np.arange(n)]).eval_starts(64, 64)) == expected
 
 
 def test_a_split_shorter_than_a_window_is_padded() -> None:
@@ -95,3 +95,24 @@ def test_a_split_shorter_than_a_window_is_padded() -> None:
 def test_a_context_longer_than_the_text() -> None:
     with pytest.raises(UserError, match="block_size 10 needs at least 11 ids for training, there are 10"):
         batches(10, 10)
+
+
+@given(st.lists(st.integers(0, 3), min_size=12, max_size=60), st.integers(1, 11), st.integers(0, 2**31 - 1))
+def test_windows_of_documents(ids: list[int], T: int, seed: int) -> None:
+    """A document ends with its end id, here 0 or 3; the last of its inputs predicts nothing."""
+    plain, documents = Tokens([np.array(ids)]), Tokens([np.array(ids)], end_ids=(0, 3))
+    batch = Batches(documents, T, 3, seed).at(0)
+    assert batch.shape == (3, T, 3)
+    assert (batch[1:] == batch[:][1:]).all()
+    for window, row in zip(batch[:], Batches(plain, T, 3, seed).at(0)[:], strict=True):
+        assert window[:, 0].tolist() == row[:-1].tolist()
+        borders = np.isin(row[:-1], (0, 3))
+        assert window[:, 1].tolist() == np.where(borders, -1, row[1:]).tolist()
+        assert window[0, 2] == 0
+        assert np.diff(window[:, 2]).tolist() == borders[:-1].tolist()
+
+
+def test_documents_stay_documents_when_they_are_split() -> None:
+    tokens = Tokens([np.arange(9) % 4], end_ids=(3,))
+    for part in (*tokens.split(4), tokens.below(4)):
+        assert part.end_ids == (3,)

@@ -141,3 +141,23 @@ def test_capture(case, ours):
     assert len(seen.attentions) == config.n_layer
     for mine, other in zip((*seen.hidden, *seen.attentions), (*theirs.hidden_states, *theirs.attentions), strict=True):
         assert np.abs(np.asarray(mine) - other.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_documents(case, ours):
+    """Several documents in a row equal transformers with restarted positions and a block-diagonal mask."""
+    config, params, _ = ours(case, 0)
+    ids = np.random.default_rng(5).integers(0, V, (2, 17))
+    sizes = (5, 1, 11), (8, 2, 7)
+    segment_ids = np.stack([np.repeat(range(3), row) for row in sizes])
+    positions = np.stack([np.concatenate([np.arange(n) for n in row]) for row in sizes])
+    allowed = np.tri(17, dtype=bool) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    mask = torch.where(torch.tensor(allowed), 0.0, torch.finfo(torch.float32).min)[:, None]
+    with torch.no_grad():
+        given = {"attention_mask": mask, "position_ids": torch.tensor(positions)}
+        expected = original(case, 0)(torch.tensor(ids), **given).logits.numpy()
+        assert np.abs(original(case, 0)(torch.tensor(ids)).logits.numpy() - expected).max() > 0.1
+    with jax.default_matmul_precision("highest"):
+        run = jax.jit(lambda tokens, ids: GPT(config).apply({"params": params}, tokens, None, ids))
+        out = np.asarray(run(jnp.asarray(ids, jnp.int32), jnp.asarray(segment_ids, jnp.int32)))
+    assert np.abs(out - expected).max() < 2e-5

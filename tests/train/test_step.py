@@ -170,7 +170,7 @@ def test_first_moments_in_bfloat16(optimizer: str) -> None:
 def test_one_program_for_all_steps() -> None:
     p = program(dropout=0.1)
     train(p, 4)
-    assert p._train[2]._cache_size() == 1
+    assert p._train[False]._cache_size() == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""A packed batch gives each document the logits and gradients that it has alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import every_model, make, random_ids, small
+
+from jaxgpt.config import MeshConfig, ModelConfig
+from jaxgpt.model import GPT
+from jaxgpt.model.scan import stack_layers
+from jaxgpt.ops.attention import AttentionKernel, segment_positions
+from jaxgpt.ops.flash import cudnn_attention, splash_attention
+from jaxgpt.ops.tiled import tiled_attention
+from jaxgpt.parallel import make_mesh, use_mesh
+from jaxgpt.train.loss import cross_entropy, make_loss_fn, split_windows
+from jaxgpt.train.step import gradients
+
+splash = functools.partial(splash_attention, interpret=True)
+LENGTHS = (5, 1, 6), (2, 9, 1)  # of the documents of each row
+
+
+def packed(config: ModelConfig, lengths: tuple[tuple[int, ...], ...] = LENGTHS) -> tuple[jax.Array, jax.Array]:
+    """Return windows `[B, T, 3]` of documents that follow one another, and the same documents, `[n, T, 3]`, one a row."""
+    T = sum(lengths[0])
+    rows, alone = [], []
+    for sizes, ids in zip(lengths, np.asarray(random_ids(config, (len(lengths), T))), strict=True):
+        ends = np.cumsum(sizes)
+        targets = np.where(np.isin(np.arange(T) + 1, ends), -1, np.roll(ids, -1))
+        rows.append(np.stack([ids, targets, np.repeat(np.arange(len(sizes)), sizes)], -1))
+        for end, n in zip(ends, sizes, strict=True):
+            alone.append(np.tile(np.array([0, -1, 0]), (T, 1)))
+            alone[-1][:n, :2] = rows[-1][end - n : end, :2]
+    return jnp.asarray(np.stack(rows), jnp.int32), jnp.asarray(np.stack(alone), jnp.int32)
+
+
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
+
+
+def mean_gradient(model: GPT, accumulation: int = 1) -> Callable[..., Any]:
+    """Return the mean loss and its gradient, as the train step computes them."""
+    return functools.partial(gradients, key=None, loss_fn=make_loss_fn(model.apply), accumulation=accumulation)
+
+
+def check(config: ModelConfig, kernel: AttentionKernel | None = None, lengths: Any = LENGTHS) -> None:
+    """Compare a packed batch with its documents, each alone in a row, computed by `attend` without segment ids."""
+    model, params = make(config)
+    windows, alone = packed(config, lengths)
+
+    def both(model: GPT, with_ids: bool) -> Any:
+        def run(params: Any, windows: jax.Array) -> Any:
+            inputs, targets, *segments = split_windows(windows) if with_ids else (windows[..., 0], windows[..., 1])
+
+            def loss(params: Any) -> Any:
+                logits = model.apply({"params": params}, inputs, None, *segments)
+                return cross_entropy(logits, targets).sum(), logits
+
+            return jax.grad(loss, has_aux=True)(params)
+
+        return jax.jit(run)(params, windows if with_ids else alone)
+
+    grads, logits = both(GPT(config, kernel=kernel), with_ids=True)
+    expected_grads, expected = both(model, with_ids=False)
+    sizes = [n for row in lengths for n in row]
+    found = jnp.concatenate(list(logits))
+    assert_close(found, jnp.concatenate([row[:n] for row, n in zip(expected, sizes, strict=True)]), 2e-5)
+    assert_close(grads, expected_grads, 1e-4)
+
+
+@every_model
+def test_a_document_is_computed_as_if_alone(name: str) -> None:
+    """With each kind of positions, and with a sliding window."""
+    check(small(name, n_layer=1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "window"),
+    [(tiled_attention, 30), pytest.param(tiled_attention, 0, marks=pytest.mark.long), (splash, 30)],
+)
+def test_kernels_keep_documents_apart(kernel: AttentionKernel, window: int) -> None:
+    """Documents that begin and end inside tiles of 65, on their borders, and beyond a sliding window; grouped heads."""
+    check(small("llama", block_size=130, sliding_window=window, n_layer=1), kernel, ((65, 1, 40, 24), (3, 100, 27)))
+
+
+def test_accumulation_and_scanned_layers_keep_documents_apart() -> None:
+    """Microbatches have different numbers of targets; sums are divided once."""
+    config = small("gpt2")
+    model, params = make(config)
+    windows, _ = packed(config, (*LENGTHS, (12,), (1,) * 12))
+    loss, grads = jax.jit(mean_gradient(model))(params, windows)
+    scanned = GPT(config, remat="dots", kernel=tiled_attention)
+    found = jax.jit(mean_gradient(scanned, accumulation=2))(stack_layers(params), windows)
+    assert_close(found, (loss, stack_layers(grads)), 1e-5)
+
+
+@pytest.mark.parametrize("kernel", [tiled_attention, pytest.param(None, marks=pytest.mark.long)])
+def test_documents_on_a_mesh(kernel: AttentionKernel | None) -> None:
+    config = small("llama", n_kv_head=1)
+    model, params = make(config)
+    windows, _ = packed(config)
+    expected = jax.jit(mean_gradient(model))(params, windows)
+    with use_mesh(make_mesh(MeshConfig(data=2, fsdp=1, tensor=2)), config):
+        assert_close(jax.jit(mean_gradient(GPT(config, kernel=kernel)))(params, windows), expected, 1e-5)
+
+
+def test_cudnn_refuses_documents() -> None:
+    x = jnp.ones((1, 4, 1, 8))
+    with pytest.raises(ValueError, match="does not support segment ids"):
+        cudnn_attention(x, x, x, 1.0, 0, jnp.zeros((1, 4), jnp.int32))
+
+
+def test_positions_restart_at_each_document() -> None:
+    found = segment_positions(jnp.array([[0, 0, 0, 1, 2, 2], [7, 3, 3, 3, 0, 0], [-1, -1, -1, -1, -1, -1]]))
+    assert found.tolist() == [[0, 1, 2, 0, 0, 1], [0, 0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 5]]
