@@ -362,6 +362,27 @@ class MeshConfig:
             raise UserError("only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """LoRA: train low-rank adapters A and B of the weights of `--init-from`, used as W + (alpha / rank) A B."""
+
+    rank: int = 0  # rank of the adapters; 0: no adapters, train all weights
+    alpha: float = 16.0  # scale of the adapters, divided by the rank
+    # matrices to adapt, separated by commas, by their names here or in transformers (q_proj, c_attn); or all-linear
+    targets: str = "q_proj,v_proj"
+
+    def __post_init__(self) -> None:
+        _types(self, "lora")
+        _bounds("lora", self, "rank", 0, 2**24)
+        _bounds("lora", self, "alpha", 0.0, 1e6, open_start=True)
+        names = self.targets.replace("+", ",").split(",")
+        if len(set(names)) < len(names) or "" in names:
+            raise UserError(f"lora.targets must be different names separated by commas, not {shown(self.targets)}")
+        for name in ("alpha", "targets"):
+            if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
+                raise UserError(f"lora.{name} needs lora.rank: add --lora.rank 8, or leave it out")
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters. The defaults are those of `jaxgpt.generate` and `jaxgpt sample`.
@@ -476,6 +497,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)  # optimizer
     train: TrainConfig = field(default_factory=TrainConfig)  # training
     mesh: MeshConfig = field(default_factory=MeshConfig)  # device mesh
+    lora: LoraConfig = field(default_factory=LoraConfig)  # low-rank adapters
 
     def __post_init__(self) -> None:
         _types(self, "config")
@@ -484,6 +506,8 @@ class Config:
                 f"train.scan_layers needs the same sliding window in all layers, but model.window_pattern is "
                 f"{self.model.window_pattern}: set train.scan_layers to false"
             )
+        if self.lora.rank and self.optim.name == "muon":
+            raise UserError("optim.name muon is for whole matrices, which lora.rank freezes: use --optim.name adamw")
         ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
         if ids > MAX_BATCH:
             several = self.train.steps_per_call > 1

@@ -37,6 +37,13 @@ def flatten_params(params: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
+def crop_positions(params: Any, config: ModelConfig) -> Any:
+    """Return the parameters without the learned positions past the context of a config."""
+    if "wpe" not in params:
+        return params
+    return params | {"wpe": {"embedding": params["wpe"]["embedding"][: config.block_size]}}
+
+
 def abstract_params(config: ModelConfig) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
     return jax.eval_shape(lambda: init_params(GPT(config)))

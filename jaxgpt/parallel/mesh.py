@@ -41,6 +41,7 @@ RULES: Rules = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
+    "rank": (),  # of adapters; their other axis is split as that of the weight
     "layers": (),
     "matrix_shards": ("fsdp",),  # Muon's matrices, on their way to
     "matrices": ("fsdp", "data", "tensor"),  # where it works on them

@@ -55,8 +55,8 @@ def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
 
 
 def decay_mask(params: Any) -> Any:
-    """Mark the weights that decay: kernels and embeddings; not the gains and offsets of norms, nor biases."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: names_of(path)[-1] in ("kernel", "embedding"), params)
+    """Mark the weights that decay: kernels, embeddings and adapters; not the gains and offsets of norms, nor biases."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: names_of(path)[-1] not in ("scale", "bias"), params)
 
 
 def groups(params: Any) -> Any:

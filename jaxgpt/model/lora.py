@@ -1,0 +1,144 @@
+"""LoRA: low-rank adapters of frozen weights, as functions of trees of weights (Hu et al. 2022, section 4)."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import LoraConfig, ModelConfig, UserError
+from jaxgpt.errors import did_you_mean, shown
+from jaxgpt.model.params import abstract_params, flatten_params
+
+TARGETS = ("q_proj", "v_proj")
+
+
+def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = TARGETS) -> Any:
+    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))`, I the number of inputs; B is zero, so `merge` changes nothing.
+
+    Args:
+        key: a random key.
+        params: the weights per layer. If they are in linen's boxes, so are the adapters, with the logical axes of the weights.
+        rank: r, the inner dimension of the product A B.
+        targets: the matrices to adapt, such as "q_proj". "q_proj+k_proj+v_proj" adapts matrices of the same input with one
+            A, as an adapter of GPT-2's fused matrix does.
+
+    Returns:
+        Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target of each layer.
+
+    Raises:
+        UserError: the model has no such matrix, the matrices of a target have different inputs, or the rank exceeds a side.
+    """
+    used = set()
+
+    def adapt(modules: Any, path: str) -> dict[str, Any]:
+        found = {name: adapt(child, f"{path}{name}/") for name, child in modules.items() if isinstance(child, dict)}
+        for target in targets:
+            names = target.split("+")
+            if all(isinstance(modules.get(name), dict) and "kernel" in modules[name] for name in names):
+                salt = zlib.crc32(f"{path}{target}".encode()) & 0x7FFFFFFF
+                kernels = {name: modules[name]["kernel"] for name in names}
+                found[target] = _init_adapter(jax.random.fold_in(key, salt), kernels, rank)
+                used.add(target)
+        return {name: adapter for name, adapter in found.items() if adapter}
+
+    adapters = adapt(params, "")
+    for target in targets:
+        if target not in used:
+            known = matrices(nn.unbox(params))
+            raise UserError(
+                f"no matrix {shown(target)} to adapt{did_you_mean(target, known)}: one of {', '.join(known)}"
+            )
+    return adapters
+
+
+def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
+    """Compute the adapted weights, `W + (alpha / r) A B` where there is an adapter; the others are returned as they are.
+
+    Args:
+        params: the frozen weights, per layer or stacked (`model/scan.py`).
+        adapters: of `init_lora`, in the same layout.
+        alpha: scale of the product.
+
+    Raises:
+        UserError: the adapters are those of another model.
+    """
+    merged = dict(params)
+    for name, adapter in adapters.items():
+        if "a" not in adapter:
+            merged[name] = merge(params.get(name, {}), adapter, alpha)
+            continue
+        for kernel, b in adapter["b"].items():
+            if kernel not in merged:
+                raise UserError(
+                    f"the adapters are those of another model, which has a matrix {kernel} where this has none"
+                )
+            w = merged[kernel]["kernel"]
+            change = _product(adapter["a"], b, w.ndim)
+            if change.shape != w.shape:
+                raise UserError(
+                    f"the adapters are those of another model: {kernel} has shape {list(w.shape)}, not {list(change.shape)}"
+                )
+            merged[kernel] = merged[kernel] | {"kernel": w + alpha / adapter["a"].shape[-1] * change}
+    return merged
+
+
+def matrices(params: Any) -> list[str]:
+    """List the names of the matrices that adapters can change."""
+    names = (path.split("/") for path in flatten_params(params))
+    return list(dict.fromkeys(name[-2] for name in names if name[-1] == "kernel"))
+
+
+def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
+    """Initialize the adapters that a config describes."""
+    return init_lora(key, params, lora.rank, lora.targets.split(","))
+
+
+def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
+    """Return the shapes and dtypes of what a run trains: the weights of its model, or their adapters.
+
+    Raises:
+        UserError: as `init_lora`.
+    """
+    params = abstract_params(model)
+    if not lora.rank:
+        return params
+    return jax.eval_shape(lambda params: model_adapters(jax.random.key(0), params, lora), params)
+
+
+def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
+    shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
+    n_in = 2 if "o_proj" in kernels else 1  # its inputs are heads and their width
+    first, *others = (shape[:n_in] for shape in shapes.values())
+    if any(inputs != first for inputs in others):
+        raise UserError(
+            f"{'+'.join(kernels)} have different inputs, so that they cannot share an A: adapt each by itself"
+        )
+    fan_in = math.prod(first)
+    for name, shape in shapes.items():
+        if rank > min(sides := (fan_in, math.prod(shape[n_in:]))):
+            raise UserError(
+                f"lora.rank {rank} exceeds a side of {name}, {sides[0]} x {sides[1]}: choose at most {min(sides)}"
+            )
+    a = jax.random.uniform(key, (*first, rank), jnp.float32, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+    b = {name: jnp.zeros((rank, *shape[n_in:]), jnp.float32) for name, shape in shapes.items()}
+    if not isinstance(box := next(iter(kernels.values())), nn.Partitioned):
+        return {"a": a, "b": b}
+    boxes = {
+        name: kernels[name].replace(value=b[name], names=("rank", *kernels[name].names[n_in:])) for name in kernels
+    }
+    return {"a": box.replace(value=a, names=(*box.names[:n_in], "rank")), "b": boxes}
+
+
+def _product(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
+    """Compute A B of `ndim` axes: contract the rank; axes that the product has once and A and B both have are layers."""
+    layers = range(a.ndim + b.ndim - 2 - ndim)
+    axes = ((a.ndim - 1,), (len(layers),)), (layers, layers)
+    if len(layers) not in (0, 1) or a.shape[-1] != b.shape[len(layers)]:
+        raise UserError(f"the adapters are those of another model: A {list(a.shape)}, B {list(b.shape)}")
+    return jax.lax.dot_general(a, b, axes, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,146 @@
+"""LoRA as a function of weights: no effect at the start, merged equals unmerged, and one A for several matrices."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import COMMON, make, random_ids, small
+
+from jaxgpt.config import UserError
+from jaxgpt.model import GPT
+from jaxgpt.model.linear import Linear
+from jaxgpt.model.lora import init_lora, matrices, merge
+from jaxgpt.model.params import boxed_params, flatten_params
+from jaxgpt.model.scan import stack_layers, unstack_layers
+
+KEY = jax.random.key(0)
+
+
+def adapted(name: str, targets: tuple[str, ...], rank: int = 3) -> tuple[GPT, Any, Any]:
+    """Return a model, its weights, and adapters whose B is not zero."""
+    model, params = make(small(name))
+    leaves, tree = jax.tree.flatten(init_lora(KEY, params, rank, targets))
+    rng = np.random.default_rng(1)
+    return model, params, tree.unflatten([jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32) for leaf in leaves])
+
+
+def with_products(model: GPT, params: Any, adapters: Any, alpha: float, ids: jax.Array) -> jax.Array:
+    """Compute the logits by two products beside each weight, `x W + (alpha / r) (x A) B`: the weights are not touched."""
+
+    def add(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        y = call(*args, **kwargs)
+        if not isinstance(context.module, Linear):
+            return y
+        *path, name = context.module.path
+        node = adapters
+        for part in path:
+            node = node.get(part, {})
+        for target, adapter in node.items():
+            if name in target.split("+"):
+                a, b = adapter["a"], adapter["b"][name]
+                low = jnp.tensordot(args[0], a, a.ndim - 1)
+                y = y + alpha / a.shape[-1] * jnp.tensordot(low, b, 1)
+        return y
+
+    with nn.intercept_methods(add):
+        return model.apply({"params": params}, ids)  # type: ignore[return-value]
+
+
+def every_matrix(name: str) -> tuple[str, ...]:
+    return tuple(matrices(make(small(name))[1]))
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_fresh_adapters_change_no_bit(name: str) -> None:
+    model, params = make(small(name))
+    adapters = init_lora(KEY, params, 3, every_matrix(name))
+    logits = jax.jit(lambda p: model.apply({"params": p}, random_ids(model.config, (2, 9))))
+    np.testing.assert_array_equal(logits(merge(params, adapters)), logits(params))
+    start = jax.jit(lambda adapters, p: model.apply({"params": merge(p, adapters)}, random_ids(model.config, (2, 9))))
+    np.testing.assert_array_equal(start(adapters, params), logits(params))
+    assert all(np.std(leaf) > 0.01 for path, leaf in flatten_params(adapters).items() if path.endswith("/a"))
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_merged_equals_unmerged(name: str) -> None:
+    model, params, adapters = adapted(name, every_matrix(name))
+    before = jax.tree.map(np.array, params)
+    ids = random_ids(model.config, (2, 9))
+    merged = model.apply({"params": merge(params, adapters, 8.0)}, ids)
+    np.testing.assert_allclose(merged, with_products(model, params, adapters, 8.0, ids), atol=2e-5)
+    assert np.abs(merged - model.apply({"params": params}, ids)).max() > 0.1
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+
+
+def test_matrices_can_share_one_a() -> None:
+    model, params, adapters = adapted("gpt2", ("q_proj+k_proj+v_proj", "down_proj"))
+    one = adapters["h_0"]["attn"]["q_proj+k_proj+v_proj"]
+    assert one["a"].shape == (16, 3)
+    assert {name: b.shape for name, b in one["b"].items()} == dict.fromkeys(("q_proj", "k_proj", "v_proj"), (3, 4, 4))
+    ids = random_ids(model.config, (2, 9))
+    merged = model.apply({"params": merge(params, adapters)}, ids)
+    np.testing.assert_allclose(merged, with_products(model, params, adapters, 16.0, ids), atol=2e-5)
+
+
+def test_stacked_layers_merge_alike() -> None:
+    model, params, adapters = adapted("llama", ("q_proj", "o_proj", "gate_proj"))
+    stacked = merge(stack_layers(params), stack_layers(adapters))
+    jax.tree.map(
+        partial(np.testing.assert_allclose, atol=1e-6),
+        unstack_layers(stacked, model.config.n_layer),
+        merge(params, adapters),
+    )
+
+
+def test_adapters_have_the_logical_axes_of_their_weights() -> None:
+    adapters = jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("llama")), 0), 2, ("q_proj", "o_proj")))
+    q, o = adapters["h_0"]["attn"]["q_proj"], adapters["h_0"]["attn"]["o_proj"]
+    assert (q["a"].names, q["b"]["q_proj"].names) == (("embed", "rank"), ("rank", "heads", "head_dim"))
+    assert (o["a"].names, o["b"]["o_proj"].names) == (("heads", "head_dim", "rank"), ("rank", "embed"))
+
+
+def test_the_first_gradient_is_that_of_b() -> None:
+    """At the start A has no gradient, as B is zero; and the adapters of two layers or matrices differ."""
+    model, params = make(small("llama"))
+    adapters = init_lora(KEY, params, 2)
+    logits = lambda adapters: model.apply({"params": merge(params, adapters)}, random_ids(model.config, (2, 9)))  # noqa: E731
+    grads = flatten_params(jax.grad(lambda adapters: jnp.sum(logits(adapters) ** 2))(adapters))
+    assert {path.split("/")[-1]: bool(np.any(g)) for path, g in grads.items()} == {
+        "a": False,
+        "q_proj": True,
+        "v_proj": True,
+    }
+    a = [np.asarray(leaf).ravel().tolist() for path, leaf in flatten_params(adapters).items() if path.endswith("/a")]
+    assert len({tuple(values) for values in a}) == 2 * model.config.n_layer
+
+
+@pytest.mark.parametrize(
+    ("targets", "rank", "message"),
+    [
+        (
+            ("q_pro",),
+            2,
+            "no matrix 'q_pro' to adapt (did you mean q_proj?): one of k_proj, o_proj, q_proj, v_proj, down",
+        ),
+        (("wte",), 2, "no matrix 'wte' to adapt"),
+        (("q_proj+o_proj",), 2, "q_proj+o_proj have different inputs"),
+        (("q_proj",), 17, "lora.rank 17 exceeds a side of q_proj, 16 x 16: choose at most 16"),
+    ],
+)
+def test_targets_and_ranks_are_checked(targets: tuple[str, ...], rank: int, message: str) -> None:
+    with pytest.raises(UserError) as e:
+        init_lora(KEY, make(small("gpt2"))[1], rank, targets)
+    assert message in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "statquest"])
+def test_adapters_of_another_model_are_refused(name: str) -> None:
+    adapters = init_lora(KEY, make(small("llama", n_embd=32))[1], 2, ("q_proj", "gate_proj"))
+    with pytest.raises(UserError, match="adapters are those of another model"):
+        merge(make(small(name))[1], adapters)
