@@ -18,13 +18,14 @@ COMMAND = Command(
     [
         "jaxgpt export runs/shakespeare exported",
         "jaxgpt export runs/shakespeare exported --checkpoint last",
-        "jaxgpt export runs/shakespeare exported --json",
+        "jaxgpt export runs/lora adapter --adapter  # a PEFT adapter; without --adapter, the merged model",
     ],
 )
 
 
 @dataclass(frozen=True)
 class Args:
+    adapter: bool = False  # write the adapters of a LoRA run for PEFT, without their base, instead of the merged model
     checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
     json: bool = False  # print one JSON object instead of text
 
@@ -36,10 +37,11 @@ def run(args: Sequence[str]) -> int:
 
     use_cores(MeshConfig(data=1))
     from jaxgpt.convert.models import export_model
+    from jaxgpt.convert.peft import export_adapter
 
     try:
         with progress("exporting"):
-            done = export_model(source, Path(target), parsed.checkpoint)
+            done = (export_adapter if parsed.adapter else export_model)(source, Path(target), parsed.checkpoint)
     except RuntimeError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1

@@ -14,11 +14,13 @@ COMMAND = Command(
     "import",
     "SOURCE RUN",
     "Convert a transformers model (GPT-2, Llama, Qwen3), a nanoGPT model or a GGUF file (Llama) to a run. SOURCE is a\n"
-    "directory with safetensors files, a .gguf file, or the name of a model on the Hugging Face Hub.",
+    "directory with safetensors files, a .gguf file, or the name of a model on the Hugging Face Hub; with --init-from, a\n"
+    "directory with a LoRA adapter of PEFT.",
     [
         "jaxgpt import openai-community/gpt2 runs/gpt2",
         "jaxgpt import ~/models/llama runs/llama",
         "jaxgpt import SOURCE RUN --tokenizer gpt2  # if SOURCE has no tokenizer",
+        "jaxgpt import ADAPTER runs/adapted --init-from runs/llama",
     ],
 )
 
@@ -26,6 +28,7 @@ COMMAND = Command(
 @dataclass(frozen=True)
 class Args:
     revision: str = ""  # commit, tag or branch of a model on the Hub; empty: the pinned commit, or main
+    init_from: str = ""  # run of the base model, or RUN/checkpoints/STEP, if SOURCE is a LoRA adapter of PEFT
     tokenizer: str = ""  # gpt2, byte, ids, or a path; empty: the tokenizer in SOURCE
     accept_option: tuple[str, ...] = ()  # unknown options of config.json to ignore; the error lists them
     json: bool = False  # print one JSON object instead of text
@@ -47,9 +50,22 @@ def run(args: Sequence[str]) -> int:
 
     use_cores(MeshConfig(data=1))
     from jaxgpt.convert.models import import_model
+    from jaxgpt.convert.peft import CONFIG, import_adapter
 
+    adapter = (folder / CONFIG).is_file()
+    if adapter and not parsed.init_from:
+        raise UserError(f"{source} is a LoRA adapter: name the run of its base model with --init-from RUN")
+    if parsed.init_from and not adapter:
+        raise UserError(f"--init-from is for LoRA adapters, and {source} has no {CONFIG}: leave out --init-from")
+    if adapter and (parsed.tokenizer or parsed.accept_option):
+        raise UserError(
+            "--tokenizer and --accept-option do not apply to an adapter, which has the tokenizer of its base"
+        )
     with progress("importing"):
-        done = import_model(folder, Path(target), parsed.tokenizer, parsed.accept_option)
+        if adapter:
+            done = import_adapter(folder, Path(target), parsed.init_from)
+        else:
+            done = import_model(folder, Path(target), parsed.tokenizer, parsed.accept_option)
     if parsed.json:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))
         return 0

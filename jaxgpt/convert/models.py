@@ -99,13 +99,9 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         RuntimeError: the exported model computes other logits.
     """
     config, params, tokenizer, _ = load(run, checkpoint)
-    family = "llama" if config.model.positions == "rope" else "gpt2"
-    adapt, to_hf, form = (
-        (gpt2.adapt, gpt2.config_to_hf, GPT2) if family == "gpt2" else (llama.adapt, llama.config_to_hf, LLAMA)
-    )
-    model = adapt(config.model)
+    model, values, form = exported_form(config.model)
     generation = _generation_config(tokenizer)
-    values = to_hf(model) | {"dtype": "float32"} | {name: generation.get(name) for name in IDS}
+    values |= {"dtype": "float32"} | {name: generation.get(name) for name in IDS}
     with building(target) as folder:
         _write_json(folder / "config.json", values)
         _write_json(folder / GENERATION, generation)
@@ -120,6 +116,17 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         if not change <= TOLERANCE:
             raise RuntimeError(f"the exported model's logits differ by {change:.2e}: nothing was written")
     return Converted(values["model_type"], parameters, change)
+
+
+def exported_form(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any], Format]:
+    """Return the config of the same function in a family of transformers, its config.json, and the names of its tensors.
+
+    Raises:
+        UserError: a setting that no supported family has; it is named.
+    """
+    module, form = (llama, LLAMA) if config.positions == "rope" else (gpt2, GPT2)
+    model = module.adapt(config)
+    return model, module.config_to_hf(model), form
 
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:

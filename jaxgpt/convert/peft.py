@@ -1,0 +1,301 @@
+"""Adapters in the format of PEFT: a folder of adapter_config.json and adapter_model.safetensors.
+
+PEFT names an adapter by the module of transformers whose weight it changes, so the table of the model's family maps names and
+shapes: `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused
+`c_attn` is one matrix there, with one A for queries, keys and values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.checkpoint.base import checksum
+from jaxgpt.checkpoint.index import resolve_step
+from jaxgpt.checkpoint.run import Run, describe, split_checkpoint
+from jaxgpt.checkpoint.store import save_params
+from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.convert.files import Weights, building, write_safetensors
+from jaxgpt.convert.models import TOLERANCE, Converted, exported_form
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.tensors import Tensor, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.weights import largest_change, probe
+from jaxgpt.errors import did_you_mean, read_json, shown
+from jaxgpt.lm.model import load, load_adapters
+from jaxgpt.model.lora import abstract_trained, matrices, merge
+from jaxgpt.model.params import abstract_params
+from jaxgpt.trainer.metrics import parameter_count
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+A, B = "lora_A.weight", "lora_B.weight"
+HEAD = "lm_head"
+
+# Options that do not change what an adapter computes; init_lora_weights may, by changing the base (see `KEEPS_BASE`).
+HARMLESS = """
+    auto_mapping base_model_name_or_path exclude_modules fan_in_fan_out inference_mode megatron_core peft_version
+    qalora_group_size revision target_modules
+""".split()
+# The initial adapters of these leave the weights of the base as they are.
+KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
+
+
+def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
+    """Replace the names of `lora.targets` by those of the model's own matrices, and check the rank.
+
+    A name of transformers matches as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only that of attention.
+    `all-linear` is every matrix of the blocks.
+
+    Raises:
+        UserError: the model has no such matrix, a matrix is named twice, or the rank exceeds a side of one.
+    """
+    own, theirs = matrices(abstract_params(model)), _modules(model)
+    of_blocks = list(theirs.values()) or [name for name in own if name != HEAD]
+    found: list[str] = []
+    for word in lora.targets.split(","):
+        if word == "all-linear":
+            names = of_blocks
+        elif set(word.split("+")) <= set(own):
+            names = [word]
+        else:
+            names = [name for module, name in theirs.items() if f".{module}".endswith(f".{word}")]
+        if not names:
+            short = dict.fromkeys(module.split(".")[-1] for module in theirs)
+            known = list(dict.fromkeys([*own, *short]))
+            raise UserError(
+                f"lora.targets {shown(word)} is not a matrix of the model{did_you_mean(word, known)}: choose from "
+                f"{', '.join(known)}, or all-linear"
+            )
+        found += names
+    targets = ",".join(dict.fromkeys(found))
+    abstract_trained(model, replace(lora, targets=targets))
+    return targets
+
+
+def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
+    """Write a run at `target` with the adapters of a PEFT folder, on the weights of another run.
+
+    Args:
+        source: the folder.
+        target: a path where nothing exists yet. The run appears whole or not at all.
+        init_from: the run of the base model, or one of its checkpoints.
+
+    Raises:
+        UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
+    """
+    path, which = split_checkpoint(init_from)
+    step = resolve_step(Run(path).checkpoints, which)
+    base = load(path, step)
+    lora, adapters = read_adapter(source, base.config.model)
+    config = Config(
+        preset="imported",
+        init_from=str((Run(path).checkpoints / str(step)).absolute()),
+        model=base.config.model,
+        data=DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json")),
+        train=TrainConfig(batch_size=4),
+        lora=lora,
+    )
+    with building(target) as folder:
+        describe(Run(folder), config, base.tokenizer)
+        metadata = {"config": asdict(config), "base": checksum(base.params)}
+        save_params(Run(folder).checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
+        write_adapter(folder, config, adapters)
+        change = _compare(folder, config, base.params, adapters)
+        for name in (CONFIG, WEIGHTS):
+            (folder / name).unlink()
+    return Converted("lora", parameter_count(adapters), change)
+
+
+def export_adapter(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
+    """Write the adapters of a run as a folder for PEFT's `from_pretrained`, without their base.
+
+    Args:
+        run: a run directory.
+        target: a path where nothing exists yet. The folder appears whole, and compared with the model, or not at all.
+        checkpoint: `best` (lowest validation loss), `last`, or a step.
+
+    Raises:
+        UserError: the run has no adapters, its base is missing, or no supported family of transformers has its model.
+        RuntimeError: what was written computes other logits.
+    """
+    config, params, adapters = load_adapters(run, checkpoint)
+    with building(target) as folder:
+        write_adapter(folder, config, adapters)
+        change = _compare(folder, config, params, adapters)
+    return Converted("lora", parameter_count(adapters), change)
+
+
+def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
+    """Write adapters as PEFT does.
+
+    All modules get one rank. Where several adapters lie in a module, as those of q_proj and v_proj in GPT-2's c_attn, its rank
+    is the sum of theirs and B has blocks of zeros; zeros fill up the rank of the other modules.
+    """
+    parts = {row: _parts(row, adapters) for row in _matrix_rows(config.model)}
+    parts = {row: each for row, each in parts.items() if each}
+    rank = max(sum(a.shape[-1] for a, _ in each) for each in parts.values())
+    shapes, tensors = {}, {}
+    of_model = leaf_shapes(config.model)
+    for row, each in parts.items():
+        n_in = row.n_in
+        a_IR = np.concatenate([a.reshape(-1, a.shape[-1]) for a, _ in each], axis=1)
+        b = {leaf: np.zeros((rank, *of_model[leaf][n_in:]), np.float32) for leaf in row.leaves}
+        first = 0
+        for a, of_leaves in each:
+            for leaf, value in of_leaves.items():
+                b[leaf][first : first + a.shape[-1]] = value
+            first += a.shape[-1]
+        tensors[f"{PREFIX}{_module(row)}.{A}"] = np.ascontiguousarray(np.pad(a_IR, ((0, 0), (0, rank - first))).T)
+        tensors[f"{PREFIX}{_module(row)}.{B}"] = to_tensor(_row_of_b(row), b)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    write_safetensors(folder / WEIGHTS, shapes, tensors.items())
+    values = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,
+        "r": rank,
+        "lora_alpha": config.lora.alpha / config.lora.rank * rank,
+        "target_modules": _shortest(
+            {_module(row) for row in parts}, {_module(row) for row in _matrix_rows(config.model)}
+        ),
+        "fan_in_fan_out": not next(iter(parts)).output_first,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": False,
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+def read_adapter(folder: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
+    """Read the adapters of a PEFT folder for a model.
+
+    Raises:
+        UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
+    """
+    rank, alpha = _read_config(folder / CONFIG)
+    weights, rows, shapes = Weights(folder), _matrix_rows(model), leaf_shapes(model)
+    rows = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.") for name in weights.tensors)]
+    if not rows:
+        raise UserError(
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base's model"
+        )
+    targets = list(dict.fromkeys(_target(row) for row in rows))
+    rows = [row for row in _matrix_rows(model) if _target(row) in targets]
+    expected: dict[str, tuple[int, ...]] = {}
+    for row in rows:
+        outputs, inputs = tensor_shape(row._replace(output_first=True), shapes)
+        expected |= {f"{PREFIX}{_module(row)}.{A}": (rank, inputs), f"{PREFIX}{_module(row)}.{B}": (outputs, rank)}
+    weights.check(expected, lambda name: False)
+    leaves: list[tuple[str, np.ndarray]] = []
+    for row in rows:
+        path, n_in = f"{row.leaves[0].rpartition('/')[0].rpartition('/')[0]}/{_target(row)}".removeprefix("/"), row.n_in
+        a_RI = weights.read(f"{PREFIX}{_module(row)}.{A}")
+        leaves.append((f"{path}/a", np.ascontiguousarray(a_RI.T).reshape(*shapes[row.leaves[0]][:n_in], rank)))
+        of_b = {leaf: (rank, *shapes[leaf][n_in:]) for leaf in row.leaves}
+        for leaf, b in to_leaves(_row_of_b(row), weights.read(f"{PREFIX}{_module(row)}.{B}"), of_b).items():
+            leaves.append((f"{path}/b/{leaf.split('/')[-2]}", np.ascontiguousarray(b)))
+    return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), nest(leaves)
+
+
+def _read_config(path: Path) -> tuple[int, float]:
+    """Read the rank and alpha, and refuse what is not supported."""
+    values = read_json(path)
+    used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
+    options = Options(used, str(path))
+    options.only("peft_type", "LORA")
+    options.only("task_type", "CAUSAL_LM")
+    options.only("bias", "none")
+    init = options.take("init_lora_weights")
+    if init not in (None, *KEEPS_BASE):
+        raise options.refuse("init_lora_weights", init, "it changes the base's weights; convert it with PEFT")
+    rank, alpha = options.integer("r", 8), options.number("lora_alpha", 8)
+    if rank < 1:
+        raise options.refuse("r", rank, "it must be at least 1")
+    if options.flag("use_rslora", False):  # the scale is alpha / sqrt(r) instead of alpha / r
+        alpha *= math.sqrt(rank)
+    options.number("lora_dropout", 0.0)  # only of training
+    options.skip(*HARMLESS)
+    options.done()
+    return rank, alpha
+
+
+def _compare(folder: Path, config: Config, params: Any, adapters: Any) -> float:
+    """Read written adapters, and return the largest change of a logit.
+
+    Raises:
+        RuntimeError: it is larger than that of rounding.
+    """
+    before = probe(config.model, merge(params, adapters, config.lora.alpha))
+    lora, back = read_adapter(folder, config.model)
+    change = largest_change(before, probe(config.model, merge(params, back, lora.alpha)))
+    if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
+        raise RuntimeError(f"the written adapters change the logits by {change:.2e}: nothing was written")
+    return change
+
+
+def _matrix_rows(model: ModelConfig) -> list[Tensor]:
+    """Return the rows of the model's table for its matrices, without embeddings.
+
+    Raises:
+        UserError: no supported family of transformers has the model.
+    """
+    exported, _, form = exported_form(model)
+    kernels = {leaf for leaf in leaf_shapes(model) if leaf.endswith("/kernel")}
+    rows = [row for row in expand(form.table, exported) if row.leaves[0].endswith("/kernel")]
+    if kernels != {leaf for row in rows for leaf in row.leaves}:
+        raise UserError(
+            "the model has the matrices of no family of transformers by itself: export it without --adapter"
+        )
+    return rows
+
+
+def _modules(model: ModelConfig) -> dict[str, str]:
+    """Map the modules of transformers that hold the matrices of a block, without the layer, to targets; {}: no family."""
+    try:
+        rows = _matrix_rows(replace(model, n_layer=1))
+    except UserError:
+        return {}
+    return {_module(row).split(".0.", 1)[1]: _target(row) for row in rows if ".0." in row.name}
+
+
+def _module(row: Tensor) -> str:
+    return row.name.removesuffix(".weight")
+
+
+def _target(row: Tensor) -> str:
+    return "+".join(leaf.split("/")[-2] for leaf in row.leaves)
+
+
+def _row_of_b(row: Tensor) -> Tensor:
+    return row._replace(n_in=1, output_first=True)
+
+
+def _parts(row: Tensor, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Return each A that changes a matrix, with the Bs of the leaves in it."""
+    node = adapters
+    for name in row.leaves[0].split("/")[:-2]:
+        node = node.get(name, {})
+    leaves = {leaf.split("/")[-2]: leaf for leaf in row.leaves}
+    found = []
+    for adapter in node.values():
+        b = {leaves[name]: np.asarray(value) for name, value in adapter.get("b", {}).items() if name in leaves}
+        found += [(np.asarray(adapter["a"]), b)] if b else []
+    return found
+
+
+def _shortest(modules: set[str], known: set[str]) -> list[str]:
+    """Return names of modules for PEFT, without the layer: the last part, or the last two where another module shares it."""
+
+    def ends(module: str, parts: int) -> str:
+        return ".".join(module.split(".")[-parts:])
+
+    taken = {ends(module, 1) for module in known - modules}
+    return sorted({ends(module, 1 if ends(module, 1) not in taken else 2) for module in modules})

@@ -1,0 +1,181 @@
+"""Adapters in PEFT's format: exported and read back, and what is refused; PEFT itself is in tests/parity."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from folders import LLAMA, SMALL, run_folder
+from helpers import jaxgpt
+from safetensors.numpy import load_file, save_file
+
+import jaxgpt as api
+from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.store import save_params
+from jaxgpt.config import Config, LoraConfig, UserError
+from jaxgpt.convert.peft import read_adapter, resolve_targets
+from jaxgpt.lm.model import load_adapters
+from jaxgpt.model.lora import abstract_trained, merge
+
+
+def lora_run(path: Path, base: Path, lora: LoraConfig) -> dict[str, Any]:
+    """Write a run with random adapters on another run, and return them."""
+    opened = Run(base)
+    config = Config(preset="test", init_from=f"{base}/checkpoints/0", model=opened.config().model, lora=lora)
+    path.mkdir()
+    describe(Run(path), config, opened.tokenizer())
+    rng = np.random.default_rng(1)
+    leaves, tree = jax.tree.flatten(abstract_trained(config.model, lora))
+    adapters = tree.unflatten([rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves])
+    save_params(path / "checkpoints", adapters, {})
+    return adapters  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of two bases, a run with adapters of each, and the adapters of one as PEFT's files."""
+    folder = tmp_path_factory.mktemp("peft")
+    run_folder(folder / "gpt2", SMALL)
+    run_folder(folder / "llama", LLAMA)
+    lora_run(folder / "separate", folder / "gpt2", LoraConfig(rank=2, alpha=8.0, targets="q_proj,v_proj,o_proj"))
+    lora_run(folder / "linear", folder / "llama", LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj"))
+    assert jaxgpt("export", str(folder / "linear"), str(folder / "adapter"), "--adapter").code == 0
+    return folder
+
+
+def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
+    """GPT-2's c_attn is one matrix for PEFT: the adapters of q and v are blocks of one with the rank of both."""
+    result = jaxgpt("export", str(written / "separate"), "out", "--adapter")
+    assert result.code == 0, result.err
+    config, tensors = (
+        json.loads(Path("out/adapter_config.json").read_text()),
+        load_file("out/adapter_model.safetensors"),
+    )
+    assert (config["r"], config["lora_alpha"], config["fan_in_fan_out"]) == (4, 16.0, True)
+    assert config["target_modules"] == ["attn.c_proj", "c_attn"]  # not the MLP's c_proj
+    b = tensors["base_model.model.transformer.h.1.attn.c_attn.lora_B.weight"]
+    assert [bool(np.any(b[:8, :2])), bool(np.any(b[:8, 2:])), bool(np.any(b[8:16])), bool(np.any(b[16:, :2]))] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert jaxgpt("import", "out", "again", "--init-from", str(written / "gpt2")).code == 0
+    params, expected = (api.load(run).params for run in ("again", written / "separate"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
+    lora, _ = read_adapter(Path("out"), SMALL)
+    assert lora == LoraConfig(rank=4, alpha=16.0, targets="q_proj+k_proj+v_proj,o_proj")
+
+
+def test_adapters_are_read_as_they_were_written(written: Path) -> None:
+    lora, adapters = read_adapter(written / "adapter", api.load(written / "llama").config.model)
+    assert lora == LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj")
+    jax.tree.map(np.testing.assert_array_equal, adapters, load_adapters(written / "linear", "best")[2])
+    names = json.loads((written / "adapter/adapter_config.json").read_text())["target_modules"]
+    assert names == ["down_proj", "q_proj"]
+
+
+def test_the_merged_model_is_an_ordinary_one(written: Path) -> None:
+    assert jaxgpt("export", str(written / "linear"), "merged").code == 0
+    assert jaxgpt("import", "merged", "ordinary").code == 0
+    config, params, adapters = load_adapters(written / "linear", "best")
+    jax.tree.map(np.testing.assert_array_equal, api.load("ordinary").params, merge(params, adapters, config.lora.alpha))
+
+
+def copy(written: Path, changes: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Copy the adapter folder with another config, and return its tensors."""
+    folder = Path("adapter")
+    folder.mkdir()
+    config = json.loads((written / "adapter/adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | changes))
+    tensors = load_file(written / "adapter/adapter_model.safetensors")
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return tensors
+
+
+def test_rslora_is_a_scale(written: Path) -> None:
+    off = {"modules_to_save": None, "rank_pattern": {}, "use_dora": False, "megatron_core": "megatron.core"}
+    copy(written, {"use_rslora": True, "lora_dropout": 0.1, "target_modules": "all-linear"} | off)
+    lora, _ = read_adapter(Path("adapter"), api.load(written / "llama").config.model)
+    assert lora.alpha / lora.rank == pytest.approx(3 / math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, "unknown option use_dora (True)"),
+        ({"bias": "all"}, "bias 'all' is not supported, only 'none'"),
+        ({"modules_to_save": ["lm_head"]}, "unknown option modules_to_save (['lm_head'])"),
+        ({"rank_pattern": {"q_proj": 4}}, "unknown option rank_pattern"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
+        ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported"),
+        ({"r": 0}, "r 0 is not supported: it must be at least 1"),
+        ({"r": 3}, "has shape (2, 8), expected (3, 8)"),
+        ({"lora_alpha": 0}, "lora.alpha must be above 0"),
+    ],
+)
+def test_unsupported_features_are_refused(written: Path, changes: dict[str, Any], message: str) -> None:
+    copy(written, changes)
+    result = jaxgpt("import", "adapter", "run", "--init-from", str(written / "llama"))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+    assert sorted(path.name for path in Path().iterdir()) == ["adapter"]
+
+
+@pytest.mark.parametrize("case", ["model", "missing", "extra", "nan", "cut"])
+def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
+    tensors, base = copy(written, {}), written / ("gpt2" if case == "model" else "llama")
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+    file, message = Path("adapter/adapter_model.safetensors"), f"tensor {name} of shape (2, 8) is missing"
+    if case == "model":
+        message = "none of its 8 tensors adapts a matrix of the base's model"
+    if case == "missing":
+        save_file({n: t for n, t in tensors.items() if n != name}, file)
+    if case == "extra":
+        save_file(tensors | {"base_model.model.lm_head.weight": tensors[name]}, file)
+        message = "tensor base_model.model.lm_head.weight is unexpected"
+    if case == "nan":
+        save_file(tensors | {name: tensors[name] * np.nan}, file)
+        message = "contains numbers that are not finite"
+    if case == "cut":
+        file.write_bytes(file.read_bytes()[:-5])
+        message = "is cut off"
+    result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+    assert not Path("run").exists()
+
+
+def test_commands_that_need_other_arguments(written: Path) -> None:
+    for args, message in (
+        (
+            ["import", str(written / "adapter"), "run"],
+            "is a LoRA adapter: name the run of its base model with --init-from",
+        ),
+        (["import", str(written / "llama"), "run", "--init-from", "x"], "--init-from is for LoRA adapters"),
+        (
+            ["export", str(written / "llama"), "out", "--adapter"],
+            "has no adapters: it was not trained with --lora.rank",
+        ),
+    ):
+        result = jaxgpt(*args)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert message in result.err
+
+
+def test_targets_have_the_names_of_either_side() -> None:
+    def resolved(model: Any, targets: str) -> str:
+        return resolve_targets(model, LoraConfig(rank=2, targets=targets))
+
+    assert resolved(SMALL, "c_proj") == "o_proj,down_proj"
+    assert resolved(SMALL, "attn.c_proj,mlp.c_fc") == "o_proj,up_proj"
+    assert resolved(SMALL, "all-linear") == "q_proj+k_proj+v_proj,o_proj,up_proj,down_proj"
+    with pytest.raises(UserError, match=r"choose from k_proj, o_proj, .*c_attn, c_proj, c_fc, or all-linear"):
+        resolved(SMALL, "gate_proj")
+    with pytest.raises(UserError, match="different names"):
+        resolved(SMALL, "c_attn,q_proj")

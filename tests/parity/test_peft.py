@@ -1,0 +1,118 @@
+"""LoRA equals PEFT's: logits of an adapter in either direction, and a step of AdamW on the adapters."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_transformers import original
+
+import jaxgpt
+from jaxgpt.config import Config, LoraConfig, OptimConfig
+from jaxgpt.convert.models import import_model
+from jaxgpt.convert.peft import export_adapter, import_adapter, read_adapter, resolve_targets
+from jaxgpt.lm.model import load_adapters
+from jaxgpt.model.lora import abstract_trained, merge
+from jaxgpt.model.params import flatten_params
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+V = 61
+TARGETS = {"gpt2": ["c_attn", "mlp.c_proj"], "llama": ["q_proj", "o_proj", "down_proj"], "qwen3-tied": "all-linear"}
+RATE, ALPHA, RANK = 1e-2, 12, 3
+
+
+@pytest.fixture(params=TARGETS)
+def adapted(request, tmp_path):
+    """Return a PEFT model with random adapters, and a run of ours with them."""
+    case = request.param
+    model = original(case, 0)
+    model.save_pretrained(tmp_path / "hf")
+    import_model(tmp_path / "hf", tmp_path / "base", "ids")
+    model = type(model).from_pretrained(tmp_path / "hf", attn_implementation="eager")
+    config = peft.LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[case], task_type="CAUSAL_LM", fan_in_fan_out=case == "gpt2"
+    )
+    theirs = peft.get_peft_model(model, config).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
+    theirs.save_pretrained(tmp_path / "adapter")
+    import_adapter(tmp_path / "adapter", tmp_path / "run", str(tmp_path / "base"))
+    return case, theirs, tmp_path
+
+
+def logits(config, params, ids):
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(jaxgpt.GPT(config).apply({"params": params}, jnp.asarray(ids, jnp.int32)))
+
+
+def test_logits(adapted):
+    """Of an imported adapter, and of the same when PEFT loads what was exported from it."""
+    case, theirs, folder = adapted
+    lm, ids = jaxgpt.load(folder / "run"), np.random.default_rng(0).integers(0, V, (2, 13))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+        plain = original(case, 0)(torch.tensor(ids)).logits.numpy()
+    assert np.abs(expected - plain).max() > 0.1
+    assert np.abs(logits(lm.config.model, lm.params, ids) - expected).max() < 2e-5
+    export_adapter(folder / "run", folder / "exported")
+    fresh = type(theirs.base_model.model).from_pretrained(folder / "hf", attn_implementation="eager")
+    again = peft.PeftModel.from_pretrained(fresh, str(folder / "exported")).eval()
+    with torch.no_grad():
+        assert np.abs(again(torch.tensor(ids)).logits.numpy() - expected).max() < 2e-5
+
+
+def test_a_step_of_adamw(adapted):
+    _, theirs, folder = adapted
+    ids = np.random.default_rng(3).integers(0, V, (4, 15))
+    trained = [parameter for parameter in theirs.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
+    out = theirs(torch.tensor(ids[:, :-1])).logits
+    torch.nn.functional.cross_entropy(out.reshape(-1, V), torch.tensor(ids[:, 1:]).reshape(-1)).backward()
+    optimizer.step()
+    theirs.save_pretrained(folder / "stepped")
+
+    config, params, adapters = load_adapters(folder / "run", "best")
+    optim = OptimConfig(
+        learning_rate=RATE, beta2=0.95, eps=1e-6, grad_clip=0.0, schedule="constant", warmup_steps=0, weight_decay=0.1
+    )
+    optimizer = jaxgpt.make_optimizer(Config(optim=optim))
+    loss_fn = jaxgpt.make_loss_fn(jaxgpt.GPT(config.model).apply)
+    with jax.default_matmul_precision("highest"):
+        step = functools.partial(
+            jaxgpt.train_step,
+            loss_fn=lambda adapters, *batch: loss_fn(merge(params, adapters, config.lora.alpha), *batch),
+            optimizer=optimizer,
+        )
+        state, _ = jax.jit(step)(jaxgpt.init_state(adapters, optimizer), jnp.asarray(ids, jnp.int32))
+    lora, expected = read_adapter(folder / "stepped", config.model)
+    assert lora == config.lora
+    moved, ours = flatten_params(expected), flatten_params(state.params)
+    assert moved.keys() == ours.keys()
+    for name, value in moved.items():
+        assert np.abs(np.asarray(ours[name]) - value).max() < 1e-5, name
+        assert np.abs(value - np.asarray(flatten_params(adapters)[name])).max() > RATE / 2, name
+
+
+def test_all_linear_names_the_modules_that_peft_names():
+    for case in ("gpt2", "qwen3-tied"):
+        model = original(case, 0)
+        config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+        tensors = peft.get_peft_model_state_dict(peft.get_peft_model(type(model)(model.config), config))
+        count = sum(tensor.numel() for tensor in tensors.values())
+        ours = jaxgpt.ModelConfig(**MODELS[case])
+        lora = LoraConfig(rank=RANK, targets=resolve_targets(ours, LoraConfig(rank=RANK, targets="all-linear")))
+        assert sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(ours, lora))) == count
+
+
+SIZES = {"vocab_size": V, "n_layer": 2, "n_head": 4, "n_embd": 32}
+MODELS = {
+    "gpt2": SIZES | {"block_size": 24},
+    "qwen3-tied": SIZES
+    | {"block_size": 48, "n_kv_head": 2, "head_dim": 8, "n_inner": 40, "positions": "rope", "norm": "rmsnorm"}
+    | {"qk_norm": True, "mlp": "gated", "bias": False},
+}
