@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jaxgpt.data.batches import batches
     from jaxgpt.lm import LM, chat, explain, generate, load, save, stream
     from jaxgpt.model import GPT
-    from jaxgpt.model.lora import init_lora, merge
     from jaxgpt.model.params import init_params
     from jaxgpt.ops.attention import attend
     from jaxgpt.presets import preset
@@ -46,13 +45,11 @@ __all__ = [
     "chat",
     "explain",
     "generate",
-    "init_lora",
     "init_params",
     "init_state",
     "load",
     "make_loss_fn",
     "make_optimizer",
-    "merge",
     "preset",
     "save",
     "schedule",
@@ -124,13 +121,11 @@ _HOME = {
     "chat": "jaxgpt.lm",
     "explain": "jaxgpt.lm",
     "generate": "jaxgpt.lm",
-    "init_lora": "jaxgpt.model.lora",
     "init_params": "jaxgpt.model.params",
     "init_state": "jaxgpt.train.step",
     "load": "jaxgpt.lm",
     "make_loss_fn": "jaxgpt.train.loss",
     "make_optimizer": "jaxgpt.train.optimizer",
-    "merge": "jaxgpt.model.lora",
     "preset": "jaxgpt.presets",
     "save": "jaxgpt.lm",
     "schedule": "jaxgpt.train.optimizer",

@@ -131,10 +131,12 @@ def _difference(there: Any, here: dict[str, Any]) -> str:
     """Name the first setting that differs and changes the saved arrays; settings that an older version lacked are ignored."""
     if not isinstance(there, dict):
         return ""  # weights from elsewhere: their shapes tell
-    model, optim = (part if isinstance(part, dict) else {} for part in (there.get("model"), there.get("optim")))
-    for name, value in model.items():
-        if name in here["model"] and here["model"][name] != value:
-            return f"its model.{name} is {shown(value)}, the run's is {here['model'][name]!r}"
+    parts = {name: part if isinstance(part := there.get(name), dict) else {} for name in ("model", "lora", "optim")}
+    optim = parts.pop("optim")
+    for part, values in parts.items():
+        for name, value in values.items():
+            if name in here[part] and here[part][name] != value:
+                return f"its {part}.{name} is {shown(value)}, the run's is {here[part][name]!r}"
     if optim.get("name", here["optim"]["name"]) != here["optim"]["name"]:
         return f"its optim.name is {shown(optim['name'])}, the run's is {here['optim']['name']!r}"
     if bool(optim.get("ema_decay", here["optim"]["ema_decay"])) != bool(here["optim"]["ema_decay"]):

@@ -56,6 +56,14 @@ class Run:
         return load_tokenizer(self.path / "tokenizer.json")
 
 
+def split_checkpoint(init_from: str) -> tuple[Path, str]:
+    """Split `--init-from`, a run or one of its checkpoints (RUN/checkpoints/STEP), into the run and `best` or the step."""
+    path = Path(init_from)
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        return path.parent.parent, path.name
+    return path, "best"
+
+
 def open_run(path: Path) -> Run:
     """An existing run.
 

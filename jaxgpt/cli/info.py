@@ -30,7 +30,8 @@ class Args:
 
 def run(args: Sequence[str]) -> int:
     [target], parsed = COMMAND.parse(Args, args)
-    results = describe(with_vocab(named_config(target)))
+    config = with_vocab(named_config(target))
+    results, lora = describe(config), config.lora
     if target not in PRESETS:
         from jaxgpt.checkpoint.run import open_run
 
@@ -38,12 +39,16 @@ def run(args: Sequence[str]) -> int:
     if parsed.json:
         print_json({"name": target} | results)
         return 0
-    print(f"{target}: {results['parameters']:,} parameters\n")
+    print(f"{target}: {results['parameters']:,} parameters")
+    if lora.rank:
+        print(f"adapters: LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}")
+        print(f"          {results['trainable_parameters']:,} trainable parameters; base: {config.init_from}")
+    print()
     for module, count in _merged(results["modules"]):
         print(f"  {'  ' * module.count('/')}{module.split('/')[-1]:<{28 - 2 * module.count('/')}}{count:>15,}")
-    print(
-        f"\ntraining FLOPs per token  {results['flops_per_token']:,}  (6 P + 12 L N H T; P: parameters in matrix products)"
-    )
+    products = "4 P + 2 A" if lora.rank else "6 P"
+    meaning = "P: parameters in matrix products" + ", A: in adapted ones" * bool(lora.rank)
+    print(f"\ntraining FLOPs per token  {results['flops_per_token']:,}  ({products} + 12 L N H T; {meaning})")
     for kind, count in results["bytes"].items():
         print(f"{kind:<26}{count:>15,} bytes")
     special = results.get("special_tokens", {})
@@ -71,14 +76,17 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def describe(config: Config) -> dict[str, Any]:
     """Compute parameter counts, FLOPs and bytes from shapes. The vocabulary size must be set; no arrays are allocated."""
+    from jaxgpt.model.lora import abstract_trained
     from jaxgpt.model.params import abstract_params
     from jaxgpt.trainer.metrics import flops_per_token, parameter_count, parameter_table, state_bytes
 
     params = abstract_params(config.model)
+    trained = abstract_trained(config.model, config.lora)
     return {
         "parameters": parameter_count(params),
+        "trainable_parameters": parameter_count(trained),
         "modules": parameter_table(params),
-        "flops_per_token": flops_per_token(config.model, params),
+        "flops_per_token": flops_per_token(config.model, params, config.lora),
         "bytes": state_bytes(config, params),
     }
 

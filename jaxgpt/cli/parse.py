@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from jaxgpt.cli.help import help_text, wrap
 from jaxgpt.cli.options import HELP, build, options, read
 from jaxgpt.cli.suggest import unknown_option
-from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, did_you_mean
+from jaxgpt.config import Config, DataConfig, LoraConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.config import did_you_mean as did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, describe, preset
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class Settings:
     optim: OptimConfig
     train: TrainConfig
     mesh: MeshConfig
+    lora: LoraConfig
 
 
 S = TypeVar("S", bound=Settings)

@@ -135,7 +135,7 @@ class Report(Reporter):
         config = self.program.layout.config
         prompt, ids = self._prompt
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
-        params = collected(params)
+        params = collected(params if params is None else self.program.weights(params))
         if not leader():
             return
         if params is not None:
@@ -183,9 +183,12 @@ class Report(Reporter):
         devices = mesh.devices.size
         kind = mesh.devices.flat[0].device_kind
         processes = f", in {count()} processes" if count() > 1 else ""
-        n = parameter_count(self.program.layout.state.params)
+        n, lora = parameter_count(self.program.layout.weights), config.lora
         split = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
         self._print(f"preset   {config.preset}, {n:,} parameters")
+        if lora.rank:
+            trained = parameter_count(self.program.layout.state.params)
+            self._print(f"         LoRA of rank {lora.rank} on {lora.targets}: {trained:,} trainable parameters")
         text = f"{self.data.characters:,} characters, " if self.data.characters else ""
         self._print(f"data     {self.data.source}")
         held_out = f"{len(self.data.val):,} validation tokens" if self.data.held_out else "no validation tokens"

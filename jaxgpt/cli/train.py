@@ -61,6 +61,10 @@ def run(args: Sequence[str]) -> int:
     elif repeats:
         base = _repeated(Path(target), base)
     parsed, config = with_settings(Args, given, base)
+    if given.get("lora.rank") == 0:
+        raise UserError("--lora.rank must be at least 1, not 0: leave it out to train all weights")
+    if config.lora.rank:
+        config = _adapted(config)
     if parsed.resume and parsed.overwrite:
         raise UserError("--resume and --overwrite cannot be combined: resume the run, or replace it")
     if old is not None:
@@ -84,14 +88,15 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
     use_cores(config.mesh, count(), config.model)
     keep_memory(config)
+    from jaxgpt.checkpoint.base import check_base, find_base
     from jaxgpt.checkpoint.index import last_saved
     from jaxgpt.checkpoint.lock import sole_writer
-    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run
+    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint
     from jaxgpt.checkpoint.versions import versions
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
-    from jaxgpt.trainer.init_from import cropped, split_checkpoint
+    from jaxgpt.trainer.init_from import cropped
     from jaxgpt.trainer.loop import fit
     from jaxgpt.trainer.plots import plot_losses
     from jaxgpt.trainer.program import build
@@ -114,6 +119,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             return str(stack.enter_context(new_run(args.out, config, data.tokenizer, args.overwrite)).path)
         if last is not None:
             check_data(run, last, data)
+            if program.base is not None:
+                check_base(run, last, program.base.checksum, where)
         describe(run, config, data.tokenizer)
         return args.out
 
@@ -124,8 +131,13 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             if leader() and not run.plot.exists():
                 plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
             return 0
-        tokenizer, params = None, None
-        if config.init_from and last is None:
+        tokenizer, params, base, where = None, None, None, Path(config.init_from)
+        if config.lora.rank:
+            from jaxgpt.lm.model import load_base
+
+            where = where if old is None else find_base(run, config)
+            base, tokenizer = load_base(where, config.model)
+        elif config.init_from and last is None:
             from jaxgpt.lm import load
 
             _, params, tokenizer, _ = load(*split_checkpoint(config.init_from))
@@ -135,7 +147,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             data = assert_same_on_all(lambda: load_dataset(config, tokenizer, activity), lambda data: data.facts())
         if not config.model.vocab_size:
             config = config.with_model(vocab_size=data.tokenizer.vocab_size)
-        program = build(config)
+        program = build(config, base=base and base._replace(params=cropped(base.params, config.model)))
+        base = None  # the program has a copy on its devices
         directory = Run(Path(on_leader(begin)))
         assert_same_on_all(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
         on_peer_failure(lambda: f"{last_saved(directory.checkpoints)}; resume with: {_resume(directory)}")
@@ -192,9 +205,11 @@ def _existing(out: str, name: str) -> Config | None:
 
 def _checked_resume(old: Config, config: Config, args: Args) -> Config:
     """Check the settings that change when a run is resumed."""
-    from jaxgpt.trainer.init_from import split_checkpoint
+    from jaxgpt.checkpoint.run import split_checkpoint
     from jaxgpt.trainer.resume import resumed_config
 
+    if old.lora.rank and args.init_from:  # the base has been moved; its checksum says whether it is the same
+        return _checked_start(old, resumed_config(old, config), args.init_from)
     source = Path(old.init_from), split_checkpoint(old.init_from)[0]
     if args.init_from and (not old.init_from or Path(args.init_from) not in source):
         started = f"started from {old.init_from}" if old.init_from else "did not start from another run's weights"
@@ -204,8 +219,7 @@ def _checked_resume(old: Config, config: Config, args: Args) -> Config:
 
 def _begun(base: Config, init_from: str) -> Config:
     """Replace the model and tokenizer of a preset by those of the run that provides the initial weights."""
-    from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.trainer.init_from import split_checkpoint
+    from jaxgpt.checkpoint.run import open_run, split_checkpoint
 
     path, _ = split_checkpoint(init_from)
     model = open_run(path).config().model
@@ -215,15 +229,29 @@ def _begun(base: Config, init_from: str) -> Config:
 def _checked_start(base: Config, config: Config, init_from: str) -> Config:
     """Check that a run can start from the weights of another run, and record the checkpoint."""
     from jaxgpt.checkpoint.index import resolve_step
-    from jaxgpt.checkpoint.run import Run
-    from jaxgpt.trainer.init_from import check_start, split_checkpoint
+    from jaxgpt.checkpoint.run import Run, split_checkpoint
+    from jaxgpt.trainer.init_from import check_start
 
     check_start(base.model, config.model)
-    if config.data.tokenizer != base.data.tokenizer:
+    if Path(config.data.tokenizer).absolute() != Path(base.data.tokenizer).absolute():
         raise UserError(
             f"--data.tokenizer {config.data.tokenizer} cannot be used with --init-from: the weights need the tokenizer "
             f"of {init_from}; leave out --data.tokenizer"
         )
     path, which = split_checkpoint(init_from)
     checkpoints = Run(path).checkpoints
-    return replace(config, init_from=str(checkpoints / str(resolve_step(checkpoints, which))))
+    checkpoint = checkpoints / str(resolve_step(checkpoints, which))
+    if not config.lora.rank:
+        return replace(config, init_from=str(checkpoint))
+    # Adapters are useless without their base, so its path must be valid in every directory.
+    data = replace(config.data, tokenizer=str(Path(config.data.tokenizer).absolute()))
+    return replace(config, init_from=str(checkpoint.absolute()), data=data)
+
+
+def _adapted(config: Config) -> Config:
+    """Check that there are weights to adapt, and resolve the names of the matrices."""
+    from jaxgpt.convert.peft import resolve_targets
+
+    if not config.init_from:
+        raise UserError("--lora.rank needs the weights of a run to adapt: add --init-from RUN")
+    return replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))

@@ -13,14 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint.run import complete_run, open_run
+from jaxgpt.checkpoint.base import Base, check_base, checksum, find_base
+from jaxgpt.checkpoint.run import Run, complete_run, open_run, split_checkpoint
 from jaxgpt.checkpoint.store import read_params, save_params
-from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
+from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, UserError
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Model
 from jaxgpt.errors import as_int, shown
 from jaxgpt.model import GPT, KVCache, init_cache
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.lora import abstract_trained, merge
+from jaxgpt.model.params import abstract_params, crop_positions, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
 from jaxgpt.parallel import use_mesh
@@ -53,7 +55,7 @@ class LM(NamedTuple):
 
 
 def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
-    """Read a run directory.
+    """Read a run directory. The adapters of a LoRA run are merged with its base, and `lora` is off in the config returned.
 
     Args:
         path: what `jaxgpt train` or `jaxgpt import` wrote.
@@ -70,13 +72,60 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
     run = open_run(Path(path))
     config = run.config()
-    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), abstract_params(config.model)
-    )
-    params, step = read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
+    params, step = _read_trained(run, config, checkpoint)
+    if config.lora.rank:
+        params = merge(read_base(run, config, step), params, config.lora.alpha)
+        config = replace(config, lora=LoraConfig())
     params = params if weights is None else quantize(params, weights)
     return LM(config, params, run.tokenizer(), f"{path}, step {step}")
+
+
+def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
+    """Read the config, the frozen weights and the adapters of a run.
+
+    Raises:
+        UserError: it has no adapters, or they or their base cannot be read.
+    """
+    run = open_run(Path(path))
+    config = run.config()
+    if not config.lora.rank:
+        raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
+    adapters, step = _read_trained(run, config, checkpoint)
+    return config, read_base(run, config, step), adapters
+
+
+def read_base(run: Run, config: Config, step: int) -> Any:
+    """Read the weights that the adapters of a checkpoint change.
+
+    Raises:
+        UserError: they are missing, or others.
+    """
+    where = find_base(run, config)
+    base, _ = load_base(where, config.model)
+    check_base(run, step, base.checksum, where)
+    return base.params
+
+
+def load_base(path: str | Path, model: ModelConfig) -> tuple[Base, Tokenizer]:
+    """Read the weights that adapters of a model change, without the positions past its context, and their tokenizer.
+
+    Args:
+        path: a run, or one of its checkpoints. A run with adapters is merged first.
+        model: the model.
+    """
+    run, which = split_checkpoint(str(path))
+    _, params, tokenizer, _ = load(run, which)
+    return Base(crop_positions(params, model), checksum(params)), tokenizer
+
+
+def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:
+    """Read what a run trains, or its average, and the step of the checkpoint."""
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        abstract_trained(config.model, config.lora),
+    )
+    return read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
 
 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:

@@ -19,7 +19,7 @@ from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.topology import Topology
 from jaxgpt.train.step import loss_sum
 from jaxgpt.trainer.layout import Layout, make_layout
-from jaxgpt.trainer.metrics import flops_per_token
+from jaxgpt.trainer.metrics import flops_per_token, parameter_count
 from jaxgpt.trainer.program import loss_of
 
 ELEMENTWISE = frozenset(
@@ -97,7 +97,7 @@ def argument_bytes(layout: Layout) -> dict[str, float]:
     state = layout.state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
-        "parameters": shard_bytes(state.params),
+        "parameters": shard_bytes((state.params, layout.frozen)),
         "optimizer": shard_bytes(state.opt_state),
         **average,
         "batch": 4.0 * math.prod(layout.batch().shape) / batch_ways(layout.mesh),
@@ -108,7 +108,8 @@ def step_flops(layout: Layout) -> float:
     """Compute the FLOPs of a step on one device by the formula for the model, padding included."""
     config = layout.config
     tokens = math.prod(layout.microbatches) * config.model.block_size
-    return flops_per_token(config.model, layout.state.params) * tokens / math.prod(asdict(config.mesh).values())
+    flops = flops_per_token(config.model, layout.weights, config.lora)
+    return flops * tokens / math.prod(asdict(config.mesh).values())
 
 
 def useful(layout: Layout) -> float:
@@ -131,14 +132,14 @@ def _residual_bytes(layout: Layout) -> float:
     config, model = layout.config, layout.config.model
     rows = layout.microbatches.rows
     key = named_key(0, "dropout") if model.dropout > 0 else None
-    loss_fn = loss_of(layout)
 
-    def residuals(params: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: loss_sum(p, windows, key, loss_fn)[0], params)[1]
+    def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
+        return jax.vjp(lambda p: loss_sum(p, windows, key, loss_of(layout, frozen))[0], params)[1]
 
-    params = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), layout.state.params)
+    trees = (layout.state.params, layout.frozen)
+    params, frozen = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), trees)
     windows = jax.ShapeDtypeStruct((rows, *layout.batch().shape[1:]), jnp.int32)
-    jaxpr = jax.make_jaxpr(residuals)(params, windows).jaxpr
+    jaxpr = jax.make_jaxpr(residuals)(params, frozen, windows).jaxpr
     ways, split = batch_ways(layout.mesh), {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
     sizes = [0.0]
     for aval in _roots(jaxpr):
@@ -185,19 +186,18 @@ def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:
     config, mesh = layout.config, layout.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
     count, layers = layout.microbatches.accumulation, config.model.n_layer
-    params = layout.state.params
-    whole = sum(leaf.size for leaf in jax.tree.leaves(params)) * width / mesh.tensor
-    table = 0 if config.model.tie_embeddings else params["wte"]["embedding"].size * width / mesh.tensor
+    whole, grads = (parameter_count(t) * width / mesh.tensor for t in (layout.weights, layout.state.params))
+    table = 0 if config.model.tie_embeddings else layout.weights["wte"]["embedding"].size * width / mesh.tensor
     rows = layout.microbatches.rows // batch_ways(layout.mesh)
     block = rows * config.model.block_size * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (
         Collective("all-gather", whole - table, mesh.fsdp, 2 * count),
-        Collective("reduce-scatter", (whole - table) / mesh.fsdp, mesh.fsdp, count),
+        Collective("reduce-scatter", (grads - table * (not layout.frozen)) / mesh.fsdp, mesh.fsdp, count),
         Collective("all-to-all", block, mesh.fsdp, 2 * count),
-        Collective("all-reduce", whole / mesh.fsdp, within, count),
+        Collective("all-reduce", grads / mesh.fsdp, within, count),
         # Between slices, each device sums its shard of the gradients of its slice.
-        Collective("all-reduce", whole / mesh.fsdp / within, topology.slices, count, True),
+        Collective("all-reduce", grads / mesh.fsdp / within, topology.slices, count, True),
         Collective("all-reduce", block, mesh.tensor, 4 * layers * count),
     )
     return traffic_by_kind(one for one in collectives if one.group > 1)

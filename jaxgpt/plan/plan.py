@@ -73,7 +73,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")
     state = SamplerState(TokenBuffer(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
     rows = RowLimits(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
-    params = layout.state.params
+    params = layout.weights
 
     def lowered() -> Any:
         def tokens(params: Any, state: SamplerState, rows: RowLimits, steps: jax.Array) -> SamplerState:

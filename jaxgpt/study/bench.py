@@ -76,8 +76,8 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     say("measuring peak FLOP/s and bandwidth")
     peak = product_peak(program.layout.mesh, config.train.compute_dtype)
     bandwidth = read_bandwidth(program.layout.mesh)
-    params, memory = steps.state.params, compiled.memory_analysis()
-    flops = flops_per_token(config.model, params)
+    params, memory = program.layout.weights, compiled.memory_analysis()
+    flops = flops_per_token(config.model, params, config.lora)
     device = program.layout.mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",

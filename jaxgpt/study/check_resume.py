@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
+from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run, describe
 from jaxgpt.config import Config, UserError, from_json
@@ -77,15 +77,5 @@ def leg(file: Path) -> dict[str, str]:
         "dropout key": jax.random.key_data(named_key(config.train.seed, "dropout", step)),
         "next batch": Batches.of(config, data.train).at(step)[:],
     }
-    hashes = {name: _hash(tree) for name, tree in parts.items() if tree is not None}
+    hashes = {name: checksum(tree) for name, tree in parts.items() if tree is not None}
     return hashes | {"metrics": hashlib.sha256(json.dumps(lines).encode()).hexdigest()}
-
-
-def _hash(tree: Any) -> str:
-    """Hash the paths, dtypes, shapes and bytes of all leaves."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.asarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

@@ -1,25 +1,17 @@
-"""Start from the weights of another run: select the checkpoint, and check that the models match."""
+"""Start from the weights of another run: check that the models match."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.model.params import crop_positions
 
 FREE = ("dropout", "block_size")
-
-
-def split_checkpoint(init_from: str) -> tuple[Path, str]:
-    """Split `--init-from`, a run or one of its checkpoints (RUN/checkpoints/STEP), into the run and `best` or the step."""
-    path = Path(init_from)
-    if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return path.parent.parent, path.name
-    return path, "best"
 
 
 def check_start(old: ModelConfig, new: ModelConfig) -> None:
@@ -40,7 +32,4 @@ def check_start(old: ModelConfig, new: ModelConfig) -> None:
 
 def cropped(params: Any, config: ModelConfig) -> Any:
     """Return the weights on the host, without the positions past the context."""
-    params = jax.tree.map(np.asarray, params)
-    if "wpe" in params:
-        params = params | {"wpe": {"embedding": params["wpe"]["embedding"][: config.block_size]}}
-    return params
+    return crop_positions(jax.tree.map(np.asarray, params), config)

@@ -6,7 +6,7 @@ import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -16,12 +16,16 @@ from jax.sharding import Mesh
 
 from jaxgpt.config import Config
 from jaxgpt.model import GPT
+from jaxgpt.model.lora import model_adapters
 from jaxgpt.model.params import boxed_params
 from jaxgpt.model.scan import stack_layers
+from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, shardings_like, use_mesh
 from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
 from jaxgpt.train.optimizer import make_optimizer, schedule
 from jaxgpt.train.step import TrainState, init_state
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,20 +66,33 @@ class Layout:
 
     @cached_property
     def fresh(self) -> Any:
-        """Seed to fresh weights with their logical axes, and the state that starts with them. Traced once."""
+        """Seed to fresh weights and what is trained of them, with their logical axes, and the first state. Traced once."""
         return jax.jit(lambda seed: stacked(self, _fresh_per_layer(self, seed)))
 
     @cached_property
     def state(self) -> TrainState:
         """The abstract state: shapes, types and placements."""
-        return _placed(self, *jax.eval_shape(self.fresh, 0))
+        return _placed(self, *jax.eval_shape(self.fresh, 0)[1:])
+
+    @cached_property
+    def frozen(self) -> Any:
+        """The abstract weights that training does not change; `()`: it changes all."""
+        if not self.config.lora.rank:
+            return ()
+        boxed = jax.eval_shape(self.fresh, 0)[0]
+        return _placed(self, boxed, nn.unbox(boxed))
+
+    @property
+    def weights(self) -> Any:
+        """The abstract weights of the model."""
+        return self.frozen or self.state.params
 
     @cached_property
     def checkpoint(self) -> TrainState:
         """The abstract state of a checkpoint, for restoring into."""
         if not self.config.train.scan_layers:
             return self.state
-        return _placed(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0)))
+        return _placed(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0))[1:])
 
     def use_mesh(self) -> AbstractContextManager[None]:
         """Within this, map the logical axes that layers name to the axes of the mesh."""
@@ -103,11 +120,14 @@ def placements(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
-def _fresh_per_layer(layout: Layout, seed: jax.typing.ArrayLike) -> tuple[Any, TrainState]:
-    boxed = boxed_params(GPT(layout.config.model), seed)
-    return boxed, init_state(nn.unbox(boxed), layout.optimizer, layout.config.optim.ema_decay > 0)
+def _fresh_per_layer(layout: Layout, seed: jax.typing.ArrayLike) -> tuple[Any, Any, TrainState]:
+    lora = layout.config.lora
+    weights = trained = boxed_params(GPT(layout.config.model), seed)
+    if lora.rank:
+        trained = model_adapters(named_key(seed, "lora"), weights, lora)
+    return weights, trained, init_state(nn.unbox(trained), layout.optimizer, layout.config.optim.ema_decay > 0)
 
 
-def _placed(layout: Layout, boxed: Any, state: TrainState) -> TrainState:
-    places = shardings_like(state, boxed, layout.config.model, layout.mesh, layout.rules)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)
+def _placed(layout: Layout, boxed: Any, tree: T) -> T:
+    places = shardings_like(tree, boxed, layout.config.model, layout.mesh, layout.rules)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)

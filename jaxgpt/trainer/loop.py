@@ -168,6 +168,8 @@ class _Loop:
         self.config: Config = program.layout.config
         self.batches = Batches.of(self.config, data.train)
         self.metadata = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
+        if program.base is not None:
+            self.metadata["base"] = program.base.checksum
         self.first, self.tokens_seen = resume_step or 0, tokens_seen
         # First steps of the calls in flight, and the functions that wait for their metrics.
         self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.run import write_atomically
-from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.config import Config, LoraConfig, ModelConfig, UserError
 from jaxgpt.errors import parse_json
+from jaxgpt.model.lora import abstract_trained
 from jaxgpt.train.optimizer import make_optimizer
 
 TIMES = ("elapsed_seconds", "tokens_per_second", "val_seconds")  # metrics that differ between identical runs
@@ -86,14 +87,21 @@ def multiplied_parameters(config: ModelConfig, params: Any) -> int:
     )
 
 
-def flops_per_token(config: ModelConfig, params: Any) -> int:
+def flops_per_token(config: ModelConfig, params: Any, lora: LoraConfig | None = None) -> int:
     """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
 
     P: parameters in matrix products, 2 operations forward and 4 backward. The second term is attention over a full context,
-    without a deduction for the causal mask (PaLM, appendix B).
+    without a deduction for the causal mask (PaLM, appendix B). With adapters `4 P + 2 P_a` replaces `6 P`: of the weights,
+    only the adapted matrices, with P_a parameters, have a gradient.
     """
+    count = gradients = multiplied_parameters(config, params)
+    if lora is not None and lora.rank:
+        names = lora.targets.replace("+", ",").split(",")
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        kernels = [leaf for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names]
+        gradients = sum(math.prod(kernel.shape) for kernel in kernels)
     attention = 12 * config.n_layer * config.n_head * config.head_width * config.block_size
-    return 6 * multiplied_parameters(config, params) + attention
+    return 4 * count + 2 * gradients + attention
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
@@ -101,12 +109,14 @@ def state_bytes(config: Config, params: Any) -> dict[str, int]:
 
     Args:
         config: the run.
-        params: the weights, or their shapes.
+        params: the weights of the model, or their shapes.
     """
-    optimizer = jax.eval_shape(make_optimizer(config).init, params)
-    sizes = {"parameters": params, "gradients": params, "optimizer": optimizer}
+    trained = abstract_trained(config.model, config.lora) if config.lora.rank else params
+    optimizer = jax.eval_shape(make_optimizer(config).init, trained)
+    parameters = (params, trained) if config.lora.rank else params
+    sizes = {"parameters": parameters, "gradients": trained, "optimizer": optimizer}
     if config.optim.ema_decay > 0:
-        sizes["average"] = params
+        sizes["average"] = trained
     return {
         kind: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for kind, tree in sizes.items()
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
+from jaxgpt.checkpoint.base import Base
 from jaxgpt.config import Config, UserError
 from jaxgpt.model import GPT
+from jaxgpt.model.lora import merge
 from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
 from jaxgpt.parallel.processes import count, is_peer_failure
@@ -26,7 +28,7 @@ from jaxgpt.train.optimizer import ignored_settings
 from jaxgpt.train.step import TrainState, eval_step, train_step, train_steps
 from jaxgpt.trainer.attention_choice import choose_attention
 from jaxgpt.trainer.layout import Layout, make_layout, placements
-from jaxgpt.trainer.state import fresh_state
+from jaxgpt.trainer.state import fresh_state, frozen_weights
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,26 @@ class Program:
     Attributes:
         layout: config, mesh and optimizer; shapes and placements.
         note: what the user should know about mesh, kernels and settings; or "".
+        base: the weights that training does not change, on their devices; None: random ones, if there are any.
     """
 
     layout: Layout
     note: str = ""
+    base: Base | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def frozen(self) -> Any:
+        """The weights that training does not change, on their devices; `()`: it changes all."""
+        return frozen_weights(self.layout) if self.base is None else self.base.params
+
+    def weights(self, trained: Any) -> Any:
+        """Return the weights of the model: what is trained, or the frozen weights merged with it."""
+        if not self.layout.frozen:
+            return trained
+        merged = jax.jit(
+            partial(merge, alpha=self.layout.config.lora.alpha), out_shardings=placements(self.layout.frozen)
+        )
+        return block_on_cpu_mesh(self.layout.mesh, merged(self.frozen, trained))
 
     def init(self) -> TrainState:
         """Make the state before the first step."""
@@ -61,7 +79,7 @@ class Program:
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step. The given state is donated."""
         with self.layout.use_mesh():
-            return block_on_cpu_mesh(self.layout.mesh, self._train[False](state, windows_BT1))
+            return block_on_cpu_mesh(self.layout.mesh, self._train[False](state, windows_BT1, self.frozen))
 
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
@@ -80,7 +98,7 @@ class Program:
             state, metrics = self.step(state, batches)
             return state, lambda: [jax.device_get(metrics)]
         with self.layout.use_mesh():
-            state, metrics = block_on_cpu_mesh(self.layout.mesh, self._train[True](state, batches, n))
+            state, metrics = block_on_cpu_mesh(self.layout.mesh, self._train[True](state, batches, n, self.frozen))
 
         def read() -> list[dict[str, Any]]:
             host = jax.device_get(metrics)
@@ -91,13 +109,14 @@ class Program:
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Compute the summed loss and the number of tokens of each window."""
         with self.layout.use_mesh():
-            return block_on_cpu_mesh(self.layout.mesh, self._eval(params, windows_BT1))
+            return block_on_cpu_mesh(self.layout.mesh, self._eval(params, windows_BT1, self.frozen))
 
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
         """Lower the train step for a state and one or several batches, of arrays or of shapes: to inspect or compile it."""
         several = self._several(batches)
+        n = (1,) if several else ()
         with self.layout.use_mesh():
-            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *((1,) if several else ()))
+            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *n, self.layout.frozen)
             return lowered
 
     def _several(self, batches: Any) -> bool:
@@ -107,37 +126,60 @@ class Program:
     @cached_property
     def _train(self) -> dict[bool, Any]:
         """The train step of the batch of one step, and of those of several."""
-        states, rest = placements(self.layout.state), replicated(self.layout.mesh)
-        one, several = self.layout.batch().sharding, self.layout.batch(2).sharding
-        step = bound_step(self.layout)
+        layout, rest = self.layout, replicated(self.layout.mesh)
+        states, frozen = placements(layout.state), placements(layout.frozen)
+        one, several = layout.batch().sharding, layout.batch(2).sharding
         options: Any = {"out_shardings": (states, rest), "donate_argnums": 0}
+
+        def step(state: TrainState, batch: jax.Array, frozen: Any) -> Any:
+            return bound_step(layout, frozen)(state, batch)
+
+        def steps(state: TrainState, batches: jax.Array, n: jax.Array, frozen: Any) -> Any:
+            return train_steps(state, batches, n, step=bound_step(layout, frozen))
+
+        # The names are those of the compiled programs, which traces and profiles show.
+        step.__name__, steps.__name__ = train_step.__name__, train_steps.__name__
         return {
-            False: jax.jit(step, in_shardings=(states, one), **options),
-            True: jax.jit(partial(train_steps, step=step), in_shardings=(states, several, rest), **options),
+            False: jax.jit(step, in_shardings=(states, one, frozen), **options),
+            True: jax.jit(steps, in_shardings=(states, several, rest, frozen), **options),
         }
 
     @cached_property
     def _eval(self) -> Any:
+        layout = self.layout
+
+        def eval_batch(params: Any, windows_BT1: jax.Array, frozen: Any) -> Any:
+            return eval_step(params, windows_BT1, loss_fn=loss_of(layout, frozen))
+
+        eval_batch.__name__ = eval_step.__name__
         return jax.jit(
-            partial(eval_step, loss_fn=loss_of(self.layout)),
-            in_shardings=(placements(self.layout.state.params), self.layout.batch().sharding),
-            out_shardings=replicated(self.layout.mesh),
+            eval_batch,
+            in_shardings=(placements(layout.state.params), layout.batch().sharding, placements(layout.frozen)),
+            out_shardings=replicated(layout.mesh),
         )
 
 
-def loss_of(layout: Layout) -> LossFn:
-    """Make the loss function of a layout, with the attention kernel of its devices."""
-    config = layout.config
+def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
+    """Make the loss function of a layout, with the attention kernel of its devices.
+
+    Args:
+        layout: the layout.
+        frozen: the weights that training does not change, if any: the loss is then a function of their adapters.
+    """
+    config, alpha = layout.config, layout.config.lora.alpha
     # An abstract mesh is only counted with.
     device = None if isinstance(layout.mesh, AbstractMesh) else layout.mesh.devices.flat[0]
     kernel, _ = choose_attention(config, device)
     model = GPT(config.model, jnp.dtype(config.train.compute_dtype), config.train.remat, kernel)
-    return make_loss_fn(model.apply, config.train.loss_chunk)
+    loss_fn = make_loss_fn(model.apply, config.train.loss_chunk)
+    if not config.lora.rank:
+        return loss_fn
+    return lambda adapters, *batch: loss_fn(merge(frozen, adapters, alpha), *batch)
 
 
-def bound_step(layout: Layout) -> Any:
-    """Return the train step of a layout, `(state, batch) -> (state, metrics)`."""
-    config, loss_fn = layout.config, loss_of(layout)
+def bound_step(layout: Layout, frozen: Any = ()) -> Any:
+    """Return the train step of a layout, `(state, batch) -> (state, metrics)`; `frozen` as in `loss_of`."""
+    config, loss_fn = layout.config, loss_of(layout, frozen)
     padded = math.prod(layout.microbatches) > config.train.batch_size
     return partial(
         train_step,
@@ -158,7 +200,8 @@ def compiling(program: Program) -> Iterator[None]:
     Leaving waits for the compiler, also after an error, and raises what the compiler raises.
     """
     layout = program.layout
-    state, batches = layout.state, layout.batch(layout.config.train.steps_per_call)  # traced in this thread
+    batches = layout.batch(layout.config.train.steps_per_call)
+    state, _ = layout.state, layout.frozen  # traced in this thread
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(layout, program.lower(state, batches)))
         yield
@@ -179,7 +222,12 @@ def compile_lowered(layout: Layout, lowered: jax.stages.Lowered) -> jax.stages.C
         raise UserError(explain_failure(e, layout.mesh, layout.config.train.microbatch)) from None
 
 
-def build(config: Config, optimizer: optax.GradientTransformation | None = None, rules: Rules | None = None) -> Program:
+def build(
+    config: Config,
+    optimizer: optax.GradientTransformation | None = None,
+    rules: Rules | None = None,
+    base: Base | None = None,
+) -> Program:
     """Build the program of a config on the available devices.
 
     Args:
@@ -189,6 +237,7 @@ def build(config: Config, optimizer: optax.GradientTransformation | None = None,
             `train.scan_layers` it sees the weights of all layers as one array.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
             ("tensor",)}` splits the activations between blocks along the sequence. Losses are those of one device.
+        base: with `lora.rank`, the weights per layer that the adapters change; None: random ones.
 
     Raises:
         UserError: a rule names an unknown axis; the mesh does not fit the devices, the batch or the model; or the devices lack
@@ -202,7 +251,9 @@ def build(config: Config, optimizer: optax.GradientTransformation | None = None,
     _, kernel_note = choose_attention(config, device)
     optim_note = ignored_settings(config.optim) if optimizer is None else ""
     layout = make_layout(config, mesh, optimizer, change_rules(rules or {}))
-    return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])))
+    if base is not None:
+        base = base._replace(params=frozen_weights(layout, base.params))
+    return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])), base)
 
 
 def explain_failure(error: jax.errors.JaxRuntimeError, mesh: Mesh, microbatch: int) -> str:

@@ -35,7 +35,13 @@ def resumed_config(old: Config, new: Config) -> Config:
         UserError: one that decides what the checkpoint holds, or what the run is trained on, differs.
     """
     new = new.with_model(vocab_size=new.model.vocab_size or old.model.vocab_size)
-    kinds = {"model": "model", "data": "data", "optim.name": "optimizer", "optim.ema_decay": "optimizer"}
+    kinds = {
+        "model": "model",
+        "data": "data",
+        "lora": "adapters",
+        "optim.name": "optimizer",
+        "optim.ema_decay": "optimizer",
+    }
     for name, was, now in changes(old, new):
         kind = kinds.get(name) or kinds.get(name.split(".")[0])
         if kind and not (name == "optim.ema_decay" and was and now):

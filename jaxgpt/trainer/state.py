@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import flax.linen as nn
 import jax
 
 from jaxgpt.model.scan import unstack_layers
@@ -12,16 +13,28 @@ from jaxgpt.parallel import block_on_cpu_mesh, quick_compile_options
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import Layout, placements, stacked
 
+T = TypeVar("T")
+
 
 def fresh_state(layout: Layout) -> TrainState:
     """Make the state before the first step, each array on its own devices."""
-    return _made(layout, lambda seed: layout.fresh(seed)[1], layout.config.train.seed)
+    return _made(layout, lambda seed: layout.fresh(seed)[2], layout.config.train.seed, layout.state)
+
+
+def frozen_weights(layout: Layout, params: Any = None) -> Any:
+    """Place the weights that training does not change, given per layer; None: random ones. `()`: training changes all."""
+    if not layout.frozen:
+        return ()
+    if params is None:
+        return _made(layout, lambda seed: nn.unbox(layout.fresh(seed)[0]), layout.config.train.seed, layout.frozen)
+    return _made(layout, lambda params: stacked(layout, params), params, layout.frozen)
 
 
 def state_from(layout: Layout, params: Any) -> TrainState:
     """Make the state before the first step from weights per layer."""
     average = layout.config.optim.ema_decay > 0
-    return _made(layout, lambda params: stacked(layout, init_state(params, layout.optimizer, average)), params)
+    init = lambda params: stacked(layout, init_state(params, layout.optimizer, average))  # noqa: E731
+    return _made(layout, init, params, layout.state)
 
 
 def place_params(layout: Layout, params: Any) -> Any:
@@ -46,7 +59,7 @@ def _converted(layout: Layout, convert: Any, state: TrainState, like: TrainState
     return block_on_cpu_mesh(layout.mesh, jax.jit(convert, out_shardings=placements(like))(state))
 
 
-def _made(layout: Layout, make: Any, argument: Any) -> TrainState:
+def _made(layout: Layout, make: Any, argument: Any, like: T) -> T:
     options = quick_compile_options(layout.mesh)
-    made: TrainState = jax.jit(make, out_shardings=placements(layout.state), compiler_options=options)(argument)
+    made: T = jax.jit(make, out_shardings=placements(like), compiler_options=options)(argument)
     return made

@@ -322,7 +322,7 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
         params = p.layout.state.params
         with use_mesh(p.layout.mesh, p.layout.config.model):
-            return collectives(p._eval.lower(params, p.put(windows(p))).compile().as_text())
+            return collectives(p._eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
 

@@ -1,0 +1,274 @@
+"""Training adapters: only they are trained and saved; a run finds its base, and a resumed one gives the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from folders import LLAMA, SMALL, TEXT, run_folder
+from helpers import Result, flags, jaxgpt, make, small
+from jax.sharding import PartitionSpec
+
+import jaxgpt as api
+from jaxgpt.checkpoint.base import Base, checksum
+from jaxgpt.checkpoint.index import noted, steps
+from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.lm.model import load_adapters
+from jaxgpt.model.lora import abstract_trained, merge
+from jaxgpt.model.params import flatten_params
+from jaxgpt.train.loss import make_loss_fn
+from jaxgpt.train.step import loss_sum
+from jaxgpt.trainer.metrics import TIMES, read_metrics, state_bytes
+from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.state import place_params
+
+TARGETS = "q_proj,v_proj,o_proj,up_proj"
+
+
+def program(name: str = "llama", mesh: MeshConfig | None = None, **train: Any) -> tuple[Program, Any]:
+    """Build the program of a small model with adapters on random weights, and return it with these weights."""
+    config = Config(
+        model=small(name),
+        optim=OptimConfig(learning_rate=0.01, schedule="constant", warmup_steps=0),
+        train=TrainConfig(batch_size=8, **train),
+        mesh=mesh or MeshConfig(data=1),
+        lora=LoraConfig(rank=2, alpha=8.0, targets=TARGETS),
+    )
+    params = jax.tree.map(np.asarray, make(config.model)[1])
+    return build(config, base=Base(params, checksum(params))), params
+
+
+def train(p: Program, n: int) -> tuple[list[float], Any]:
+    state, losses = p.init(), []
+    rng = np.random.default_rng(0)
+    for _ in range(n):
+        batch = rng.integers(0, p.layout.config.model.vocab_size, (8, p.layout.config.model.block_size + 1), np.int32)
+        state, metrics = p.step(state, p.put(batch))
+        losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+def test_only_adapters_are_trained() -> None:
+    p, params = program()
+    before = jax.tree.map(np.array, p.frozen)
+    losses, state = train(p, 3)
+    jax.tree.map(np.testing.assert_array_equal, p.frozen, before)
+    jax.tree.map(np.testing.assert_array_equal, p.frozen, params)
+    config = p.layout.config
+    adapters = abstract_trained(config.model, config.lora)
+    shapes = {path: leaf.shape for path, leaf in flatten_params(adapters).items()}
+    assert {path: leaf.shape for path, leaf in flatten_params(state.params).items()} == shapes
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.ndim]
+    assert sorted(leaf.shape for leaf in moments) == sorted([*shapes.values()] * 2)
+    n = sum(leaf.size for leaf in jax.tree.leaves(adapters))
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)) - 8 * n < 100  # counters
+    counted = state_bytes(config, params)
+    assert counted["optimizer"] == sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+    assert counted["gradients"] == 4 * n
+    assert n < sum(leaf.size for leaf in jax.tree.leaves(params)) / 2
+    # The first loss is that of the base, and evaluation uses the merged weights.
+    plain = build(replace(config, lora=LoraConfig()))
+    batch = plain.put(np.random.default_rng(0).integers(0, 17, (8, 13), np.int32))
+    sums, counts = plain.eval(place_params(plain.layout, params), batch)
+    np.testing.assert_allclose(losses[0], sums.sum() / counts.sum(), rtol=1e-6)
+    trained, _ = p.eval(state.params, batch)
+    np.testing.assert_allclose(trained, plain.eval(p.weights(state.params), batch)[0], rtol=1e-5)
+    assert np.abs(trained - sums).max() > 0.01
+
+
+def test_a_step_is_one_of_adamw_on_the_adapters() -> None:
+    """Weight decay applies to A and B, as in PEFT with torch's AdamW."""
+    p, params = program()
+    config = p.layout.config
+    start = jax.tree.map(np.array, p.init().params)
+    _, state = train(p, 1)
+    batch = np.random.default_rng(0).integers(0, 17, (8, 13), np.int32)
+    loss_fn = make_loss_fn(api.GPT(config.model).apply)
+
+    def loss(adapters: Any) -> jax.Array:
+        total, count = loss_sum(merge(params, adapters, 8.0), batch, None, loss_fn)
+        return total / count
+
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(0.01, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1)
+    )
+    updates, _ = optimizer.update(jax.jit(jax.grad(loss))(start), optimizer.init(start), start)
+    expected = optax.apply_updates(start, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected)
+
+
+def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
+    one, _ = program()
+    p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, microbatch=1)
+    kernel = p.frozen["h"]["attn"]["q_proj"]["kernel"]
+    adapter = p.layout.state.params["h"]["attn"]["q_proj"]
+    assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor", None)
+    assert adapter["a"].sharding.spec == PartitionSpec(None, "fsdp", None)
+    assert adapter["b"]["q_proj"].sharding.spec == PartitionSpec(None, None, "tensor", None)
+    np.testing.assert_allclose(train(p, 3)[0], train(one, 3)[0], rtol=2e-5)
+
+
+RUN = flags(
+    data__path="text.txt",
+    model__block_size=8,
+    train__steps=4,
+    train__batch_size=4,
+    train__eval_every=2,
+    train__log_every=1,
+    train__sample_tokens=3,
+    optim__learning_rate=0.01,
+    mesh__data=1,
+)
+LORA = flags(lora__rank=2, lora__alpha=8, lora__targets="c_attn,mlp.c_proj")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a base and a run of four steps with adapters of it; do not modify."""
+    folder = tmp_path_factory.mktemp("lora")
+    run_folder(folder / "base", SMALL)
+    (folder / "text.txt").write_text(TEXT * 40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        result = jaxgpt("train", "finetune", "--init-from", "base", *RUN, *LORA, "--out", "run")
+    assert result.code == 0, result.err
+    assert "LoRA of rank 2 on q_proj+k_proj+v_proj,down_proj: " in result.out
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of that folder, whose base has another path than the run remembers."""
+    shutil.copytree(finished, "copy")
+    monkeypatch.chdir("copy")
+    return Path.cwd()
+
+
+def error(result: Result) -> str:
+    """Return the line that a failed command ends with; before it, `--resume` says where the run is."""
+    lines = result.err.splitlines()
+    assert (result.code, result.out) == (2, ""), result.err
+    assert len(lines) == 1 or "resuming from" in lines[0], lines
+    return lines[-1]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(folder: Path) -> None:
+    shutil.copytree("run", "whole")
+    shutil.rmtree("run/checkpoints/4")
+    result = jaxgpt("train", "--resume", "--out", "run")
+    assert result.code == 0, result.err
+    for part in ("params", "opt_state"):
+        sums = [checksum(restored(Path(run), part)) for run in ("run", "whole")]
+        assert sums[0] == sums[1], part
+    lines = [[{k: v for k, v in m.items() if k not in TIMES} for m in read_metrics(Path(run, "metrics.jsonl"))]
+             for run in ("run", "whole")]  # fmt: skip
+    assert lines[0] == lines[1]
+    config = open_config("run")
+    saved = {name: leaf.shape for name, leaf in flatten_params(restored(Path("run"), "params")).items()}
+    assert saved == {n: s.shape for n, s in flatten_params(abstract_trained(config.model, config.lora)).items()}
+
+
+def restored(run: Path, part: str) -> Any:
+    from orbax.checkpoint import v1 as ocp
+
+    return ocp.load_checkpointables((run / "checkpoints/4").absolute())[part]
+
+
+def test_a_run_is_its_merged_weights(folder: Path) -> None:
+    config, params, adapters = load_adapters("run", "last")
+    lm = api.load("run", "last")
+    assert not lm.config.lora.rank
+    assert config.lora.targets == "q_proj+k_proj+v_proj,down_proj"
+    jax.tree.map(np.testing.assert_array_equal, lm.params, merge(params, adapters, 8.0))
+    base = api.load("base").params
+    jax.tree.map(np.testing.assert_array_equal, params, base | {"wpe": {"embedding": base["wpe"]["embedding"][:8]}})
+    assert noted(Path("run/checkpoints/4"))["base"] == checksum(base)
+    # It can be the base of another run, and an ordinary one once it is saved.
+    api.save(lm, "merged")
+    assert api.load("merged").config.lora == LoraConfig()
+    info = jaxgpt("info", "run", "--json").json
+    assert info["trainable_parameters"] == sum(leaf.size for leaf in jax.tree.leaves(adapters))
+    assert info["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(lm.params))
+    for command in (["sample", "run", "--prompt", "a", "--max-new-tokens", "3"], ["eval", "run"], ["info", "run"]):
+        result = jaxgpt(*command)
+        assert (result.code, result.err) == (0, ""), result.err
+    loss = jaxgpt("eval", "run", "--checkpoint", "last", "--json").json["loss"]
+    (val_loss,) = [line["val_loss"] for line in read_metrics(Path("run/metrics.jsonl")) if line.get("step") == 4]
+    assert abs(loss - val_loss) < 1e-5
+
+
+def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
+    """At the path it remembers, or beside the run; a missing or changed base is one line, and nothing is written."""
+    config = Path("run/config.json")
+    assert f'"init_from": "{finished}/base/checkpoints/0"' in config.read_text()
+    config.write_text(config.read_text().replace(str(finished), "/nowhere"))
+    assert jaxgpt("eval", "run").code == 0  # beside the run
+    Path("base").rename("elsewhere")
+    before = config.read_text()
+    for command in (["eval", "run"], ["train", "--resume", "--out", "run", "--train.steps", "6"]):
+        message = error(jaxgpt(*command))
+        assert "holds adapters of /nowhere/base/checkpoints/0, which is missing" in message
+    run_folder(Path("other"), SMALL, seed=1)
+    again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
+    assert "other/checkpoints/0 is not the base of run: its weights" in error(jaxgpt(*again, "--init-from", "other"))
+    assert config.read_text() == before
+    result = jaxgpt(*again, "--init-from", "elsewhere")
+    assert result.code == 0, result.err
+    assert "changed settings: init_from '/nowhere/base" in result.err
+    assert open_config("run").init_from == f"{Path.cwd()}/elsewhere/checkpoints/0"
+    assert steps(Path("run/checkpoints"))[-1] == 6
+    Path("elsewhere").rename("moved")
+    Path("other").rename("elsewhere")
+    assert "is not the base of run" in error(jaxgpt("sample", "run", "--prompt", "a"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora__rank": 0}, "--lora.rank must be at least 1, not 0"),
+        ({"lora__rank": -1}, "lora.rank must be at least 0, not -1"),
+        ({"lora__rank": 9}, "lora.rank 9 exceeds a side of q_proj, 8 x 8: choose at most 8"),
+        ({"lora__rank": 2, "lora__alpha": 0}, "lora.alpha must be above 0"),
+        ({"lora__alpha": 4}, "lora.alpha needs lora.rank"),
+        ({"lora__rank": 2, "lora__targets": "c_atn"}, "'c_atn' is not a matrix of the model (did you mean c_attn?)"),
+        ({"lora__rank": 2, "lora__targets": "c_attn,q_proj"}, "lora.targets must be different names"),
+        ({"lora__rank": 2, "lora__targets": "q_proj+o_proj"}, "have different inputs"),
+        ({"lora__rank": 2, "optim__name": "muon"}, "use --optim.name adamw"),
+    ],
+)
+def test_settings_that_are_refused(finished: Path, changes: dict[str, Any], message: str) -> None:
+    start = ["train", "finetune", "--init-from", str(finished / "base"), *RUN, "--out", "new"]
+    assert message in error(jaxgpt(*start, *flags(**changes)))
+    assert not Path("new").exists()
+
+
+def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None:
+    start = ["train", "nanogpt-cpu", *RUN, "--lora.rank", "2"]
+    assert "--lora.rank needs the weights of a run to adapt: add --init-from RUN" in error(jaxgpt(*start))
+    again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
+    assert "keeps its adapters: lora.rank is 2, not 3" in error(jaxgpt(*again, "--lora.rank", "3"))
+    assert "keeps its adapters: lora.targets is" in error(jaxgpt(*again, "--lora.targets", "c_attn"))
+
+
+def test_a_run_can_be_repeated(folder: Path) -> None:
+    """Also from another folder, and with the names of transformers for the matrices of a Llama."""
+    result = jaxgpt("train", "run", "--out", "again", "--train.steps", "1")
+    assert result.code == 0, result.err
+    config = open_config("again")
+    assert (config.lora, config.init_from) == (open_config("run").lora, open_config("run").init_from)
+    run_folder(Path("llama"), LLAMA)
+    start = ["train", "finetune", "--init-from", "llama", *RUN, "--train.steps", "1"]
+    assert jaxgpt(*start, "--lora.rank", "2", "--lora.targets", "all-linear", "--out", "linear").code == 0
+    assert open_config("linear").lora.targets == "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+def open_config(run: str) -> Config:
+    from jaxgpt.checkpoint.run import Run
+
+    return Run(Path(run)).config()
