@@ -202,7 +202,8 @@ class DataConfig:
 
     # built-in text to use when no path is given
     dataset: Literal["python", "shakespeare", "statquest", "none"] = "python"
-    path: str = ""  # text file, folder of text files, or token files (.bin); empty: the built-in dataset
+    # text file, folder of text files, token files (.bin) or conversations (.jsonl); empty: the built-in dataset
+    path: str = ""
     tokenizer: str = "char"  # char, word, byte, gpt2, bpe (trained on the text), ids, or a tokenizer.json or its folder
     vocab_size: int = 4096  # vocabulary size of a BPE tokenizer trained on the text
     # leading fraction of the tokens used for training; 1: train and evaluate on all of them
@@ -210,7 +211,8 @@ class DataConfig:
     # epoch: windows without replacement; random: windows drawn independently
     sampling: Literal["epoch", "random"] = "epoch"
     stride: int = 0  # tokens between the starts of consecutive windows; 0: block_size, with a new offset each epoch
-    # flow: documents follow one another in a window; mask: attention, positions and targets stop where a document ends
+    # flow: documents follow one another in a window; mask: attention, positions and targets stop where a document ends, as
+    # they always do in conversations
     documents: Literal["flow", "mask"] = "flow"
 
     def __post_init__(self) -> None:

@@ -203,7 +203,7 @@ def llama_tiny() -> Config:
 
 
 def finetune() -> Config:
-    """Fine-tune an imported or trained model on your own text.
+    """Fine-tune an imported or trained model on your own text or conversations (.jsonl).
 
     `jaxgpt eval RUN --data.path my.txt` prints the loss before fine-tuning.
 

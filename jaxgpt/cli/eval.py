@@ -31,7 +31,7 @@ COMMAND = Command(
 class DataArgs:
     """Text to evaluate on."""
 
-    path: str = ""  # text file, folder or token files to evaluate on; empty: the validation split of the run
+    path: str = ""  # text, folder, token files or conversations to evaluate on; empty: the validation split of the run
 
 
 @dataclass(frozen=True)

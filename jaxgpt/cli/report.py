@@ -26,8 +26,7 @@ from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, UserError
-from jaxgpt.data import Dataset, Tokenizer
-from jaxgpt.data.tokens import Tokens
+from jaxgpt.data import Dataset, Packed, Tokenizer, Tokens
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
@@ -134,7 +133,8 @@ class Report(Reporter):
         """Print a sample, the run directory and the next command."""
         config = self.program.layout.config
         prompt, ids = self._prompt
-        params = eval_params(outcome.state, config) if config.train.sample_tokens else None
+        chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
+        params = eval_params(outcome.state, config) if config.train.sample_tokens and not chats else None
         params = collected(params if params is None else self.program.weights(params))
         if not leader():
             return
@@ -146,7 +146,8 @@ class Report(Reporter):
             except UserError as e:  # such as too little memory for train.sample_tokens; the run itself is complete
                 self.note(f"cannot sample: {e}")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
-        self._print(f"next     {sample_command(self.run.path, prompt)}")
+        chat = command_line("chat", path_word(self.run.path))
+        self._print(f"next     {chat if chats else sample_command(self.run.path, prompt)}")
 
     def _texts(self) -> list[str]:
         """Return the parts of the progress line: the step and its metrics, speed and time left, or the current activity."""
@@ -232,7 +233,7 @@ class Report(Reporter):
         self.console.write(text)
 
 
-def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens) -> tuple[str, list[int]]:
+def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed) -> tuple[str, list[int]]:
     """Choose the prompt of the sample at the end of training.
 
     This is `train.prompt`, truncated if it exceeds the context. If the tokenizer cannot encode it, because the user's text

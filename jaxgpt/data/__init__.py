@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.batches import Batches, Windows
+from jaxgpt.data.conversations import Packed, load_conversations
 from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
@@ -17,6 +18,7 @@ __all__ = [
     "Batches",
     "Dataset",
     "EvalData",
+    "Packed",
     "Tokenizer",
     "Tokens",
     "Windows",
@@ -37,12 +39,13 @@ class Dataset:
         held_out: whether `val` was held out.
         tokenizer: the tokenizer of the ids.
         source: one-line description of where the data came from.
-        characters: number of characters of the text; 0 for token files.
-        fingerprint: SHA-256 of the text in UTF-8, or `Tokens.fingerprint` of token files, in hexadecimal.
+        characters: number of characters of the text; 0 for token files and conversations.
+        fingerprint: SHA-256 of the text in UTF-8 or of the file of conversations, or `Tokens.fingerprint` of token files, in
+            hexadecimal.
     """
 
-    train: Tokens
-    val: Tokens
+    train: Tokens | Packed
+    val: Tokens | Packed
     held_out: bool
     tokenizer: Tokenizer
     source: str
@@ -72,7 +75,7 @@ class EvalData:
         text_bytes: length of the text in UTF-8 bytes; 0 if unknown.
     """
 
-    tokens: Tokens
+    tokens: Tokens | Packed
     source: str
     text_bytes: int
 
@@ -89,16 +92,20 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         UserError: the data cannot be read, or has ids beyond the model's vocabulary.
     """
     data, path = config.data, Path(config.data.path)
+    if data.conversations:
+        tokenizer = tokenizer or _existing(
+            config, "conversations, not text: start from a model with --init-from RUN, or"
+        )
+        _vocab_size(config, tokenizer)
+        packed, rest, source, sha256 = load_conversations(
+            path, tokenizer, config.model.block_size, data.train_fraction, progress
+        )
+        return Dataset(packed, rest if len(rest) else packed, len(rest) > 0, tokenizer, source, 0, sha256)
     characters = 0
     if data.path and is_token_path(path):
         train, val, source = open_splits(path, data.train_fraction)
         fingerprint = ""
-        if tokenizer is None:
-            if data.tokenizer in ("char", "word", "bpe"):
-                raise UserError(
-                    f"{path} holds token ids, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH)"
-                )
-            tokenizer = make_tokenizer(data.tokenizer, "", data.vocab_size, config.model.vocab_size)
+        tokenizer = tokenizer or _existing(config, "token ids, not text:")
     else:
         text = read_text(data)
         if tokenizer is None:
@@ -137,6 +144,11 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     """
     data = replace(config.data, path=path, train_fraction=1.0) if path else config.data
     text_bytes, vocab_size = 0, _vocab_size(config, tokenizer)
+    if data.conversations:
+        T = config.model.block_size
+        packed, rest, source, _ = load_conversations(Path(data.path), tokenizer, T, data.train_fraction, progress)
+        split = "validation split" if len(rest) else "all" if path else "training text"
+        return EvalData(rest if len(rest) else packed, f"{source} ({split})", 0)
     if data.path and is_token_path(Path(data.path)):
         train, val, source = open_splits(Path(data.path), data.train_fraction)
         chosen = (val if len(val) else train).below(vocab_size)
@@ -153,6 +165,18 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     if data.documents == "mask":
         chosen = Tokens(chosen.parts, vocab_size, tokenizer.end_ids)
     return EvalData(chosen, f"{source} ({split})", text_bytes)
+
+
+def _existing(config: Config, holds: str) -> Tokenizer:
+    """Make a tokenizer that needs no text.
+
+    Raises:
+        UserError: the config names another kind.
+    """
+    data = config.data
+    if data.tokenizer in ("char", "word", "bpe"):
+        raise UserError(f"{data.path} holds {holds} choose their tokenizer with --data.tokenizer (gpt2, ids or PATH)")
+    return make_tokenizer(data.tokenizer, "", data.vocab_size, config.model.vocab_size)
 
 
 def _vocab_size(config: Config, tokenizer: Tokenizer) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.config import Config, UserError
+from jaxgpt.data.conversations import Packed
 from jaxgpt.data.tokens import Tokens
 
 
@@ -25,7 +26,7 @@ class Windows:
         block_size: T.
     """
 
-    tokens: Tokens
+    tokens: Tokens | Packed
     starts_B: np.ndarray
     block_size: int
 
@@ -60,7 +61,7 @@ class Batches:
         stride: ids between starts; 0: T, from a random position.
     """
 
-    tokens: Tokens
+    tokens: Tokens | Packed
     block_size: int
     batch_size: int
     seed: int
@@ -75,10 +76,11 @@ class Batches:
             )
 
     @staticmethod
-    def of(config: Config, tokens: Tokens) -> Batches:
+    def of(config: Config, tokens: Tokens | Packed) -> Batches:
         """Make the batches that a config describes."""
         train, data = config.train, config.data
-        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride)
+        stride = 1 if isinstance(tokens, Packed) else data.stride
+        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, stride)
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""

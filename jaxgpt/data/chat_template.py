@@ -58,14 +58,15 @@ class ChatTemplate:
     memory, and is killed after `SECONDS` for one conversation. The process starts at the first call and is reused.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
         """Keep the template; it is compiled when it is first used.
 
         Args:
             source: Jinja2 source.
             variables: other variables of the template: `bos_token`, `eos_token`, ...
+            date: the date that the template writes, if it writes one, as `2024-07-26`; empty: today.
         """
-        self.source, self.variables = source, dict(variables or {})
+        self.source, self.variables, self.date = source, dict(variables or {}), date
         self._process: subprocess.Popen[bytes] | None = None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
@@ -79,7 +80,8 @@ class ChatTemplate:
             UserError: the messages are malformed, the template refuses them or has an error, or it takes too long.
         """
         given = self.variables | {"messages": check_messages(messages), "add_generation_prompt": add_generation_prompt}
-        answer = self._ask({"source": self.source, "variables": given | {"tools": None, "documents": None}})
+        given |= {"tools": None, "documents": None}
+        answer = self._ask({"source": self.source, "variables": given, "date": self.date})
         if "error" in answer:
             what = "has an error" if answer.get("broken") else "cannot render these messages"
             raise UserError(f"the chat template {what}: {answer['error']}")
@@ -103,7 +105,9 @@ class ChatTemplate:
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self.render(messages[:number], add_generation_prompt=True).text if number else ""
+            if not number:
+                raise UserError("the first message has the role assistant: begin with a message of the user")
+            before = self.render(messages[:number], add_generation_prompt=True).text
             after = self.render(messages[: number + 1], add_generation_prompt=False).text
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
                 raise UserError(

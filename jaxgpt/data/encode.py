@@ -63,6 +63,10 @@ class Tokenizer(Protocol):
         """Encode a text in which the names of special tokens stand for their ids."""
         ...
 
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode as `encode_special` does, and return which ids have characters in the ranges `[begin, end)`, as bool."""
+        ...
+
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
         """Encode pieces of a text to int32 ids, concatenated."""
         ...
@@ -122,6 +126,11 @@ class _Table(_Special):
 
     def encode_special(self, text: str) -> np.ndarray:
         return self.encode(text)
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        cuts = [0, *itertools.chain.from_iterable(spans), len(text)]
+        parts = [self.encode(text[begin:end]) for begin, end in itertools.pairwise(cuts)]
+        return np.concatenate(parts), np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
         return self.encode("".join(pieces))
@@ -290,8 +299,21 @@ class SubwordTokenizer(_Special):
         return self.encode_pieces(cut(text, self.find))
 
     def encode_special(self, text: str) -> np.ndarray:
+        return self.encode_spans(text, [])[0]
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         encode = partial(self._with_names.encode, text, add_special_tokens=False)
-        return np.array(call_tokenizers(encode, "this text").ids, np.int32)
+        encoding = call_tokenizers(encode, "this text")
+        inside = np.zeros(len(encoding.ids), bool)
+        for begin, end in spans:
+            # A character that the tokenizer drops has no id.
+            first, last = (
+                next((i for i in map(encoding.char_to_token, places) if i is not None), None)
+                for places in (range(begin, end), range(end - 1, begin - 1, -1))
+            )
+            if first is not None and last is not None:
+                inside[first : last + 1] = True
+        return np.array(encoding.ids, np.int32), inside
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
         return np.concatenate([np.array(ids, np.int32) for ids in self._encode(pieces)] or [np.zeros(0, np.int32)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
@@ -55,12 +56,17 @@ def _compile(source: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = lambda form: _now().strftime(form)
     return environment.from_string(source)
 
 
-def render(source: str, variables: dict[str, Any]) -> dict[str, Any]:
+_now: Callable[[], datetime] = datetime.now
+
+
+def render(source: str, variables: dict[str, Any], date: str = "") -> dict[str, Any]:
     """Render a template: its text, and the ranges `[begin, end)` of characters inside `{% generation %}`."""
+    global _now
+    _now = (lambda: datetime.fromisoformat(date)) if date else datetime.now
     parts = _compile(source).render(variables).split(MARK)
     text, spans = "", []
     for number, part in enumerate(parts):

@@ -80,6 +80,17 @@ METRICS = "".join(
 ).encode()
 
 
+TALKS: list[Any] = [
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "H\u00e9!\n"}]},
+    {
+        "messages": [
+            {"role": r, "content": c} for r, c in (("system", "x"), ("user", ""), ("assistant", " y "), ("user", "z"))
+        ]
+    },
+    {"prompt": "2 + 2 =", "completion": " 4"},
+]
+
+
 def _header(magic: int, version: int, count: int) -> bytes:
     return np.array([magic, version, count] + [0] * 253, "<i4").tobytes()
 
@@ -110,6 +121,12 @@ def _token_header(rng: Random) -> bytes:
 def _metrics_lines(rng: Random) -> bytes:
     line = changed_json([json.loads(x) for x in METRICS.splitlines()], ["step", "loss", "val_loss"])
     return b"\n".join(line(rng) for _ in range(rng.randrange(6)))
+
+
+def _chat_lines(rng: Random) -> bytes:
+    line = changed_json(TALKS, ["role", "content", "messages", "prompt", "completion", "text"])
+    kept = [json.dumps(rng.choice(TALKS)).encode() for _ in range(rng.randrange(3))]
+    return rng.choice([b"\n", b"\r\n", b"\n\n"]).join([*kept, *(line(rng) for _ in range(rng.randrange(2)))])
 
 
 @lru_cache(maxsize=1)
@@ -161,6 +178,7 @@ MAKES: dict[str, tuple[Make, ...]] = {
     "safetensors": (_lying_header, changed_bytes(SAFETENSORS)),
     "index": changed([INDEX_JSON], ["weight_map", "metadata", *TENSORS]),
     "token_file": (_token_header, changed_bytes(TOKEN_FILES)),
+    "conversations": (_chat_lines, changed_bytes([b"\n".join(json.dumps(talk).encode() for talk in TALKS)])),
     "metrics": (_metrics_lines, changed_bytes([METRICS])),
     "arguments": (_arguments,),
     "checkpoint": (_checkpoint,),

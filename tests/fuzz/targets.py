@@ -19,6 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 from folders import LLAMA, SMALL, hf_folder, run_folder
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import latest_valid
@@ -29,7 +31,9 @@ from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
 from jaxgpt.convert.files import INDEX, Weights
 from jaxgpt.convert.models import describe_source
 from jaxgpt.convert.weights import check_weights
-from jaxgpt.data.tokenizer import load_tokenizer
+from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.conversations import read_conversations
+from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer, load_tokenizer
 from jaxgpt.data.tokens import open_tokens
 from jaxgpt.lm import load
 from jaxgpt.presets import preset
@@ -168,6 +172,32 @@ def token_file(data: bytes) -> None:
     start = 1024 if ids.offset else 0
     np.testing.assert_array_equal(ids, plain if not start else np.frombuffer(data[1024:], ids.dtype))
     assert len(ids) * ids.itemsize + start == len(data)
+
+
+def conversations(data: bytes) -> None:
+    """A file of conversations: what is predicted is what the assistant wrote, line by line."""
+    path = Path("chats.jsonl")
+    path.write_bytes(data)
+    tokenizer, template = _chat()
+    found, _ = read_conversations(path, tokenizer, template)
+    values = [json.loads(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    for (ids, trained), value in zip(found, values, strict=True):
+        plain = not isinstance(value.get("messages"), list)
+        talk = [{"role": "assistant", "content": value["completion"]}] if plain else value["messages"]
+        said = [m["content"] + "<|end|>" for m in talk if m["role"] == "assistant"]
+        assert tokenizer.decode(ids[trained]) == "".join(said)
+
+
+@lru_cache(maxsize=1)
+def _chat() -> tuple[Any, ChatTemplate]:
+    """Return a tokenizer of bytes and two special tokens, and a template."""
+    library = HFTokenizer.from_str(ByteTokenizer().to_json())
+    library.add_special_tokens([AddedToken(name, special=True) for name in ("<|user|>", "<|end|>")])
+    header = "{{ '<|user|>' + m.role + ':' }}"
+    body = f"{{% for m in messages %}}{header}{{{{ m.content + '<|end|>' }}}}{{% endfor %}}"
+    return SubwordTokenizer(library), ChatTemplate(
+        body + "{% if add_generation_prompt %}{{ '<|user|>assistant:' }}{% endif %}"
+    )
 
 
 def metrics(data: bytes) -> None:

@@ -1,0 +1,244 @@
+"""Conversations to fine-tune on: lines of JSON -> ids, and those to predict -> windows of whole conversations."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.config import UserError
+from jaxgpt.data.chat_template import ChatTemplate, check_messages
+from jaxgpt.data.corpus import Progress, no_progress
+from jaxgpt.data.encode import Tokenizer
+from jaxgpt.errors import JSON_LIMIT, parse_json, shown
+
+DATE = "2024-07-26"  # for templates that write the date: a batch is a function of (seed, step), on any day
+
+
+class Conversation(NamedTuple):
+    """An encoded conversation.
+
+    Attributes:
+        ids: int32, of the whole conversation.
+        trained: which of them the assistant wrote, bool.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Conversations packed in windows, between which and within which attention never leaves a conversation.
+
+    It takes the place of `Tokens`, with the index of a window as its start.
+
+    Attributes:
+        ids: int32, of all conversations.
+        trained: which of them are predicted, bool.
+        bounds: begin and end of each conversation, int64 `[n + 1]`.
+        windows: the conversations of each window.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    bounds: np.ndarray
+    windows: list[list[int]]
+    segmented = True
+
+    @staticmethod
+    def of(conversations: Sequence[Conversation], block_size: int) -> Packed:
+        """Pack conversations of at most T + 1 ids."""
+        lengths = [len(each.ids) for each in conversations]
+        none = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
+        ids, trained = (np.concatenate(parts) for parts in zip(none, *conversations, strict=True))
+        return Packed(ids, trained, np.cumsum([0, *lengths]), pack([n - 1 for n in lengths], block_size))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return ids `start` to `start + n`."""
+        return self.ids[start : start + n]
+
+    def starts(self, block_size: int) -> int:
+        """Count the windows."""
+        return len(self.windows)
+
+    def eval_starts(self, block_size: int, stride: int) -> range:
+        """Return the windows, all of them whatever the stride."""
+        return range(len(self.windows))
+
+    def window(self, start: int, block_size: int) -> np.ndarray:
+        """Return a window, int32 `[T, 3]`: the input, target and segment id of each position; -1 is no target."""
+        out = np.tile(np.array([0, -1, -1], np.int32), (block_size, 1))
+        end = 0
+        for segment, index in enumerate(self.windows[start]):
+            place = slice(*self.bounds[index : index + 2])
+            ids, trained = self.ids[place], self.trained[place]
+            begin, end = end, end + len(ids) - 1
+            out[begin:end] = np.stack(
+                [ids[:-1], np.where(trained[1:], ids[1:], -1), np.full(len(ids) - 1, segment)], -1
+            )
+        return out
+
+    def fill(self, block_size: int) -> float:
+        """Return the fraction of the positions of all windows that hold a token."""
+        return (len(self.ids) - len(self.bounds) + 1) / (len(self.windows) * block_size)
+
+
+def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Pack items in bins: the longest first, each into the fullest bin that has room for it (best fit decreasing).
+
+    Args:
+        lengths: of the items, 1 to `size`.
+        size: of a bin.
+
+    Returns:
+        The indices of the items in each bin.
+    """
+    bins: list[list[int]] = []
+    spaces: list[int] = []  # sorted, those that some bin has left
+    having: dict[int, list[int]] = defaultdict(list)  # the bins with a space
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place = bisect_left(spaces, lengths[index])
+        if place == len(spaces):
+            bins.append([])
+            space, chosen = size, len(bins) - 1
+        else:
+            space = spaces[place]
+            chosen = having[space].pop()
+            if not having[space]:
+                del spaces[place]
+        bins[chosen].append(index)
+        if left := space - lengths[index]:
+            if not having[left]:
+                insort(spaces, left)
+            having[left].append(chosen)
+    return bins
+
+
+def load_conversations(
+    path: Path, tokenizer: Tokenizer, block_size: int, train_fraction: float = 1.0, progress: Progress = no_progress
+) -> tuple[Packed, Packed, str, str]:
+    """Read, encode, split and pack the conversations of a file.
+
+    Those with more than T + 1 ids are cut at the end, and those without an assistant's token are then left out.
+
+    Returns:
+        Training and validation data, the latter empty if there is only one conversation or `train_fraction` is 1; a one-line
+        description; and the SHA-256 of the file.
+
+    Raises:
+        UserError: the file cannot be read, a line is not a conversation, or none remains.
+    """
+    source = tokenizer.special.chat_template
+    template = ChatTemplate(source, tokenizer.special.names, date=DATE) if source else None
+    found, sha256 = read_conversations(path, tokenizer, template, progress)
+    cut = [Conversation(each.ids[: block_size + 1], each.trained[: block_size + 1]) for each in found]
+    kept = [each for each in cut if each.trained[1:].any()]
+    if not kept:
+        raise UserError(
+            f"no conversation of {path} has an assistant's token among its first {block_size + 1:,}: raise model.block_size"
+        )
+    first = min(max(int(train_fraction * len(kept)), 1), len(kept))
+    train, val = Packed.of(kept[:first], block_size), Packed.of(kept[first:], block_size)
+    predicted = sum(int(each.trained[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
+    longer = sum(len(each.ids) > block_size + 1 for each in found)
+    notes = [
+        f"{len(kept):,} conversation{'s' * (len(kept) > 1)} in {path}",
+        f"loss on {predicted:.1%} of the tokens",
+        f"windows {train.fill(block_size):.1%} full",
+        *([f"{longer:,} cut at the context of {block_size:,} tokens"] if longer else []),
+        *([f"{len(cut) - len(kept):,} left out without an assistant's token"] if len(kept) < len(cut) else []),
+    ]
+    return train, val, "; ".join(notes), sha256
+
+
+EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
+
+
+def read_conversations(
+    path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, progress: Progress = no_progress
+) -> tuple[list[Conversation], str]:
+    """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file.
+
+    Raises:
+        UserError: the file cannot be read, a line is not a conversation, or there is none.
+    """
+    digest, found = hashlib.sha256(), list[Conversation]()
+    for number, value in _lines(path, digest, progress):
+        try:
+            found.append(encode_conversation(value, tokenizer, template))
+        except UserError as e:
+            raise UserError(f"{path}, line {number}: {e}") from None
+    if not found:
+        raise UserError(f"{path} has no conversations: write one per line, as {EXAMPLE}")
+    return found, digest.hexdigest()
+
+
+def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:
+    """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
+
+    A prompt and its completion are the messages of a user and the assistant. Without a template they follow one another, and
+    the tokenizer's end id follows them.
+
+    Raises:
+        UserError: the value is neither, has no assistant's message, or the template cannot render it.
+    """
+    match value:
+        case {"messages": list() as messages}:
+            if template is None:
+                raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion")
+        case {"prompt": str() as prompt, "completion": str() as completion}:
+            if template is None:
+                return _plain(prompt, completion, tokenizer)
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+        case _:
+            text = (
+                "; to train on text, extract it to a text file" if isinstance(value, dict) and "text" in value else ""
+            )
+            raise UserError(
+                f"neither a list of messages nor a prompt and a completion: {shown(value)}; write {EXAMPLE}{text}"
+            )
+    if all(message["role"] != "assistant" for message in check_messages(messages)):
+        raise UserError("no message has the role assistant, on whose messages a model is trained: add one")
+    rendered = template.assistant_spans(messages)
+    return Conversation(*tokenizer.encode_spans(rendered.text, rendered.spans))
+
+
+def _plain(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
+    if not completion:
+        raise UserError("the completion is empty: write the text to train on")
+    before, answer = tokenizer.encode(prompt).tolist(), tokenizer.encode(completion).tolist()
+    bos, end = list(tokenizer.bos_ids), [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    before = before if before[: len(bos)] == bos else bos + before
+    ids = np.array([*before, *answer, *end], np.int32)
+    return Conversation(ids, np.arange(len(ids)) >= len(before))
+
+
+def _lines(path: Path, digest: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line that is not blank, and hash the file."""
+    if not path.is_file():
+        raise UserError(f"{'not a file' if path.exists() else 'no such file'}: {path}")
+    try:
+        with path.open("rb") as file:
+            size, done = path.stat().st_size, 0
+            for number, line in enumerate(iter(lambda: file.readline(JSON_LIMIT + 1), b""), 1):
+                if len(line) > JSON_LIMIT:
+                    raise UserError(f"{path}, line {number} is longer than {JSON_LIMIT:,} bytes: shorten it")
+                digest.update(line)
+                done += len(line)
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    yield number, parse_json(text, f"{path}, line {number}")
+                progress(done, size)
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None

@@ -1,0 +1,188 @@
+"""Conversations: their ids and those to predict, packing, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_chat_template import MARKED, PUBLISHED, SYSTEM, TALK, VARIABLES
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HFTokenizer
+
+from jaxgpt.config import UserError
+from jaxgpt.data.batches import Batches
+from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.conversations import Conversation, Packed, encode_conversation, load_conversations, pack
+from jaxgpt.data.encode import ByteTokenizer, CharTokenizer, Tokenizer
+from jaxgpt.data.special import SpecialTokens
+from jaxgpt.data.tokenizer import SubwordTokenizer, make_tokenizer
+
+NAMES = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|assistant|>"]
+
+
+def tokenizer(template: str | None, kind: str = "bytes") -> SubwordTokenizer:
+    text = MARKED + json.dumps(TALK) + "Hello. Zażółć 👋<|im_end|> system user assistant\n" * 9
+    own = ByteTokenizer() if kind == "bytes" else make_tokenizer("bpe", text, 300, 0)
+    library = HFTokenizer.from_str(own.to_json())
+    library.add_special_tokens([AddedToken(name, special=True) for name in NAMES])
+    made = SubwordTokenizer(library)
+    special = {"chat_template": template} if template else {}
+    made.special = SpecialTokens(
+        {"eos_token_id": library.token_to_id("</s>")}, special | {"bos_token": "<s>", "eos_token": "</s>"}
+    )
+    return made
+
+
+def encode(value: Any, own: Tokenizer) -> Conversation:
+    source = own.special.chat_template
+    return encode_conversation(value, own, ChatTemplate(source, VARIABLES) if source else None)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_ids_and_mask_equal_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    own = tokenizer(MARKED, kind)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=HFTokenizer.from_str(own.to_json()), **VARIABLES)
+    for talk in (TALK, [SYSTEM, *TALK], TALK[:2], TALK[:3]):
+        expected = theirs.apply_chat_template(
+            talk, chat_template=MARKED, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        ids, trained = encode({"messages": talk}, own)
+        assert ids.tolist() == expected["input_ids"]
+        assert trained.tolist() == list(map(bool, expected["assistant_masks"]))
+        assert 0 < trained.sum() < len(ids)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_assistants_ids_are_found_in_published_templates(name: str) -> None:
+    own = tokenizer(PUBLISHED[name])
+    ids, trained = encode({"messages": TALK}, own)
+    rendered = ChatTemplate(PUBLISHED[name], VARIABLES).assistant_spans(TALK)
+    assert own.decode(ids) == rendered.text
+    assert own.decode(ids[trained]) == "".join(rendered.text[a:b] for a, b in rendered.spans)
+    ends = own.encode_special("".join(NAMES))[[1, 3, 4, 5]]
+    assert np.isin(ids[trained], ends).sum() == 2, "an end id after each answer"
+
+
+def test_a_prompt_and_a_completion() -> None:
+    """With a template they are two messages; without one they follow one another, and the end id follows."""
+    value = {"prompt": "2 + 2 = </s>", "completion": "4"}
+    own = tokenizer(None)
+    ids, trained = encode(value, own)
+    assert own.decode(ids) == "2 + 2 = </s>4</s>"
+    assert trained.tolist() == [False] * 12 + [True] * 2
+    assert (ids == own.eos_id).tolist() == [False] * 13 + [True], "a name in a prompt is text"
+    ids, trained = encode(value, tokenizer(MARKED))
+    assert own.decode(ids) == "<|im_start|>user\n2 + 2 = </s><|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"
+    assert own.decode(ids[trained]) == "4<|im_end|>"
+    letters = CharTokenizer("abc")
+    assert letters.decode(encode({"prompt": "a", "completion": "bc"}, letters).ids) == "abc"
+
+
+def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"messages": TALK}))
+    dated = "{{ strftime_now('%d %b %Y') }}" + MARKED
+    train, *_ = load_conversations(path, tokenizer(dated), 256)
+    assert tokenizer(dated).decode(train.take(0, 11)) == "26 Jul 2024"
+    assert ChatTemplate("{{ strftime_now('%Y') }}").render(TALK).text != "2024"
+
+
+lengths = st.lists(st.integers(1, 20), max_size=60)
+
+
+@given(lengths)
+def test_packing(sizes: list[int]) -> None:
+    """Each item once, none too many in a bin, and no two bins that fit in one."""
+    bins = pack(sizes, 20)
+    assert sorted(i for each in bins for i in each) == list(range(len(sizes)))
+    filled = sorted(sum(sizes[i] for i in each) for each in bins)
+    assert not filled or filled[-1] <= 20
+    assert len(filled) < 2 or filled[0] + filled[1] > 20
+    assert pack(sizes, 20) == bins
+
+
+@given(lengths, st.integers(0, 2**31 - 1))
+def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
+    """Every epoch has each window once; inputs, targets and segments are those of the conversations in it."""
+    rng = np.random.default_rng(seed)
+    talks = [Conversation(rng.integers(0, 99, n + 1, np.int32), rng.random(n + 1) < 0.5) for n in (*sizes, 20)]
+    packed = Packed.of(talks, 20)
+    batches = Batches(packed, 20, len(packed.windows), seed, stride=1)
+    rows = batches.at(0)[:]
+    assert rows.shape == (batches.per_epoch, 20, 3)
+    assert (Batches(packed, 20, 1, seed, stride=1).at(0)[:] == rows[:1]).all(), "a function of seed and step"
+    found = [row[row[:, 2] == s] for row in rows for s in range(row[:, 2].max() + 1)]
+    expected = [(t.ids[:-1].tolist(), np.where(t.trained[1:], t.ids[1:], -1).tolist()) for t in talks]
+    assert sorted((f[:, 0].tolist(), f[:, 1].tolist()) for f in found) == sorted(expected)
+    padding = rows[rows[..., 2] < 0]
+    assert (padding == [0, -1, -1]).all()
+    assert packed.fill(20) == pytest.approx(1 - len(padding) / rows[..., 0].size)
+
+
+def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    talks = [("q", "short"), ("q", "long" * 20), ("question" * 9, "never reached"), ("q", "last")]
+    path.write_text("\n\n".join(json.dumps({"prompt": q, "completion": a}) for q, a in talks))
+    own = tokenizer(None)
+    train, val, source, _ = load_conversations(path, own, 40, 0.7)
+    ids = [each.ids[a:b] for each in (train, val) for a, b in zip(each.bounds[:-1], each.bounds[1:], strict=True)]
+    assert [own.decode(each) for each in ids] == ["qshort</s>", "q" + "long" * 10, "qlast</s>"]
+    assert source.startswith(
+        f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 2 cut at the context"
+    )
+    assert source.endswith("context of 40 tokens; 1 left out without an assistant's token")
+    with pytest.raises(
+        UserError, match=r"no conversation of .* has an assistant's token among its first 1: raise model.block"
+    ):
+        load_conversations(path, tokenizer(MARKED), 0)
+
+
+GOOD = json.dumps({"messages": TALK})
+BAD = {
+    "": "has no conversations: write one per line",
+    '{"messages": [': "line 2: not valid JSON",
+    "[1]": "line 2: neither a list of messages nor a prompt and a completion: .1.; write .*",
+    '{"text": "a"}': "line 2: neither .*; to train on text, extract it to a text file",
+    '{"prompt": "a"}': "line 2: neither",
+    '{"prompt": "a", "completion": 3}': "line 2: neither",
+    '{"messages": "Hi"}': "line 2: neither",
+    '{"messages": []}': "line 2: messages must be a list such as",
+    '{"messages": [{"role": "bot", "content": "Hi"}]}': "line 2: message 1 has the role 'bot': use one of",
+    '{"messages": [{"role": "user", "content": ["Hi"]}]}': r"line 2: message 1 \(user\) needs a content that is a string",
+    '{"messages": [{"role": "user", "content": "Hi"}]}': "line 2: no message has the role assistant",
+    "\xff": "line 2: not valid JSON",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_a_file_that_is_not_of_conversations_is_one_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes((GOOD + "\n" + line).encode("latin-1") if line else b"\n")
+    with pytest.raises(UserError, match=BAD[line]) as caught:
+        load_conversations(path, tokenizer(MARKED), 256)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_templates_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(GOOD)
+    forgets = "{% for m in messages %}{{ m.role + ':' + (m.content if loop.last else '...') + '\n' }}{% endfor %}"
+    for template, said in (
+        (forgets, "changes message 2 when other messages follow"),
+        (None, "messages need a chat template, which the model lacks"),
+    ):
+        with pytest.raises(UserError, match=f"a.jsonl, line 1: .*{said}"):
+            load_conversations(path, tokenizer(template), 256)
+    path.write_text(json.dumps({"messages": TALK[1:]}))
+    with pytest.raises(UserError, match="the first message has the role assistant"):
+        load_conversations(path, tokenizer(PUBLISHED["llama-3"]), 256)
+    for missing in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(UserError, match=f"(no such|not a) file: {missing}"):
+            load_conversations(missing, tokenizer(MARKED), 256)
