@@ -246,7 +246,7 @@ def describe_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig
         if values[name] is None:
             raise UserError(f"{path}: the metadata lacks what gives {name}: it is not a whole Llama model")
     options = Options(values | said, str(path), accept)
-    model = llama.config_from_hf(options, qwen3=False)
+    model = llama.config_from_hf(options)
     options.only("rope.dimension_count", model.head_width)
     options.only("attention.value_length", model.head_width)
     options.only("rope.scaling.type", "none")

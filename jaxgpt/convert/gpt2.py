@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.convert.weights import Format
 
 PREFIX = "transformer."
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
@@ -130,3 +132,13 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "use_cache": True,
     } | dict.fromkeys(_DROPOUTS, config.dropout)
+
+
+FAMILY = Family(
+    name="gpt2",
+    architectures=("GPT2LMHeadModel", "GPT2Model"),
+    form=Format(TABLE, PREFIX, f"{PREFIX}wte.weight"),
+    config_from_hf=config_from_hf,
+    adapt=adapt,
+    config_to_hf=config_to_hf,
+)

@@ -1,126 +1,201 @@
-"""Llama and Qwen3 of transformers: `LlamaForCausalLM`, `Qwen3ForCausalLM`. torch.nn.Linear stores W as (out, in)."""
+"""Llama of transformers, and what the families share whose options and tensors have Llama's names.
+
+torch.nn.Linear stores W as (out, in).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import MAX_LAYERS, ModelConfig, UserError
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.convert.weights import HEAD, Format
 from jaxgpt.errors import shown
 
 PREFIX = "model."
+KINDS = {"full_attention": "G", "sliding_attention": "L"}  # of layers, and their letters in model.window_pattern
+DEFAULTS: dict[str, Any] = {  # of LlamaConfig
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+# Settings that some of these families do not have, and the value that gives Llama.
+PLAIN: dict[str, Any] = {
+    "norm_position": "pre",
+    "bias": False,
+    "qkv_bias": False,
+    "qk_norm": False,
+    "qk_norm_per_head": True,
+    "embed_scale": False,
+    "logit_softcap": 0.0,
+    "sliding_window": 0,
+    "window_pattern": "L",
+    "rope_local_theta": 0.0,
+}
 
 
-def _linear(name: str, leaf: str, n_in: int = 1) -> tuple[Tensor, Tensor]:
+def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0) -> Table:
+    """Return the table of a family.
+
+    Args:
+        norms: the norms of a layer, and their names here.
+        offset: what their gains lack: 1 if they are stored as a difference from 1.
+        q_gain: multiplies the gain of the norm of queries.
+    """
+
+    def linear(name: str, leaf: str, n_in: int = 1) -> tuple[Tensor, Tensor]:
+        return (
+            Tensor(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), n_in, output_first=True),
+            Tensor(f"{PREFIX}layers.{{}}.{name}.bias", (f"h_{{}}/{leaf}/bias",)),
+        )
+
+    def norm(name: str, leaf: str, factor: float = 1.0) -> Tensor:
+        return Tensor(f"{PREFIX}{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor)
+
     return (
-        Tensor(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), n_in, output_first=True),
-        Tensor(f"{PREFIX}layers.{{}}.{name}.bias", (f"h_{{}}/{leaf}/bias",)),
+        Tensor(f"{PREFIX}embed_tokens.weight", ("wte/embedding",), 1),
+        *(norm(f"layers.{{}}.{name}", f"h_{{}}/{leaf}") for name, leaf in norms.items()),
+        *linear("self_attn.q_proj", "attn/q_proj"),
+        *linear("self_attn.k_proj", "attn/k_proj"),
+        *linear("self_attn.v_proj", "attn/v_proj"),
+        *linear("self_attn.o_proj", "attn/o_proj", n_in=2),
+        norm("layers.{}.self_attn.q_norm", "h_{}/attn/q_norm", q_gain),
+        norm("layers.{}.self_attn.k_norm", "h_{}/attn/k_norm"),
+        *linear("mlp.gate_proj", "mlp/gate_proj"),
+        *linear("mlp.up_proj", "mlp/up_proj"),
+        *linear("mlp.down_proj", "mlp/down_proj"),
+        norm("norm", "ln_f"),
+        Tensor(HEAD, ("lm_head/kernel",), 1, output_first=True),
     )
 
 
-def _norm(name: str, leaf: str) -> Tensor:
-    return Tensor(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/scale",))
+def make_format(table: Table) -> Format:
+    """Return the names of the tensors of a family."""
+    return Format(table, PREFIX, f"{PREFIX}embed_tokens.weight")
 
 
-TABLE: Table = (
-    Tensor(f"{PREFIX}embed_tokens.weight", ("wte/embedding",), 1),
-    _norm("input_layernorm", "ln_1"),
-    *_linear("self_attn.q_proj", "attn/q_proj"),
-    *_linear("self_attn.k_proj", "attn/k_proj"),
-    *_linear("self_attn.v_proj", "attn/v_proj"),
-    *_linear("self_attn.o_proj", "attn/o_proj", n_in=2),
-    _norm("self_attn.q_norm", "attn/q_norm"),
-    _norm("self_attn.k_norm", "attn/k_norm"),
-    _norm("post_attention_layernorm", "ln_2"),
-    *_linear("mlp.gate_proj", "mlp/gate_proj"),
-    *_linear("mlp.up_proj", "mlp/up_proj"),
-    *_linear("mlp.down_proj", "mlp/down_proj"),
-    Tensor(f"{PREFIX}norm.weight", ("ln_f/scale",)),
-    Tensor("lm_head.weight", ("lm_head/kernel",), 1, output_first=True),
-)
+TABLE = make_table({"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"})
 
 
-def config_from_hf(options: Options, qwen3: bool) -> ModelConfig:
-    """Convert a config.json. Defaults are those of LlamaConfig and Qwen3Config."""
+def config_from_hf(options: Options) -> ModelConfig:
+    """Convert a config.json."""
     o = options
-    n_embd, n_head = o.integer("hidden_size", 4096), o.integer("num_attention_heads", 32)
-    block_size = o.integer("max_position_embeddings", 32768 if qwen3 else 2048)
-    n_layer = o.integer("num_hidden_layers", 32)
     bias = o.flag("attention_bias", False)
-    o.expect("attention_dropout", 0.0)
-    if qwen3:
-        if bias:
-            raise o.refuse("attention_bias", True, "a model here has biases in all matrices or in none")
-        window = _window(o, n_layer)
-    else:
-        window = 0
-        o.expect("bias", False)
-        o.skip("max_sequence_length")
-        if o.flag("mlp_bias", False) != bias:
-            raise o.refuse("mlp_bias", not bias, f"it must equal attention_bias, {bias}")
-    return ModelConfig(
-        vocab_size=o.integer("vocab_size", 151936 if qwen3 else 32000),
-        block_size=block_size,
-        n_layer=n_layer,
-        n_head=n_head,
-        n_kv_head=o.integer("num_key_value_heads", n_head),
-        n_embd=n_embd,
-        head_dim=o.integer("head_dim", 128 if qwen3 else n_embd // max(n_head, 1)),
-        n_inner=o.integer("intermediate_size", 22016 if qwen3 else 11008),
-        positions="rope",
-        norm="rmsnorm",
-        norm_eps=o.number("rms_norm_eps", 1e-6),
-        qk_norm=qwen3,
-        mlp="gated",
-        activation=o.choice("hidden_act", ACTIVATIONS, "silu"),  # type: ignore[arg-type]
-        bias=bias,
-        tie_embeddings=o.flag("tie_word_embeddings", False),
-        sliding_window=window,
-        **_rope(o, block_size),
-    )
+    o.expect("bias", False)
+    o.skip("max_sequence_length")
+    if o.flag("mlp_bias", False) != bias:
+        raise o.refuse("mlp_bias", not bias, f"it must equal attention_bias, {bias}")
+    return read_config(o, DEFAULTS, bias=bias)
 
 
-def _window(o: Options, n_layer: int) -> int:
-    """Return the sliding window of all layers, 0 for none. Qwen3 may give only some of them one, which is refused."""
-    window, used, begin = o.take("sliding_window"), o.flag("use_sliding_window", False), o.take("max_window_layers")
-    kinds = o.take("layer_types")
-    if not used or window is None:
-        window, begin = 0, n_layer
-    begin = 28 if begin is None else begin
-    if type(begin) is not int or type(window) is not int:
-        raise o.refuse("max_window_layers, sliding_window", [begin, window], "both must be integers")
-    # Counted, not spelled out: a file may claim any number of layers.
-    full, sliding, layers = min(max(begin, 0), n_layer), n_layer - min(max(begin, 0), n_layer), n_layer
-    if isinstance(kinds, list) and kinds:
-        full, sliding, layers = kinds.count("full_attention"), kinds.count("sliding_attention"), len(kinds)
-    elif kinds:
-        raise o.refuse("layer_types", kinds, "it must be a list")
-    if full == layers == n_layer:
-        return 0
-    if not (sliding == layers == n_layer and window):
-        raise o.refuse("layer_types", kinds, "all layers must have the same kind of attention")
-    return window
-
-
-def _rope(o: Options, block_size: int) -> dict[str, Any]:
+def read_rope(options: Options, block_size: int) -> dict[str, Any]:
     """Read the rotary settings: `rope_parameters` in transformers 5, `rope_theta` and `rope_scaling` in 4; many have both."""
+    o = options
     theta, scaling, new = o.take("rope_theta"), o.take("rope_scaling"), o.take("rope_parameters")
     for name, value in (("rope_scaling", scaling), ("rope_parameters", new)):
         if value is not None and not isinstance(value, dict):
             raise o.refuse(name, value, "it must be an object")
-    rope = dict(new or scaling or {})
     if new and scaling and any(new.get(k) != v for k, v in scaling.items() if k != "type"):
         raise o.refuse("rope_scaling", scaling, f"it contradicts rope_parameters {shown(new)}")
-    theta = rope.pop("rope_theta", theta if theta is not None else 10_000.0)
-    inner = Options(rope, f"{o.where}: rope_parameters")
+    rope = dict(new or scaling or {})
+    rope.setdefault("rope_theta", 10_000.0 if theta is None else theta)
+    return rope_settings(rope, f"{o.where}: rope_parameters", block_size)
+
+
+def read_config(
+    options: Options,
+    defaults: Mapping[str, Any],
+    activation: str = "hidden_act",
+    rope: Callable[[Options, int], dict[str, Any]] = read_rope,
+    windows: Callable[[Options, int], dict[str, Any]] = lambda options, n_layer: {},
+    **settings: Any,
+) -> ModelConfig:
+    """Convert the options that the families share.
+
+    Args:
+        options: the options of a config.json.
+        defaults: those of the family's config class in transformers.
+        activation: the name of the option for the activation.
+        rope: reads the rotary settings, given the context length.
+        windows: reads the settings of the sliding window, given the number of layers.
+        settings: of the model, which the family fixes or has read.
+    """
+    o = options
+    o.expect("attention_dropout", 0.0)
+
+    def integer(name: str) -> int:
+        return o.integer(name, defaults[name])
+
+    n_embd, n_head, n_layer = integer("hidden_size"), integer("num_attention_heads"), integer("num_hidden_layers")
+    block_size = integer("max_position_embeddings")
+    shared: dict[str, Any] = {
+        "vocab_size": integer("vocab_size"),
+        "block_size": block_size,
+        "n_layer": n_layer,
+        "n_head": n_head,
+        "n_kv_head": o.integer("num_key_value_heads", defaults.get("num_key_value_heads", n_head)),
+        "n_embd": n_embd,
+        "head_dim": o.integer("head_dim", defaults.get("head_dim", n_embd // max(n_head, 1))),
+        "n_inner": integer("intermediate_size"),
+        "positions": "rope",
+        "norm": "rmsnorm",
+        "norm_eps": o.number("rms_norm_eps", defaults["rms_norm_eps"]),
+        "mlp": "gated",
+        "activation": o.choice(activation, ACTIVATIONS, defaults.get(activation, "silu")),
+        "bias": False,
+        "tie_embeddings": o.flag("tie_word_embeddings", defaults["tie_word_embeddings"]),
+    }
+    shared |= rope(o, block_size) | windows(o, n_layer) | settings
+    if not shared.get("sliding_window"):
+        shared.pop("rope_local_theta", None)  # no layer has it
+    return ModelConfig(**shared)
+
+
+def read_windows(options: Options, n_layer: int, window: Any, pattern: str) -> dict[str, Any]:
+    """Return the settings of the sliding window: `layer_types`, else a pattern as in `model.window_pattern`."""
+    kinds = options.take("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != n_layer or any(kind not in [*KINDS] for kind in kinds):
+            raise options.refuse("layer_types", kinds, f"it must list {n_layer} layers, each one of {', '.join(KINDS)}")
+        pattern = "".join(KINDS[kind] for kind in kinds)
+    # A file may claim any number of layers; ModelConfig refuses too many.
+    layers = [pattern[i % len(pattern)] for i in range(min(n_layer, MAX_LAYERS))]
+    if "L" not in layers:
+        return {}
+    if type(window) is not int or window < 1:
+        raise options.refuse("sliding_window", window, "layers of type sliding_attention need one of at least 1")
+    period = next(p for p in range(1, len(layers) + 1) if layers[p:] == layers[:-p])
+    return {"sliding_window": window, "window_pattern": "".join(layers[:period])}
+
+
+def rope_settings(rope: dict[str, Any], where: str, block_size: int) -> dict[str, Any]:
+    """Convert the rotary settings of one kind of layers."""
+    rope = dict(rope)
+    theta = rope.pop("rope_theta")
+    inner = Options(rope, where)
     legacy = inner.take("type")
-    kind = inner.choice("rope_type", {"default": "default", "llama3": "llama3"}, legacy or "default")
+    kind = inner.choice("rope_type", {name: name for name in ("default", "linear", "llama3")}, legacy or "default")
     inner.only("partial_rotary_factor", 1.0)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)):
-        raise o.refuse("rope_theta", theta, "it must be a number")
+        raise UserError(f"{where}: rope_theta must be a number: {shown(theta)}")
     settings: dict[str, Any] = {"rope_theta": float(theta)}
+    if kind == "linear":  # all wavelengths are stretched: the longest is above C / C, C being the context
+        settings |= {
+            "rope_factor": inner.number("factor"),
+            "rope_low_freq_factor": float(block_size),
+            "rope_high_freq_factor": 2.0 * block_size,
+            "rope_original_context": block_size,
+        }
     if kind == "llama3":
         settings |= {
             "rope_factor": inner.number("factor"),
@@ -133,91 +208,117 @@ def _rope(o: Options, block_size: int) -> dict[str, Any]:
 
 
 def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Llama, or of Qwen3 if it has QK-norm.
+    """Return a config of the same function with the options of Llama.
+
+    Raises:
+        UserError: a setting that Llama does not have; it is named.
+    """
+    if config.n_embd % config.n_head:
+        raise UserError(
+            f"model.n_head {config.n_head} has no llama equivalent: it must divide model.n_embd {config.n_embd}"
+        )
+    return adapt_to(config, "llama", free=("bias",))
+
+
+def adapt_to(config: ModelConfig, family: str, free: Collection[str] = (), **fixed: Any) -> ModelConfig:
+    """Return a config of the same function with the options of a family.
 
     A plain MLP with ReLU squared is a gated one whose gate is its own input: `relu(u)^2 = relu(u) u`.
 
+    Args:
+        config: the model.
+        family: its name, for errors.
+        free: the settings of `PLAIN` that may have any value.
+        fixed: those that must have another value.
+
     Raises:
-        UserError: a setting that these do not have; it is named.
+        UserError: a setting that the family does not have; it is named.
     """
-    name = "qwen3" if config.qk_norm else "llama"
     if not config.tie_embeddings and config.head_bias:
-        raise UserError(f"model.head_bias True has no {name} equivalent: its head has no bias")
+        raise UserError(f"model.head_bias True has no {family} equivalent: its head has no bias")
     if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
         config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
+    if config.bias:
+        config = replace(config, qkv_bias=False)  # implied
     require(
         config,
-        name,
+        family,
         positions="rope",
-        rope_local_theta=0.0,
         rope_fraction=1.0,
         norm="rmsnorm",
-        norm_position="pre",
         final_norm=True,
-        qk_norm_per_head=True,
         mlp="gated",
         parallel_residual=False,
-        embed_scale=False,
-        window_pattern="L",
         attn_proj=True,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
-        logit_softcap=0.0,
+        **{name: value for name, value in (PLAIN | fixed).items() if name not in free},
     )
-    if not config.bias:
-        require(config, name, qkv_bias=False)
-    if config.qk_norm:
-        require(config, name, bias=False)
-    else:
-        require(config, name, sliding_window=0)
-        if config.n_embd % config.n_head:
-            raise UserError(
-                f"model.n_head {config.n_head} has no llama equivalent: it must divide model.n_embd {config.n_embd}"
-            )
-    # Llama has no residual dropout; the function of a trained model is the same.
+    # These families have no residual dropout; the function of a trained model is the same.
     return replace(config, norm_affine=True, dropout=0.0)
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:
     """Convert a config that `adapt` returned to a config.json."""
-    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
-    if config.rope_factor != 1.0:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": config.rope_factor,
-            "low_freq_factor": config.rope_low_freq_factor,
-            "high_freq_factor": config.rope_high_freq_factor,
-            "original_max_position_embeddings": config.rope_original_context,
-        }
+    biases = {"attention_bias": config.bias, "mlp_bias": config.bias}
+    return write_config(config, FAMILY) | {"head_dim": config.head_width} | biases
+
+
+def write_config(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """Convert the settings that the families share to a config.json."""
+    rope = write_rope(config)
     values: dict[str, Any] = {
-        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if config.qk_norm else "llama",
+        "architectures": [family.architectures[0]],
+        "model_type": family.name,
         "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
         "intermediate_size": config.mlp_width,
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
         "hidden_act": config.activation,
         "max_position_embeddings": config.block_size,
         "rms_norm_eps": config.norm_eps,
         "initializer_range": config.init_std,
         "tie_word_embeddings": config.tie_embeddings,
-        "attention_bias": config.bias,
         "attention_dropout": 0.0,
         "rope_parameters": rope,
         "rope_theta": config.rope_theta,  # for transformers 4
         "use_cache": True,
     }
+    if config.head_width * config.n_head != config.n_embd:
+        values["head_dim"] = config.head_width
     if config.rope_factor != 1.0:
         values["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
-    if not config.qk_norm:
-        return values | {"mlp_bias": config.bias}
-    windows = bool(config.sliding_window)
-    return values | {
-        "use_sliding_window": windows,
-        "sliding_window": config.sliding_window or None,
-        "max_window_layers": 0 if windows else config.n_layer,
-        "layer_types": ["sliding_attention" if windows else "full_attention"] * config.n_layer,
+    return values
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """Convert the rotary settings of the layers without a base of their own to `rope_parameters`."""
+    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
+    if config.rope_factor == 1.0:
+        return rope
+    if config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi):
+        return rope | {"rope_type": "linear", "factor": config.rope_factor}
+    return rope | {
+        "rope_type": "llama3",
+        "factor": config.rope_factor,
+        "low_freq_factor": config.rope_low_freq_factor,
+        "high_freq_factor": config.rope_high_freq_factor,
+        "original_max_position_embeddings": config.rope_original_context,
     }
+
+
+def layer_types(config: ModelConfig) -> list[str]:
+    """Return the kind of attention of each layer, as transformers names it."""
+    return ["sliding_attention" if window else "full_attention" for window in config.windows]
+
+
+FAMILY = Family(
+    name="llama",
+    architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
+    form=make_format(TABLE),
+    config_from_hf=config_from_hf,
+    adapt=adapt,
+    config_to_hf=config_to_hf,
+)

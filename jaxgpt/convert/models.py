@@ -11,7 +11,8 @@ from typing import Any
 from jaxgpt.checkpoint.run import Run, describe
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.convert import gpt2, llama
+from jaxgpt.convert import gpt2, llama, mistral, qwen
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
 from jaxgpt.convert.gguf import GgufWeights, describe_gguf, read_tokenizer
 from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
@@ -23,13 +24,15 @@ from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, make
 from jaxgpt.errors import read_json, shown
 from jaxgpt.lm import load
 
-GPT2 = Format(gpt2.TABLE, gpt2.PREFIX, f"{gpt2.PREFIX}wte.weight")
-LLAMA = Format(llama.TABLE, llama.PREFIX, f"{llama.PREFIX}embed_tokens.weight")
-# Architectures of each family; a file may hold the model without its head, where that is tied.
-ARCHITECTURES = {
-    "gpt2": ("GPT2LMHeadModel", "GPT2Model"),
-    "llama": ("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
-    "qwen3": ("Qwen3ForCausalLM", "Qwen3Model"),
+FAMILIES = {
+    family.name: family
+    for family in (
+        gpt2.FAMILY,
+        llama.FAMILY,
+        mistral.FAMILY,
+        qwen.QWEN2,
+        qwen.QWEN3,
+    )
 }
 TOLERANCE = 1e-5  # largest change of a logit that an export may cause
 
@@ -39,7 +42,7 @@ class Converted:
     """The result of an import or export.
 
     Attributes:
-        family: gpt2, llama, qwen3 or nanogpt.
+        family: a name in `FAMILIES`, or nanogpt.
         parameters: number of parameters.
         max_logit_change: largest difference between the logits of the model and of what was written and read back.
     """
@@ -124,9 +127,9 @@ def exported_form(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any], For
     Raises:
         UserError: a setting that no supported family has; it is named.
     """
-    module, form = (llama, LLAMA) if config.positions == "rope" else (gpt2, GPT2)
-    model = module.adapt(config)
-    return model, module.config_to_hf(model), form
+    family = _family_for(config)
+    model = family.adapt(config)
+    return model, family.config_to_hf(model), family.form
 
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
@@ -139,7 +142,7 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
     """Return the family of a folder or GGUF file, its model's config, and its tensors, not read yet."""
     if source.is_file() and source.suffix == ".gguf":
         model, gguf_weights = describe_gguf(source, accept)
-        return "llama", model, LLAMA, gguf_weights
+        return "llama", model, llama.FAMILY.form, gguf_weights
     if not source.is_dir():
         raise UserError(f"{source} is not a folder with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
@@ -151,19 +154,32 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
         weights = Weights(source)
         return "nanogpt", model_from_options(values, weights, str(where)), NANOGPT, weights
     if kind is None:  # as in some files of 2019
-        kind = next((kind for kind, names in ARCHITECTURES.items() if named and named == [names[0]]), None)
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise UserError(f"{where}: model_type {shown(kind)} is not supported: one of {', '.join(ARCHITECTURES)}")
-    known = ARCHITECTURES[kind]
-    if named and not (isinstance(named, list) and len(named) == 1 and named[0] in known):
-        raise UserError(f"{where}: architectures {shown(named)} is not supported: {known[0]} is expected")
+        kind = next((name for name, family in FAMILIES.items() if named == [family.architectures[0]]), None)
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise UserError(
+            f"{where}: model_type {shown(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md shows how "
+            f"to add a family"
+        )
+    family = FAMILIES[kind]
+    if named and not (isinstance(named, list) and len(named) == 1 and named[0] in family.architectures):
+        raise UserError(
+            f"{where}: architectures {shown(named)} is not supported: {family.architectures[0]} is expected"
+        )
     options = Options(values, str(where), accept)
-    if kind == "gpt2":
-        model, form = gpt2.config_from_hf(options), GPT2
-    else:
-        model, form = llama.config_from_hf(options, qwen3=kind == "qwen3"), LLAMA
+    model = family.config_from_hf(options)
     options.done()
-    return kind, model, form, Weights(source)
+    return kind, model, family.form_of(values) if family.form_of else family.form, Weights(source)
+
+
+def _family_for(model: ModelConfig) -> Family:
+    """Return the family of transformers that a model is most like; its `adapt` says whether it can express the model."""
+    if model.positions != "rope":
+        return gpt2.FAMILY
+    if model.qk_norm:
+        return qwen.QWEN3
+    if len(set(model.windows)) > 1 or (model.qkv_bias and not model.bias):
+        return qwen.QWEN2
+    return mistral.FAMILY if model.sliding_window else llama.FAMILY
 
 
 def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:

@@ -56,6 +56,7 @@ class Options:
         """
         self.where = where
         self._accept, self._accepted = tuple(accept), set[str]()
+        self._null = {k for k, v in values.items() if v is None}
         used = {k: v for k, v in values.items() if v is not None}
         self._left = {k: v for k, v in used.items() if k not in HARMLESS and not k.startswith("_")}
         for name, value in NEUTRAL.items():
@@ -122,9 +123,9 @@ class Options:
         for name in names:
             self._left.pop(name, None)
 
-    def take(self, name: str) -> Any:
-        """Take an option of any type; None if it is absent."""
-        return self._left.pop(name, None)
+    def take(self, name: str, default: Any = None) -> Any:
+        """Take an option of any type; the default if it is absent, None if it is null."""
+        return self._left.pop(name, None if name in self._null else default)
 
     def done(self) -> None:
         """Check that every option was read or accepted.

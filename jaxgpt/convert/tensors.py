@@ -25,12 +25,18 @@ class Tensor(NamedTuple):
         leaves: ours, in the order in which they lie in it.
         n_in: how many leading axes of each leaf are its input; 0: a vector, which has none.
         output_first: whether the matrix is stored as (out, in), as torch's Linear does.
+        by_head: whether the leaves alternate head by head along the output axis, instead of lying side by side as a whole.
+        offset: added to theirs to give ours, as where a gain is stored as its difference from 1.
+        factor: by which the sum is then multiplied.
     """
 
     name: str
     leaves: tuple[str, ...]
     n_in: int = 0
     output_first: bool = False
+    by_head: bool = False
+    offset: float = 0.0
+    factor: float = 1.0
 
 
 Table = tuple[Tensor, ...]
@@ -64,15 +70,30 @@ def tensor_shape(row: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[in
 def to_leaves(row: Tensor, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Split a tensor into leaves; views where possible."""
     matrix = tensor.T if row.output_first else tensor
-    widths = [_matrix_shape(shapes[leaf], row.n_in)[-1] for leaf in row.leaves]
-    parts = np.split(matrix, np.cumsum(widths)[:-1], axis=-1)
+    if row.offset or row.factor != 1.0:
+        matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
+    if row.by_head:
+        heads, width = shapes[row.leaves[0]][-2:]
+        parts = list(np.moveaxis(matrix.reshape(*matrix.shape[:-1], heads, len(row.leaves), width), -2, 0))
+    else:
+        widths = [_matrix_shape(shapes[leaf], row.n_in)[-1] for leaf in row.leaves]
+        parts = np.split(matrix, np.cumsum(widths)[:-1], axis=-1)
     return {leaf: part.reshape(shapes[leaf]) for leaf, part in zip(row.leaves, parts, strict=True)}
 
 
 def to_tensor(row: Tensor, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     """Join leaves into a tensor, contiguous float32."""
     matrices = [leaves[leaf].reshape(_matrix_shape(leaves[leaf].shape, row.n_in)) for leaf in row.leaves]
-    matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
+    if row.by_head:
+        by_head = [
+            leaves[leaf].reshape(*m.shape[:-1], *leaves[leaf].shape[-2:])
+            for leaf, m in zip(row.leaves, matrices, strict=True)
+        ]
+        matrix = np.stack(by_head, axis=-2).reshape(*matrices[0].shape[:-1], -1)
+    else:
+        matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
+    if row.offset or row.factor != 1.0:
+        matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
     # Contiguous: a transposed view would be written in the wrong order.
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
 

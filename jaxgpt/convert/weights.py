@@ -20,7 +20,8 @@ from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 
 HEAD = "lm_head.weight"
-BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # masks and constants in older files
+# Masks and constants in older files.
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 STRAY = "_orig_mod."  # prefix of names by torch.compile
 
 
@@ -31,11 +32,13 @@ class Format(NamedTuple):
         table: leaves and tensors.
         prefix: of most names; files may omit it.
         tied: the name of the token embedding, which a tied head equals.
+        head: the name of the head.
     """
 
     table: Table
     prefix: str
     tied: str
+    head: str = HEAD
 
 
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
@@ -63,12 +66,12 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
             )
     shapes, rows = leaf_shapes(config), expand(form.table, config)
     names = {row.name: find(row.name) for row in rows}
-    tied = names[form.tied] if config.tie_embeddings and HEAD in stored else ""
+    tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
-    weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[HEAD]))
-    if tied and not weights.same(stored[HEAD], tied):
+    weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[form.head]))
+    if tied and not weights.same(stored[form.head], tied):
         raise UserError(
-            f"{weights.path}: tensor {HEAD} differs from {tied}, but the config ties them (tie_word_embeddings)"
+            f"{weights.path}: tensor {form.head} differs from {tied}, but the config ties them (tie_word_embeddings)"
         )
     return names
 
