@@ -1,0 +1,162 @@
+"""GPT-NeoX and Pythia of transformers. The queries, keys and values of a head lie together in `query_key_value`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.convert.family import Family
+from jaxgpt.convert.options import ACTIVATIONS, Options, require
+from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.convert.weights import Format
+
+PREFIX = "gpt_neox."
+
+
+def _table() -> Table:
+    def matrix(name: str, *leaves: str, n_in: int = 1, by_head: bool = False) -> tuple[Tensor, Tensor]:
+        kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
+        return (
+            Tensor(f"{PREFIX}layers.{{}}.{name}.weight", kernels, n_in, output_first=True, by_head=by_head),
+            Tensor(f"{PREFIX}layers.{{}}.{name}.bias", biases, by_head=by_head),
+        )
+
+    def norm(name: str, leaf: str) -> tuple[Tensor, Tensor]:
+        return (
+            Tensor(f"{PREFIX}{name}.weight", (f"{leaf}/scale",)),
+            Tensor(f"{PREFIX}{name}.bias", (f"{leaf}/bias",)),
+        )
+
+    return (
+        Tensor(f"{PREFIX}embed_in.weight", ("wte/embedding",), 1),
+        *norm("layers.{}.input_layernorm", "h_{}/ln_1"),
+        *norm("layers.{}.post_attention_layernorm", "h_{}/ln_2"),
+        *matrix("attention.query_key_value", *(f"attn/{q}_proj" for q in "qkv"), by_head=True),
+        *matrix("attention.dense", "attn/o_proj", n_in=2),
+        *matrix("mlp.dense_h_to_4h", "mlp/up_proj"),
+        *matrix("mlp.dense_4h_to_h", "mlp/down_proj"),
+        *norm("final_layer_norm", "ln_f"),
+        Tensor("embed_out.weight", ("lm_head/kernel",), 1, output_first=True),
+    )
+
+
+TABLE = _table()
+
+
+def config_from_hf(options: Options) -> ModelConfig:
+    """Convert a config.json. Defaults are those of GPTNeoXConfig."""
+    o = options
+    dropout = o.number("hidden_dropout", 0.0)
+    o.expect("attention_dropout", dropout)
+    o.skip("classifier_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    o.only("attention_bias", True)
+    return ModelConfig(
+        vocab_size=o.integer("vocab_size", 50432),
+        block_size=o.integer("max_position_embeddings", 2048),
+        n_layer=o.integer("num_hidden_layers", 44),
+        n_head=o.integer("num_attention_heads", 64),
+        n_embd=o.integer("hidden_size", 6144),
+        n_inner=o.integer("intermediate_size", 24576),
+        positions="rope",
+        **_rope(o),
+        activation=o.choice("hidden_act", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
+        norm_eps=o.number("layer_norm_eps", 1e-5),
+        parallel_residual=o.flag("use_parallel_residual", True),
+        tie_embeddings=o.flag("tie_word_embeddings", False),
+        dropout=dropout,
+    )
+
+
+def _rope(o: Options) -> dict[str, Any]:
+    """Read the rotary settings: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
+    o.only("rope_scaling", None)
+    theta, fraction, new = (
+        o.number("rotary_emb_base", 10_000.0),
+        o.number("rotary_pct", 0.25),
+        o.take("rope_parameters"),
+    )
+    if not isinstance(new or {}, dict):
+        raise o.refuse("rope_parameters", new, "it must be an object")
+    inner = Options(new or {}, f"{o.where}: rope_parameters")
+    inner.only("rope_type", "default")
+    settings = {
+        "rope_theta": inner.number("rope_theta", theta),
+        "rope_fraction": inner.number("partial_rotary_factor", fraction),
+    }
+    inner.done()
+    return settings
+
+
+def adapt(config: ModelConfig) -> ModelConfig:
+    """Return a config of the same function with all biases, gains and offsets; those that the model lacks are zeros and ones.
+
+    Raises:
+        UserError: a setting that GPT-NeoX does not have; it is named.
+    """
+    if not config.tie_embeddings and config.head_bias:
+        raise UserError("model.head_bias True has no gpt_neox equivalent: its head has no bias")
+    if config.n_head * config.head_width != config.n_embd:
+        raise UserError(
+            f"model.head_dim {config.head_dim} has no gpt_neox equivalent: n_head * head_dim must equal n_embd "
+            f"{config.n_embd}"
+        )
+    require(
+        config,
+        "gpt_neox",
+        positions="rope",
+        rope_factor=1.0,
+        norm="layernorm",
+        norm_position="pre",
+        final_norm=True,
+        qk_norm=False,
+        mlp="plain",
+        attn_proj=True,
+        embed_scale=False,
+        kv_heads=config.n_head,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        logit_softcap=0.0,
+        sliding_window=0,
+    )
+    return replace(config, bias=True, norm_affine=True, n_kv_head=0, head_dim=0)
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Convert a config that `adapt` returned to a config.json."""
+    return {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.n_embd,
+        "intermediate_size": config.mlp_width,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "hidden_act": config.activation,
+        "max_position_embeddings": config.block_size,
+        "layer_norm_eps": config.norm_eps,
+        "initializer_range": config.init_std,
+        "tie_word_embeddings": config.tie_embeddings,
+        "use_parallel_residual": config.parallel_residual,
+        "attention_bias": True,
+        "hidden_dropout": config.dropout,
+        "attention_dropout": config.dropout,
+        "rope_parameters": {
+            "rope_theta": config.rope_theta,
+            "rope_type": "default",
+            "partial_rotary_factor": config.rope_fraction,
+        },
+        "rotary_emb_base": config.rope_theta,  # for transformers 4
+        "rotary_pct": config.rope_fraction,
+        "use_cache": True,
+    }
+
+
+FAMILY = Family(
+    name="gpt_neox",
+    architectures=("GPTNeoXForCausalLM", "GPTNeoXModel"),
+    form=Format(TABLE, PREFIX, f"{PREFIX}embed_in.weight", "embed_out.weight"),
+    config_from_hf=config_from_hf,
+    adapt=adapt,
+    config_to_hf=config_to_hf,
+)
