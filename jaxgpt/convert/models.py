@@ -11,7 +11,7 @@ from typing import Any
 from jaxgpt.checkpoint.run import Run, describe
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, qwen
+from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
 from jaxgpt.convert.gguf import GgufWeights, describe_gguf, read_tokenizer
@@ -34,6 +34,7 @@ FAMILIES = {
         qwen.QWEN3,
         neox.FAMILY,
         gemma.FAMILY,
+        olmo.FAMILY,
     )
 }
 TOLERANCE = 1e-5  # largest change of a logit that an export may cause
@@ -179,8 +180,8 @@ def _family_for(model: ModelConfig) -> Family:
         return gpt2.FAMILY
     if model.norm == "layernorm":
         return neox.FAMILY
-    if model.norm_position == "both":
-        return gemma.FAMILY
+    if model.norm_position in ("both", "output"):
+        return gemma.FAMILY if model.norm_position == "both" else olmo.FAMILY
     if model.qk_norm:
         return qwen.QWEN3
     if len(set(model.windows)) > 1 or (model.qkv_bias and not model.bias):
