@@ -27,13 +27,13 @@ def tensors_of(table, config, seed=0):
     return {row.name: rng.normal(0, 0.3, tensor_shape(row, shapes)).astype(np.float32) for row in expand(table, config)}
 
 
-def hf_folder(path, config=SMALL, seed=0):
+def hf_folder(path, config=SMALL, seed=0, family=None):
     """Write a folder as transformers would."""
-    family = llama if config.positions == "rope" else gpt2
+    family = family or (llama.FAMILY if config.positions == "rope" else gpt2.FAMILY)
     path.mkdir()
     (path / "config.json").write_text(json.dumps(family.config_to_hf(config)))
     (path / "tokenizer.json").write_text(make_tokenizer("byte", "", 0, 0).to_json())
-    save_file(tensors_of(family.TABLE, config, seed), path / "model.safetensors", {"format": "pt"})
+    save_file(tensors_of(family.form.table, config, seed), path / "model.safetensors", {"format": "pt"})
     return path
 
 

@@ -207,6 +207,173 @@ QWEN3 = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "model_type": "qwen2",
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+}
+
+
+def qwen2(hidden: int, inner: int, layers: int, heads: int, kv: int, context: int, **more: Any) -> dict[str, Any]:
+    """A file of Qwen2 or Qwen2.5, with the sliding window switched off."""
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "max_position_embeddings": context,
+        "max_window_layers": layers,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv,
+        "sliding_window": context,
+        "tie_word_embeddings": True,
+        "transformers_version": "4.40.1",
+        "vocab_size": 151936,
+    }
+    return QWEN2 | sizes | more
+
+
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.34.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+MISTRAL3 = {
+    "attention_dropout": 0.0,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "transformers_version": "4.42.0.dev0",
+    "vocab_size": 32768,
+}
+
+
+def pythia(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """A Pythia file of 2022 and 2023."""
+    base = {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "hidden_act": "gelu",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": 4 * hidden,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "model_type": "gpt_neox",
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "transformers_version": "4.24.0",
+        "use_cache": True,
+        "use_parallel_residual": True,
+        "vocab_size": 50304,
+    }
+    return base | more
+
+
+PYTHIA_14M = {
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "classifier_dropout": 0.1,
+    "hidden_dropout": 0.0,
+    "rope_scaling": None,
+}
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": None,
+    "rope_theta": 1000000.0,
+    "sliding_window": 512,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+GEMMA3_270M = GEMMA3 | {
+    "_sliding_window_pattern": 6,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 3,
+    "num_hidden_layers": 18,
+    "transformers_version": "4.55.0.dev0",
+    "use_bidirectional_attention": False,
+}
+GEMMA3_1B = GEMMA3 | {
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "sliding_window_pattern": 6,
+    "transformers_version": "4.50.0.dev0",
+}
+OLMO2 = {
+    "architectures": ["Olmo2ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "eos_token_id": 100257,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "olmo2",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "pad_token_id": 100277,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "transformers_version": "4.47.1",
+    "use_cache": False,
+    "vocab_size": 100352,
+}
 DUMPED = {  # as `to_dict` of transformers 4 writes every default
     "_name_or_path": "gpt2",
     "add_cross_attention": False,
@@ -300,17 +467,56 @@ PUBLISHED = {
         llama(288, 768, 6, 6, 6, _name_or_path="llama2.c-stories15M", max_position_embeddings=256), 24_407_712
     ),
     "Qwen/Qwen3-0.6B": Published(QWEN3, 596_049_920),
+    "Qwen/Qwen2-1.5B": Published(qwen2(1536, 8960, 28, 12, 2, 131072), 1_543_714_304),
+    "Qwen/Qwen2.5-0.5B": Published(qwen2(896, 4864, 24, 14, 2, 32768, use_mrope=False), 494_032_768),
+    "Qwen/Qwen2.5-0.5B-Instruct": Published(
+        qwen2(896, 4864, 24, 14, 2, 32768, eos_token_id=151645, max_window_layers=21), 494_032_768
+    ),
+    "Qwen/Qwen2.5-7B": Published(
+        qwen2(3584, 18944, 28, 28, 4, 131072, tie_word_embeddings=False, use_mrope=False, vocab_size=152064),
+        7_615_616_512,
+    ),
+    "mistralai/Mistral-7B-v0.1": Published(MISTRAL, 7_241_732_096),
+    "mistralai/Mistral-7B-v0.3": Published(MISTRAL | MISTRAL3, 7_248_023_552),
+    "EleutherAI/pythia-14m": Published(pythia(128, 6, 4, **PYTHIA_14M), 14_067_712),
+    "EleutherAI/pythia-70m": Published(pythia(512, 6, 8), 70_426_624),
+    "EleutherAI/pythia-160m": Published(pythia(768, 12, 12), 162_322_944),
+    "EleutherAI/pythia-410m": Published(pythia(1024, 24, 16), 405_334_016),
+    "EleutherAI/pythia-1.4b": Published(pythia(2048, 24, 16), 1_414_647_808),
+    "google/gemma-3-270m": Published(GEMMA3_270M, 268_098_176),
+    "google/gemma-3-1b-it": Published(GEMMA3_1B, 999_885_952),
+    "allenai/OLMo-2-0425-1B": Published(OLMO2, 1_484_916_736),
+    "deepseek-ai/deepseek-coder-1.3b-base": Published(
+        llama(
+            2048,
+            5504,
+            24,
+            16,
+            16,
+            bos_token_id=32013,
+            eos_token_id=32014,
+            max_position_embeddings=16384,
+            rms_norm_eps=1e-06,
+            rope_scaling={"factor": 4.0, "type": "linear"},
+            rope_theta=100000,
+            torch_dtype="bfloat16",
+            vocab_size=32256,
+        ),
+        1_346_471_936,
+    ),
     # Refused, each for a true reason.
+    "google/gemma-3-4b-it": Published(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": {}},
+        refused="model_type 'gemma3' is not supported: one of .*gemma3_text.*docs/families.md",
+    ),
+    "google/gemma-2-2b": Published({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, refused="gemma2"),
+    "a Qwen2 with M-RoPE": Published(qwen2(896, 4864, 24, 14, 2, 32768, use_mrope=True), refused="use_mrope True"),
     "EleutherAI/gpt-neo-125m": Published(
         {"model_type": "gpt_neo", "attention_layers": ["global", "local"]}, refused="gpt_neo"
     ),
     "facebook/opt-125m": Published({"model_type": "opt", "do_layer_norm_before": True}, refused="model_type 'opt'"),
-    "EleutherAI/pythia-70m": Published({"model_type": "gpt_neox", "rotary_pct": 0.25}, refused="gpt_neox"),
     "openbmb/MiniCPM-2B-sft-bf16": Published({"model_type": "minicpm", "scale_emb": 12}, refused="minicpm"),
     "Qwen/Qwen1.5-MoE-A2.7B": Published({"model_type": "qwen2_moe"}, refused="qwen2_moe"),
-    "deepseek-ai/deepseek-coder-1.3b-base": Published(
-        llama(2048, 5504, 24, 16, 16, rope_scaling={"factor": 4.0, "type": "linear"}), refused="rope_type 'linear'"
-    ),
     "NousResearch/Yarn-Llama-2-7b-64k": Published(
         llama(4096, 11008, 32, 32, 32, rope_scaling={"factor": 16.0, "type": "yarn", "finetuned": True}), refused="yarn"
     ),

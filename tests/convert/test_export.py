@@ -14,6 +14,10 @@ from jaxgpt.config import UserError
 from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.presets import preset
 
+NEOX = replace(SMALL, positions="rope", rope_fraction=0.5, parallel_residual=True)
+GEMMA = replace(
+    LLAMA, norm_position="both", qk_norm=True, embed_scale=True, activation="gelu_new", head_dim=6, sliding_window=3
+)
 MODELS = {
     "gpt2": SMALL,
     "nanogpt": replace(SMALL, bias=False, activation="gelu"),
@@ -24,6 +28,10 @@ MODELS = {
     "llama3": replace(LLAMA, rope_factor=4.0, rope_original_context=8, rope_theta=100.0),
     "qwen3": replace(LLAMA, qk_norm=True, head_dim=6),
     "window": replace(LLAMA, qk_norm=True, sliding_window=3),
+    "qwen2, biases added": replace(LLAMA, sliding_window=3, window_pattern="GL"),
+    "gpt_neox, bare norms": replace(NEOX, bias=False, norm_affine=False, activation="relu2", tie_embeddings=False),
+    "gemma, bare norms": replace(GEMMA, norm_affine=False, logit_softcap=2.0),
+    "gemma, no windows": replace(GEMMA, sliding_window=0, activation="silu", tie_embeddings=False),
     "python-char": preset("python-char").with_model(n_embd=16, n_layer=2).model,
     "relu2": replace(LLAMA, mlp="plain", activation="relu2"),
 }
@@ -32,7 +40,16 @@ REFUSED = {
     "post": (replace(SMALL, norm_position="post"), "norm_position 'post'"),
     "sinusoids": (replace(SMALL, positions="sinusoidal"), "positions 'sinusoidal'"),
     "softcap": (replace(LLAMA, logit_softcap=5.0), "logit_softcap"),
-    "window": (replace(LLAMA, sliding_window=5), "sliding_window"),
+    "window": (replace(SMALL, sliding_window=5), "sliding_window 5 has no gpt2 equivalent"),
+    "window of GPT-NeoX": (replace(NEOX, sliding_window=5), "sliding_window 5 has no gpt_neox equivalent"),
+    "fraction": (replace(LLAMA, rope_fraction=0.5), "rope_fraction 0.5 has no llama equivalent"),
+    "bases": (replace(LLAMA, sliding_window=5, rope_local_theta=9.0), "rope_local_theta 9.0 has no mistral equivalent"),
+    "biases": (replace(LLAMA, qkv_bias=True, qk_norm=True), "qkv_bias True has no qwen3 equivalent"),
+    "scale": (replace(LLAMA, embed_scale=True), "embed_scale True has no llama equivalent"),
+    "scale of GPT-2": (replace(SMALL, embed_scale=True), "embed_scale True has no gpt2 equivalent"),
+    "heads": (replace(GEMMA, qk_norm_per_head=False), "qk_norm_per_head False has no gemma3_text equivalent"),
+    "one norm": (replace(LLAMA, norm_position="output"), "qk_norm False has no olmo2 equivalent"),
+    "wide heads": (replace(NEOX, head_dim=8), "head_dim 8 has no gpt_neox equivalent"),
     "plain": (replace(LLAMA, mlp="plain"), "mlp 'plain'"),
     "no projection": (replace(SMALL, attn_proj=False), "attn_proj"),
     "groups": (replace(SMALL, n_kv_head=1), "kv_heads"),
@@ -43,7 +60,11 @@ def forward(lm, ids):
     return np.asarray(jaxgpt.GPT(lm.config.model).apply({"params": lm.params}, jnp.asarray(ids, jnp.int32)))
 
 
-@pytest.mark.parametrize("name", MODELS)
+# tests/parity/test_families.py exports each family as well.
+LONG = ("by layer", "llama3", "window", "qwen2, biases added", "gemma, no windows")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in MODELS])
 def test_transformers_reads_it(tmp_path, name):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -54,7 +75,9 @@ def test_transformers_reads_it(tmp_path, name):
         tmp_path / "hf", output_loading_info=True, attn_implementation="eager"
     )
     assert not any(report.values()), report
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    # For qwen2, AutoTokenizer replaces the class that tokenizer_config.json names, and with it how texts are split.
+    reader = transformers.PreTrainedTokenizerFast if name.startswith("qwen2") else transformers.AutoTokenizer
+    words = reader.from_pretrained(tmp_path / "hf")
     assert words(TEXT).input_ids == lm.tokenizer.encode(TEXT).tolist()
     assert words.decode(words(TEXT).input_ids) == TEXT
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxgpt
 from jaxgpt.config import ModelConfig, UserError
-from jaxgpt.convert import gpt2, llama
+from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.models import import_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
@@ -76,6 +76,22 @@ def test_names_of_the_original_gpt2_files(tmp_path):
     np.testing.assert_array_equal(wte, before.astype(np.float16).astype(np.float32))
 
 
+def test_buffers_of_pythia_files(tmp_path):
+    config = replace(SMALL, positions="rope", rope_fraction=0.5, activation="gelu", tie_embeddings=False)
+    folder = hf_folder(tmp_path / "hf", config, family=neox.FAMILY)
+
+    def edit(tensors):
+        for layer in range(2):
+            attention = f"gpt_neox.layers.{layer}.attention"
+            tensors[f"{attention}.bias"] = np.ones((1, 1, 16, 16), np.uint8)
+            tensors[f"{attention}.masked_bias"] = np.full((), -1e9, np.float32)
+            tensors[f"{attention}.rotary_emb.inv_freq"] = np.ones(1, np.float32)
+
+    change(folder, edit)
+    done = import_model(folder, tmp_path / "run")
+    assert (done.family, done.parameters, done.max_logit_change) == ("gpt_neox", config.parameters, 0.0)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_nanogpt(tmp_path, bias):
     folder, config = nanogpt_folder(tmp_path / "nano", bias)
@@ -120,7 +136,11 @@ def refused(folder, tmp_path, message):
 
 
 BAD_OPTIONS = {
-    "architecture": ({"model_type": "mistral"}, "mistral.*gpt2, llama, qwen3"),
+    "architecture": (
+        {"model_type": "opt"},
+        r"'opt' is not supported: one of gpt2, llama, mistral, qwen2, qwen3, gpt_neox, gemma3_text, olmo2; "
+        r"docs/families.md shows how",
+    ),
     "head": ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
     "activation": ({"activation_function": "quick_gelu"}, "activation_function 'quick_gelu'"),
     "cross": ({"add_cross_attention": True}, "add_cross_attention True"),
@@ -144,7 +164,7 @@ def test_unsupported_options_are_named(tmp_path, case):
 
 LLAMA_OPTIONS = {
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
-    "linear-4": ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    "dynamic-4": ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
     "partial": ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "contradiction": ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling"),
     "one bias": ({"mlp_bias": True}, "mlp_bias"),
@@ -159,28 +179,95 @@ def test_unsupported_llama_options_are_named(case):
 
     def read():
         options = Options(llama.config_to_hf(LLAMA) | values, "config.json")
-        llama.config_from_hf(options, qwen3=False)
+        llama.config_from_hf(options)
         options.done()
 
     with pytest.raises(UserError, match=message):
         read()
 
 
-def test_qwen3_layers_must_be_alike():
-    values = llama.config_to_hf(replace(LLAMA, qk_norm=True)) | {
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "layer_types": ["full_attention", "sliding_attention"],
-    }
-    with pytest.raises(UserError, match="layer_types"):
-        llama.config_from_hf(Options(values, "config.json"), qwen3=True)
+QWEN = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 48,
+    "use_sliding_window": True,
+    "sliding_window": 4,
+}
+FULL, LOCAL = "full_attention", "sliding_attention"
+WINDOWS = {
+    "off": ({"use_sliding_window": False, "max_window_layers": 2}, (0, "L")),
+    "null": ({"sliding_window": None, "max_window_layers": 2}, (0, "L")),
+    "none": ({"max_window_layers": 28}, (0, "L")),
+    "all": ({"max_window_layers": 0}, (4, "L")),
+    "from two on": ({"max_window_layers": 2}, (4, "GGLLLL")),
+    "listed": ({"layer_types": [FULL, LOCAL] * 3}, (4, "GL")),
+    "with a rest": ({"layer_types": [LOCAL, LOCAL, FULL, LOCAL, LOCAL, FULL]}, (4, "LLG")),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+@pytest.mark.parametrize("family", [qwen.QWEN2, qwen.QWEN3], ids=["qwen2", "qwen3"])
+def test_windows_of_qwen(family, case):
+    values, expected = WINDOWS[case]
+    model = family.config_from_hf(Options(QWEN | values, "config.json"))
+    assert (model.sliding_window, model.window_pattern) == expected
+    again = family.config_to_hf(model)
+    assert family.config_from_hf(Options(again, "config.json")) == model
+
+
+BAD_FAMILIES = {
+    "layers": (qwen.QWEN2, QWEN | {"layer_types": [FULL]}, "layer_types .* must list 6 layers"),
+    "kind": (
+        qwen.QWEN3,
+        QWEN | {"layer_types": [FULL, "chunked_attention"] * 3},
+        "layer_types .* one of full_attention",
+    ),
+    "no window": (qwen.QWEN2, QWEN | {"use_sliding_window": False, "layer_types": [LOCAL] * 6}, "sliding_window None"),
+    "ministral": (mistral.FAMILY, {"layer_types": [FULL]}, "unknown option layer_types"),
+    "window": (mistral.FAMILY, {"sliding_window": "4"}, "model.sliding_window must be of type int, not '4'"),
+    "soft cap": (gemma.FAMILY, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
+    "both ways": (gemma.FAMILY, {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+    "scalar": (gemma.FAMILY, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be above 0"),
+    "pattern": (gemma.FAMILY, {"sliding_window_pattern": 0}, "sliding_window_pattern 0 .* at least 1"),
+    "rope of one kind": (gemma.FAMILY, {"rope_parameters": {"rope_theta": 1e4}}, "object for each of full_attention"),
+    "scaled windows": (
+        gemma.FAMILY,
+        {"rope_parameters": {LOCAL: {"rope_type": "linear", "factor": 2.0}}},
+        "scaling is not supported in layers of type sliding_attention",
+    ),
+    "two scalings": (
+        gemma.FAMILY,
+        {"rope_scaling": {"factor": 8.0}, "rope_parameters": {FULL: {"rope_type": "linear", "factor": 2.0}}},
+        "rope_scaling .* contradicts rope_parameters",
+    ),
+    "no bias": (neox.FAMILY, {"attention_bias": False}, "attention_bias False is not supported, only True"),
+    "odd": (neox.FAMILY, {"rotary_pct": 0.1}, "rope_fraction 0.1 rotates 9 of the 96"),
+    "scaled": (neox.FAMILY, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+    "biases": (olmo.FAMILY, {"attention_bias": True}, "attention_bias True is not supported, only False"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FAMILIES)
+def test_unsupported_options_of_families_are_named(case):
+    family, values, message = BAD_FAMILIES[case]
+
+    def read():
+        options = Options(values, "config.json")
+        family.config_from_hf(options)
+        options.done()
+
+    with pytest.raises(UserError, match=message) as e:
+        read()
+    assert "\n" not in str(e.value)
 
 
 def test_rope_settings_of_both_versions():
     values = llama.config_to_hf(replace(LLAMA, rope_theta=5e5, rope_factor=8.0))
     old = {k: v for k, v in values.items() if k != "rope_parameters"}
     new = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
-    read = [llama.config_from_hf(Options(v, "config.json"), qwen3=False) for v in (values, old, new)]
+    read = [llama.config_from_hf(Options(v, "config.json")) for v in (values, old, new)]
     assert read[0] == read[1] == read[2]
     assert (read[0].rope_theta, read[0].rope_factor) == (5e5, 8.0)
 
@@ -235,12 +322,22 @@ def test_weight_tables_are_invertible(n_head, n_kv_head, bias, tied, seed):
     n_kv_head = min(n_kv_head, n_head)
     wide = ModelConfig(vocab_size=7, block_size=5, n_layer=2, n_head=n_head, n_embd=8, tie_embeddings=tied)
     rope = replace(wide, positions="rope", norm="rmsnorm", mlp="gated", n_kv_head=n_kv_head, bias=bias, head_dim=6)
-    for table, config in ((gpt2.TABLE, wide), (gpt2.NANOGPT_TABLE, replace(wide, bias=bias)), (llama.TABLE, rope)):
+    gemma3 = replace(rope, bias=False, qk_norm=True, norm_position="both")
+    olmo2 = replace(rope, bias=False, qk_norm=True, qk_norm_per_head=False, norm_position="output")
+    for table, config in (
+        (gpt2.TABLE, wide),
+        (gpt2.NANOGPT_TABLE, replace(wide, bias=bias)),
+        (llama.TABLE, rope),
+        (neox.TABLE, replace(wide, positions="rope", block_size=8)),
+        (olmo.FAMILY.form.table, olmo2),
+        (gemma.form_of({"head_dim": 6, "query_pre_attn_scalar": 24}).table, gemma3),
+    ):
         tensors, shapes = tensors_of(table, config, seed), leaf_shapes(config)
         leaves = {}
         for row in expand(table, config):
             mine = to_leaves(row, tensors[row.name], shapes)
-            np.testing.assert_array_equal(to_tensor(row, mine), tensors[row.name])
+            rounding = 1e-6 if row.offset or row.factor != 1.0 else 0.0
+            np.testing.assert_allclose(to_tensor(row, mine), tensors[row.name], atol=rounding, rtol=0)
             leaves |= mine
         assert leaves.keys() == shapes.keys()
 

@@ -16,7 +16,7 @@ from forged import npy, npz
 from helpers import MODELS, jaxgpt, small
 
 from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
-from jaxgpt.convert import llama
+from jaxgpt.convert import qwen
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import leaf_shapes
@@ -78,12 +78,12 @@ def _described(config: dict[str, Any]) -> ModelConfig:
 
 
 def _gpt2_form() -> Any:
-    from jaxgpt.convert.models import GPT2
+    from jaxgpt.convert import gpt2
 
-    return GPT2
+    return gpt2.FAMILY.form
 
 
-QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
+QWEN = qwen.qwen3_to_hf(replace(LLAMA, qk_norm=True))
 
 
 @pytest.mark.parametrize(
@@ -92,15 +92,19 @@ QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
         ({"num_hidden_layers": 10**12, "layer_types": None}, "model.n_layer must be"),
         ({"num_hidden_layers": 10**12}, "layer_types"),
         ({"head_dim": 2**30}, r"model\.head_dim must be .* at most 65536"),
-        ({"layer_types": 5}, "layer_types 5 .* must be a list"),
-        ({"use_sliding_window": True, "sliding_window": "4"}, "must be integers"),
+        ({"layer_types": 5}, "layer_types 5 .* must list 2 layers"),
+        ({"layer_types": [["full_attention"]] * 2}, "layer_types .* must list 2 layers"),
+        (
+            {"use_sliding_window": True, "sliding_window": "4", "layer_types": ["sliding_attention"] * 2},
+            "sliding_window '4' .* of at least 1",
+        ),
         ({"rope_parameters": "default"}, "rope_parameters 'default' .* must be an object"),
         ({"rope_parameters": [1, 2]}, "rope_parameters .* must be an object"),
     ],
 )
 def test_layers_are_counted_not_listed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        llama.config_from_hf(Options(QWEN | values, "config.json"), qwen3=True)
+        qwen.qwen3_from_hf(Options(QWEN | values, "config.json"))
 
 
 def test_a_model_type_of_any_json_type(tmp_path: Path) -> None:
