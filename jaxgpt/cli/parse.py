@@ -130,7 +130,14 @@ def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S,
         UserError: an invalid value.
     """
     parsed = build(cls, given, _instance(cls, base))
-    return parsed, replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
+    config = replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
+    if given.get("lora.rank") == 0:
+        raise UserError("--lora.rank must be at least 1, not 0: leave it out to train all weights")
+    if config.lora.rank:
+        from jaxgpt.convert.peft import resolve_targets
+
+        config = replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
+    return parsed, config
 
 
 def _instance(cls: type[S], base: Config) -> S:

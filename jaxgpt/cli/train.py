@@ -61,10 +61,8 @@ def run(args: Sequence[str]) -> int:
     elif repeats:
         base = _repeated(Path(target), base)
     parsed, config = with_settings(Args, given, base)
-    if given.get("lora.rank") == 0:
-        raise UserError("--lora.rank must be at least 1, not 0: leave it out to train all weights")
-    if config.lora.rank:
-        config = _adapted(config)
+    if config.lora.rank and not config.init_from:
+        raise UserError("--lora.rank needs the weights of a run to adapt: add --init-from RUN")
     if parsed.resume and parsed.overwrite:
         raise UserError("--resume and --overwrite cannot be combined: resume the run, or replace it")
     if old is not None:
@@ -246,12 +244,3 @@ def _checked_start(base: Config, config: Config, init_from: str) -> Config:
     # Adapters are useless without their base, so its path must be valid in every directory.
     data = replace(config.data, tokenizer=str(Path(config.data.tokenizer).absolute()))
     return replace(config, init_from=str(checkpoint.absolute()), data=data)
-
-
-def _adapted(config: Config) -> Config:
-    """Check that there are weights to adapt, and resolve the names of the matrices."""
-    from jaxgpt.convert.peft import resolve_targets
-
-    if not config.init_from:
-        raise UserError("--lora.rank needs the weights of a run to adapt: add --init-from RUN")
-    return replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
