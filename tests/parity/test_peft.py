@@ -6,21 +6,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_transformers import original
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, OptimConfig
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.models import describe_source, import_model
 from jaxgpt.convert.peft import export_adapter, import_adapter, read_adapter, resolve_targets
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-V = 61
-TARGETS = {"gpt2": ["c_attn", "mlp.c_proj"], "llama": ["q_proj", "o_proj", "down_proj"], "qwen3-tied": "all-linear"}
+from parity.families import CASES, V  # noqa: E402
+
+# A matrix of its own, GPT-2's fused matrix, NeoX's, which is fused head by head, and all of a model.
+TARGETS = {
+    "llama": ["q_proj", "o_proj", "down_proj"],
+    "gpt2": ["c_attn", "mlp.c_proj"],
+    "gpt_neox": ["query_key_value"],
+    "qwen3": "all-linear",
+}
 RATE, ALPHA, RANK = 1e-2, 12, 3
 
 
@@ -28,10 +35,9 @@ RATE, ALPHA, RANK = 1e-2, 12, 3
 def adapted(request, tmp_path):
     """Return a PEFT model with random adapters, and a run of ours with them."""
     case = request.param
-    model = original(case, 0)
-    model.save_pretrained(tmp_path / "hf")
+    CASES[case].build().save_pretrained(tmp_path / "hf")
     import_model(tmp_path / "hf", tmp_path / "base", "ids")
-    model = type(model).from_pretrained(tmp_path / "hf", attn_implementation="eager")
+    model = CASES[case].build()
     config = peft.LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=TARGETS[case], task_type="CAUSAL_LM", fan_in_fan_out=case == "gpt2"
     )
@@ -56,12 +62,11 @@ def test_logits(adapted):
     lm, ids = jaxgpt.load(folder / "run"), np.random.default_rng(0).integers(0, V, (2, 13))
     with torch.no_grad():
         expected = theirs(torch.tensor(ids)).logits.numpy()
-        plain = original(case, 0)(torch.tensor(ids)).logits.numpy()
+        plain = CASES[case].build()(torch.tensor(ids)).logits.numpy()
     assert np.abs(expected - plain).max() > 0.1
     assert np.abs(logits(lm.config.model, lm.params, ids) - expected).max() < 2e-5
     export_adapter(folder / "run", folder / "exported")
-    fresh = type(theirs.base_model.model).from_pretrained(folder / "hf", attn_implementation="eager")
-    again = peft.PeftModel.from_pretrained(fresh, str(folder / "exported")).eval()
+    again = peft.PeftModel.from_pretrained(CASES[case].build(), str(folder / "exported")).eval()
     with torch.no_grad():
         assert np.abs(again(torch.tensor(ids)).logits.numpy() - expected).max() < 2e-5
 
@@ -98,21 +103,13 @@ def test_a_step_of_adamw(adapted):
         assert np.abs(value - np.asarray(flatten_params(adapters)[name])).max() > RATE / 2, name
 
 
-def test_all_linear_names_the_modules_that_peft_names():
-    for case in ("gpt2", "qwen3-tied"):
-        model = original(case, 0)
+def test_all_linear_names_the_modules_that_peft_names(tmp_path):
+    for case in ("gpt2", "gpt_neox", "gemma3_text"):
+        model = CASES[case].build()
+        model.save_pretrained(tmp_path / case)
+        ours = describe_source(tmp_path / case)[1]
         config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-        tensors = peft.get_peft_model_state_dict(peft.get_peft_model(type(model)(model.config), config))
-        count = sum(tensor.numel() for tensor in tensors.values())
-        ours = jaxgpt.ModelConfig(**MODELS[case])
+        tensors = peft.get_peft_model_state_dict(peft.get_peft_model(model, config))
         lora = LoraConfig(rank=RANK, targets=resolve_targets(ours, LoraConfig(rank=RANK, targets="all-linear")))
-        assert sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(ours, lora))) == count
-
-
-SIZES = {"vocab_size": V, "n_layer": 2, "n_head": 4, "n_embd": 32}
-MODELS = {
-    "gpt2": SIZES | {"block_size": 24},
-    "qwen3-tied": SIZES
-    | {"block_size": 48, "n_kv_head": 2, "head_dim": 8, "n_inner": 40, "positions": "rope", "norm": "rmsnorm"}
-    | {"qk_norm": True, "mlp": "gated", "bias": False},
-}
+        count = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(ours, lora)))
+        assert count == sum(tensor.numel() for tensor in tensors.values())
