@@ -25,7 +25,7 @@ from jaxgpt.cli.console import Console
 from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.data import Dataset, Packed, Tokenizer, Tokens
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
@@ -133,8 +133,7 @@ class Report(Reporter):
         """Print a sample, the run directory and the next command."""
         config = self.program.layout.config
         prompt, ids = self._prompt
-        chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
-        params = eval_params(outcome.state, config) if config.train.sample_tokens and not chats else None
+        params = eval_params(outcome.state, config) if config.train.sample_tokens else None
         params = collected(params if params is None else self.program.weights(params))
         if not leader():
             return
@@ -146,6 +145,7 @@ class Report(Reporter):
             except UserError as e:  # such as too little memory for train.sample_tokens; the run itself is complete
                 self.note(f"cannot sample: {e}")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
+        chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
         chat = command_line("chat", path_word(self.run.path))
         self._print(f"next     {chat if chats else sample_command(self.run.path, prompt)}")
 
@@ -204,7 +204,8 @@ class Report(Reporter):
                 f"model.vocab_size {size} exceeds the tokenizer's {vocabulary} ids: the extra ids are trained but never "
                 f"sampled; to match the tokenizer, use --model.vocab-size 0"
             )
-        if self._prompt[0] != config.train.prompt and config.train.sample_tokens:
+        fits = isinstance(self.data.val, Packed) or self._prompt[0] == config.train.prompt
+        if not fits and config.train.sample_tokens:
             self.note(
                 f"train.prompt {config.train.prompt!r} does not fit this tokenizer or context length: the sample after "
                 f"training starts from {self._prompt[0]!r} instead"
@@ -237,12 +238,15 @@ def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed) ->
     """Choose the prompt of the sample at the end of training.
 
     This is `train.prompt`, truncated if it exceeds the context. If the tokenizer cannot encode it, because the user's text
-    lacks characters of the preset's prompt, it is the first token of the text that can be typed.
+    lacks characters of the preset's prompt, it is the first token of the text that can be typed. Of conversations, it is what
+    precedes the first answer, unless `train.prompt` is set.
 
     Returns:
         The prompt to pass to `jaxgpt sample` ("" for none), and its ids.
     """
     context = config.model.block_size
+    if isinstance(text, Packed) and config.train.prompt == TrainConfig.prompt and len(text.prompt()):
+        return tokenizer.decode(text.prompt()), text.prompt().tolist()
     with suppress(UserError):
         ids = tokenizer.encode(config.train.prompt).tolist()
         if len(ids) > context:

@@ -89,6 +89,10 @@ class Packed:
             )
         return out
 
+    def prompt(self) -> np.ndarray:
+        """Return the ids of the first conversation up to the assistant's first one."""
+        return self.ids[: int(np.argmax(self.trained))]
+
     def fill(self, block_size: int) -> float:
         """Return the fraction of the positions of all windows that hold a token."""
         return (len(self.ids) - len(self.bounds) + 1) / (len(self.windows) * block_size)
@@ -194,6 +198,8 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
         UserError: the value is neither, has no assistant's message, or the template cannot render it.
     """
     match value:
+        case {"tools": [_, *_]}:
+            raise UserError("tools are not supported: write them into the system message, or leave them out")
         case {"messages": list() as messages}:
             if template is None:
                 raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion")
@@ -208,7 +214,9 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
             raise UserError(
                 f"neither a list of messages nor a prompt and a completion: {shown(value)}; write {EXAMPLE}{text}"
             )
-    if all(message["role"] != "assistant" for message in check_messages(messages)):
+    if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
+        raise UserError("a message has a weight other than 1, which is not supported: leave out the conversation")
+    if all(message["role"] != "assistant" for message in messages):
         raise UserError("no message has the role assistant, on whose messages a model is trained: add one")
     rendered = template.assistant_spans(messages)
     return Conversation(*tokenizer.encode_spans(rendered.text, rendered.spans))

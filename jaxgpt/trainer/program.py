@@ -66,10 +66,10 @@ class Program:
     def put(self, windows_BT1: Any) -> jax.Array:
         """Put a batch on its devices, padded as `step` needs a training batch, or as `eval` needs any other number of rows."""
         n, *window = windows_BT1.shape
-        if n == self.layout.config.train.batch_size:
-            return put(self.layout.mesh, [windows_BT1], self.layout.batch().shape)
         ways = batch_ways(self.layout.mesh)
-        return put(self.layout.mesh, [windows_BT1], (math.ceil(n / ways) * ways, *window))
+        training = n == self.layout.config.train.batch_size
+        rows = math.prod(self.layout.microbatches) if training else math.ceil(n / ways) * ways
+        return put(self.layout.mesh, [windows_BT1], (rows, *window))
 
     def put_steps(self, batches: Sequence[Any]) -> jax.Array:
         """Put the batches of the next steps, `train.steps_per_call` at most, on their devices, for `steps`."""

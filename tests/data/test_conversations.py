@@ -14,7 +14,7 @@ from test_chat_template import MARKED, PUBLISHED, SYSTEM, TALK, VARIABLES
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.config import UserError
+from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Conversation, Packed, encode_conversation, load_conversations, pack
@@ -113,7 +113,8 @@ def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     talks = [Conversation(rng.integers(0, 99, n + 1, np.int32), rng.random(n + 1) < 0.5) for n in (*sizes, 20)]
     packed = Packed.of(talks, 20)
-    batches = Batches(packed, 20, len(packed.windows), seed, stride=1)
+    train = TrainConfig(batch_size=len(packed.windows), seed=seed)
+    batches = Batches.of(Config(model=ModelConfig(block_size=20), train=train), packed)
     rows = batches.at(0)[:]
     assert rows.shape == (batches.per_epoch, 20, 3)
     assert (Batches(packed, 20, 1, seed, stride=1).at(0)[:] == rows[:1]).all(), "a function of seed and step"
@@ -157,6 +158,8 @@ BAD = {
     '{"messages": [{"role": "user", "content": ["Hi"]}]}': r"line 2: message 1 \(user\) needs a content that is a string",
     '{"messages": [{"role": "user", "content": "Hi"}]}': "line 2: no message has the role assistant",
     "\xff": "line 2: not valid JSON",
+    json.dumps({"messages": TALK, "tools": [{"name": "f"}]}): "line 2: tools are not supported",
+    json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0}]}): "line 2: a message has a weight other than 1",
 }
 
 

@@ -31,8 +31,13 @@ Patch = pytest.MonkeyPatch
 
 
 def tiny(name: str = "gpt2", **changes: object) -> LM:
-    config = small(name, n_layer=1, **changes)
-    return LM(Config(model=config, data=DataConfig(dataset="none")), make(config)[1], make_tokenizer("ids", "", 0, 17))
+    """A model whose context is longer than the windows of `verify`."""
+    config = small(name, n_layer=1, **({"block_size": 30} | changes))
+    return LM(
+        Config(model=config, data=DataConfig(dataset="none", documents="mask")),
+        make(config)[1],
+        make_tokenizer("ids", "", 0, 17),
+    )
 
 
 def rows(lm: LM, laws: tuple[Law, ...] = OURS) -> dict[str, object]:
@@ -115,6 +120,10 @@ def gradient_summed_over_devices(patch: Patch) -> None:
     patch.setattr(step, "gradients", gradients)
 
 
+def positions_run_through_documents(patch: Patch) -> None:
+    patch.setattr(gpt, "segment_positions", lambda ids: jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape))
+
+
 def layers_stacked_wrongly(patch: Patch) -> None:
     right = training.stack_layers
     patch.setattr(training, "stack_layers", lambda tree: jax.tree.map(lambda leaf: leaf * 1.001, right(tree)))
@@ -188,6 +197,11 @@ BROKEN = [
     (cache_written_one_slot_late, {"cached = uncached"}, FORWARD),
     (head_apart_from_the_table, {"tied head = token table"}, FORWARD),
     (rows_begin_one_slot_early, {"padded batch = single prompts"}, FORWARD),
+    (
+        positions_run_through_documents,
+        {"packed documents = each alone"},
+        named("packed documents = each alone", "logits ignore later tokens"),
+    ),
     (pieces_not_divided, {"4 microbatches = 1 batch"}, PIECES),
     (mean_of_the_pieces_means, {"4 microbatches = 1 batch"}, ()),
     (gradient_summed_over_devices, {"8 devices = 1 device"}, PIECES),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import small
 
-from jaxgpt.config import Config, TrainConfig, UserError
+from jaxgpt.config import Config, DataConfig, TrainConfig, UserError
 from jaxgpt.ops.flash import cudnn_attention, splash_attention
 from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.trainer.attention_choice import choose_attention
@@ -44,6 +45,8 @@ def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Co
         (config(dtype="float32"), HOPPER, None, "needs train.compute_dtype bfloat16"),
         (config(dropout=0.1), HOPPER, None, "model.dropout 0.1"),
         (config("xla"), HOPPER, None, ""),
+        (replace(config(), data=DataConfig(documents="mask")), HOPPER, None, "cudnn does not support documents"),
+        (replace(config(), data=DataConfig(path="a.jsonl")), TPU, splash_attention, ""),
         (config(dtype="float32"), TPU, splash_attention, ""),
         (config(dropout=0.1), TPU, None, "splash does not support dropout"),
     ],

@@ -101,6 +101,17 @@ def causal(s: Subject) -> float:
     return max(distance(after[row, :t], before[row, :t]) for row, t in enumerate(positions))
 
 
+def documents(s: Subject) -> float:
+    """Compare the logits of two documents in one row, kept apart by segment ids, to those of each document alone."""
+    if s.length < 2:
+        raise Skipped("needs a context length of at least 2, not 1")
+    cut = max(s.length // 3, 1)
+    segment_ids = jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32)
+    together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, segment_ids))(s.params)
+    alone = [np.asarray(s.forward(s.params, ids)) for ids in (s.tokens[:, :cut], s.tokens[:, cut:])]
+    return distance(np.asarray(together), np.concatenate(alone, 1))
+
+
 def tied(s: Subject) -> float:
     """Compare the logits, and the gradient of the token table, to those of `hidden E^T`.
 
