@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from helpers import repository
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert.models import FAMILIES
 
 
 @pytest.mark.parametrize("page", ["python.md"])
@@ -27,6 +31,22 @@ def test_the_reference_is_up_to_date() -> None:
     reference = runpy.run_path(str(root / "docs" / "generate.py"))["reference"]
     stale = "docs/reference.md is out of date: run python docs/generate.py"
     assert (root / "docs" / "reference.md").read_text("utf-8") == reference(), stale
+
+
+def test_the_page_on_families_names_existing_files_and_settings() -> None:
+    root = repository()
+    text = (root / "docs" / "families.md").read_text()
+    assert [path for path in re.findall(r"`((?:jaxgpt|tests|docs)/[\w/.]+)`", text) if not (root / path).exists()] == []
+    table = text.split("| difference | setting |")[1].split("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[2])}
+    assert named - {f.name for f in fields(ModelConfig)} == {"LLLLLG"}
+
+
+def test_every_family_has_its_measured_differences() -> None:
+    """`python tests/parity/families.py` prints the table."""
+    text = (repository() / "docs" / "models.md").read_text()
+    measured = re.findall(r"^\|[^|]+\| `(\w+)` \|", text, flags=re.M)
+    assert measured == ["model_type", *FAMILIES]
 
 
 def lines(*paths: Path) -> int:

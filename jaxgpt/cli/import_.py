@@ -13,9 +13,9 @@ from jaxgpt.config import MeshConfig, UserError
 COMMAND = Command(
     "import",
     "SOURCE RUN",
-    "Convert a transformers model (GPT-2, Llama, Qwen3), a nanoGPT model or a GGUF file (Llama) to a run. SOURCE is a\n"
-    "directory with safetensors files, a .gguf file, or the name of a model on the Hugging Face Hub; with --init-from, a\n"
-    "directory with a LoRA adapter of PEFT.",
+    "Convert a transformers model (GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3, OLMo 2), a nanoGPT model or a\n"
+    "GGUF file (Llama) to a run. SOURCE is a directory with safetensors files, a .gguf file, or the name of a model on the\n"
+    "Hugging Face Hub; with --init-from, a directory with a LoRA adapter of PEFT.",
     [
         "jaxgpt import openai-community/gpt2 runs/gpt2",
         "jaxgpt import ~/models/llama runs/llama",
