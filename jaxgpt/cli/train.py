@@ -71,6 +71,8 @@ def run(args: Sequence[str]) -> int:
         config = _checked_start(source, config, init_from)
     elif base.preset == "finetune":
         raise UserError("finetune needs the weights of a run: add --init-from RUN")
+    if config.lora.rank and parsed.overwrite and Path(parsed.out).resolve() in Path(config.init_from).resolve().parents:
+        raise UserError(f"--out {parsed.out} --overwrite would delete the base of the adapters: choose another --out")
 
     from jaxgpt.parallel.join import joined
 
@@ -117,8 +119,6 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             return str(stack.enter_context(new_run(args.out, config, data.tokenizer, args.overwrite)).path)
         if last is not None:
             check_data(run, last, data)
-            if program.base is not None:
-                check_base(run, last, program.base.checksum, where)
         describe(run, config, data.tokenizer)
         return args.out
 
@@ -134,7 +134,10 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             from jaxgpt.lm.model import load_base
 
             where = where if old is None else find_base(run, config)
-            base, tokenizer = load_base(where, config.model)
+            read = lambda: load_base(where, config.model)  # noqa: E731
+            base, tokenizer = assert_same_on_all(read, lambda read: {"the weights of --init-from": read[0].checksum})
+            if last is not None:
+                check_base(run, last, base.checksum, where)
         elif config.init_from and last is None:
             from jaxgpt.lm import load
 

@@ -56,6 +56,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     Raises:
         UserError: the model has no such matrix, a matrix is named twice, or the rank exceeds a side of one.
     """
+    model = replace(model, vocab_size=model.vocab_size or 1)  # it may be known only once the data is
     own, theirs = matrices(abstract_params(model)), _modules(model)
     of_blocks = list(theirs.values()) or [name for name in own if name != HEAD]
     found: list[str] = []

@@ -112,10 +112,22 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[Base, Tokenizer]:
     Args:
         path: a run, or one of its checkpoints. A run with adapters is merged first.
         model: the model.
+
+    Raises:
+        UserError: the run cannot be read, or has another model.
     """
     run, which = split_checkpoint(str(path))
     _, params, tokenizer, _ = load(run, which)
-    return Base(crop_positions(params, model), checksum(params)), tokenizer
+    cropped = crop_positions(params, model)
+    if _shapes(cropped) != _shapes(abstract_params(model)):
+        raise UserError(
+            f"{path} is not the base of these adapters: it has another model; restore it, or choose another path"
+        )
+    return Base(cropped, checksum(params)), tokenizer
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    return {path: np.shape(leaf) for path, leaf in flatten_params(params).items()}
 
 
 def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:

@@ -78,8 +78,7 @@ class Program:
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step. The given state is donated."""
-        with self.layout.use_mesh():
-            return block_on_cpu_mesh(self.layout.mesh, self._train[False](state, windows_BT1, self.frozen))
+        return self._call(self._train[False], state, windows_BT1)
 
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
@@ -97,8 +96,7 @@ class Program:
         if not self._several(batches):
             state, metrics = self.step(state, batches)
             return state, lambda: [jax.device_get(metrics)]
-        with self.layout.use_mesh():
-            state, metrics = block_on_cpu_mesh(self.layout.mesh, self._train[True](state, batches, n, self.frozen))
+        state, metrics = self._call(self._train[True], state, batches, n)
 
         def read() -> list[dict[str, Any]]:
             host = jax.device_get(metrics)
@@ -108,16 +106,21 @@ class Program:
 
     def eval(self, params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Compute the summed loss and the number of tokens of each window."""
-        with self.layout.use_mesh():
-            return block_on_cpu_mesh(self.layout.mesh, self._eval(params, windows_BT1, self.frozen))
+        return self._call(self._eval, params, windows_BT1)
 
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
         """Lower the train step for a state and one or several batches, of arrays or of shapes: to inspect or compile it."""
-        several = self._several(batches)
+        several, frozen = self._several(batches), self.layout.frozen
         n = (1,) if several else ()
         with self.layout.use_mesh():
-            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *n, self.layout.frozen)
+            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *n, frozen)
             return lowered
+
+    def _call(self, function: Any, *args: Any) -> Any:
+        """Call a compiled function on the mesh, with the frozen weights as its last argument."""
+        frozen = self.frozen  # may be made here, outside of the mesh
+        with self.layout.use_mesh():
+            return block_on_cpu_mesh(self.layout.mesh, function(*args, frozen))
 
     def _several(self, batches: Any) -> bool:
         """Return whether these are the batches of several steps."""

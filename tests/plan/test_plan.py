@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
-from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh, suggestions
 from jaxgpt.plan.hlo import Collective, read_program
@@ -44,14 +44,19 @@ def lowered(program: Program) -> jax.stages.Lowered:
     return program.lower(program.layout.state, program.layout.batch())
 
 
-@pytest.mark.parametrize(("mesh", "optimizer"), [((1, 8, 1), "adamw"), ((2, 2, 2), "muon")])
-def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "optimizer", "rank"), [((1, 8, 1), "adamw", 0), ((2, 2, 2), "muon", 0), ((2, 2, 2), "adamw", 4)]
+)
+def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str, rank: int) -> None:
     """The estimated bytes of parameters, optimizer and weight average equal those of a real state on a device."""
     run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]))
-    run = replace(run, optim=OptimConfig(name=optimizer, ema_decay=0.9))  # type: ignore[arg-type]
-    state = build(run).init()
+    optim = OptimConfig(name=optimizer, ema_decay=0.9)  # type: ignore[arg-type]
+    run = replace(run, optim=optim, lora=LoraConfig(rank=rank))
+    program = build(run)
+    state = program.init()
     figures = estimate(resolve_mesh(run, parse_topology("v5e:2x4"))[0], parse_topology("v5e:2x4"))
-    for kind, tree in {"parameters": state.params, "optimizer": state.opt_state, "average": state.ema}.items():
+    params = (state.params, program.frozen)
+    for kind, tree in {"parameters": params, "optimizer": state.opt_state, "average": state.ema}.items():
         real = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
         assert figures.memory[kind] == real
 
@@ -68,12 +73,14 @@ def test_a_data_parallel_step_sends_the_gradients() -> None:
     assert implied["all-reduce"].sent == pytest.approx(traffic["all-reduce"].sent, rel=1e-3)
 
 
-def test_flops_formula_equals_the_compiled_count() -> None:
+@pytest.mark.parametrize("rank", [0, 2])
+def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
     """Compared with the count of an unrolled, unoptimized program; norms and softmax add a few percent."""
-    program = build(config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64))
+    run = config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64)
+    program = build(replace(run, lora=LoraConfig(rank=rank)))
     counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]
     model = program.layout.config.model
-    formula = flops_per_token(model, program.layout.state.params) * 16 * model.block_size
+    formula = flops_per_token(model, program.layout.weights, program.layout.config.lora) * 16 * model.block_size
     assert counted == pytest.approx(formula, rel=0.06)
 
 

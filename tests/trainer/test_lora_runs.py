@@ -226,6 +226,9 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     Path("elsewhere").rename("moved")
     Path("other").rename("elsewhere")
     assert "is not the base of run" in error(jaxgpt("sample", "run", "--prompt", "a"))
+    run_folder(Path("llama"), LLAMA)
+    message = "llama/checkpoints/0 is not the base of these adapters: it has another model"
+    assert message in error(jaxgpt(*again[:-1], "8", "--init-from", "llama"))
 
 
 @pytest.mark.parametrize(
@@ -254,6 +257,15 @@ def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None
     again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
     assert "keeps its adapters: lora.rank is 2, not 3" in error(jaxgpt(*again, "--lora.rank", "3"))
     assert "keeps its adapters: lora.targets is" in error(jaxgpt(*again, "--lora.targets", "c_attn"))
+    config = Path("run/config.json")
+    config.write_text(config.read_text().replace('"rank": 2', '"rank": 3'))
+    assert "its lora.rank is 2, the run's is 3" in error(jaxgpt(*again))
+
+
+def test_a_run_does_not_replace_its_base(folder: Path) -> None:
+    start = ["train", "finetune", "--init-from", "base", *RUN, "--lora.rank", "2", "--out", "base", "--overwrite"]
+    assert "--out base --overwrite would delete the base of the adapters" in error(jaxgpt(*start))
+    assert jaxgpt("eval", "run", "--data.path", "text.txt").code == 0
 
 
 def test_a_run_can_be_repeated(folder: Path) -> None:
