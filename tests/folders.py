@@ -18,6 +18,18 @@ SMALL = ModelConfig(vocab_size=300, block_size=16, n_layer=2, n_head=2, n_embd=8
 LLAMA = replace(
     SMALL, positions="rope", norm="rmsnorm", mlp="gated", activation="silu", bias=False, n_kv_head=1, n_inner=12
 )
+# A model of each family whose files are named otherwise than GPT-2's.
+OF_FAMILIES = {
+    "llama": LLAMA,
+    "mistral": replace(LLAMA, sliding_window=3),
+    "qwen2": replace(LLAMA, qkv_bias=True, sliding_window=3, window_pattern="GL"),
+    "qwen3": replace(LLAMA, qk_norm=True),
+    "gpt_neox": replace(SMALL, positions="rope", rope_fraction=0.5, parallel_residual=True),
+    "gemma3_text": replace(
+        LLAMA, norm_position="both", qk_norm=True, embed_scale=True, sliding_window=3, rope_local_theta=100.0
+    ),
+    "olmo2": replace(LLAMA, norm_position="output", qk_norm=True, qk_norm_per_head=False),
+}
 TEXT = "To be, or not to be: that is the question.\n"
 
 

@@ -189,7 +189,7 @@ def rope_settings(rope: dict[str, Any], where: str, block_size: int) -> dict[str
     if isinstance(theta, bool) or not isinstance(theta, (int, float)):
         raise UserError(f"{where}: rope_theta must be a number: {shown(theta)}")
     settings: dict[str, Any] = {"rope_theta": float(theta)}
-    if kind == "linear":  # all wavelengths are stretched: the longest is above C / C, C being the context
+    if kind == "linear":  # all wavelengths are stretched, because even the shortest, 2 pi, is above context / low = 1
         settings |= {
             "rope_factor": inner.number("factor"),
             "rope_low_freq_factor": float(block_size),
@@ -240,6 +240,8 @@ def adapt_to(config: ModelConfig, family: str, free: Collection[str] = (), **fix
         config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
     if config.bias:
         config = replace(config, qkv_bias=False)  # implied
+    if not config.qk_norm:
+        config = replace(config, qk_norm_per_head=True)  # without effect
     require(
         config,
         family,

@@ -171,6 +171,8 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
     options = Options(values, str(where), accept)
     model = family.config_from_hf(options)
     options.done()
+    if not model.vocab_size:
+        raise options.refuse("vocab_size", 0, "it must be at least 1")
     return kind, model, family.form_of(values) if family.form_of else family.form, Weights(source)
 
 

@@ -150,6 +150,7 @@ BAD_OPTIONS = {
     "dropout": ({"attn_pdrop": 0.3}, "attn_pdrop"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "heads": ({"n_head": 3}, "n_head 3 does not divide"),
+    "vocabulary": ({"vocab_size": 0}, "vocab_size 0 is not supported: it must be at least 1"),
 }
 
 

@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from folders import LLAMA, SMALL, run_folder
+from folders import LLAMA, OF_FAMILIES, SMALL, run_folder
 from mutations import HARD, Make, changed, changed_bytes, changed_json
 from safetensors.numpy import save
 
 from jaxgpt.cli import COMMANDS
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
-from jaxgpt.convert import gpt2, llama
+from jaxgpt.convert import gpt2
+from jaxgpt.convert.models import FAMILIES
 from jaxgpt.data.pieces import LLAMA3
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.presets import preset
@@ -57,9 +58,9 @@ TOKENIZERS.append(
         "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.5]]},
     }
 )
-LLAMA_CONFIG = llama.config_to_hf(LLAMA)
-QWEN = llama.config_to_hf(replace(LLAMA, qk_norm=True))
-SCALED = llama.config_to_hf(replace(LLAMA, rope_factor=8.0))
+SCALED = FAMILIES["llama"].config_to_hf(replace(LLAMA, rope_factor=8.0))
+CONFIGS_OF_FAMILIES = [SCALED, *(FAMILIES[name].config_to_hf(model) for name, model in OF_FAMILIES.items())]
+OPTIONS_OF_FAMILIES = sorted({option for config in CONFIGS_OF_FAMILIES for option in config})
 RECIPE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": True, "text": "text.txt"}
 TENSORS = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -174,7 +175,7 @@ MAKES: dict[str, tuple[Make, ...]] = {
     "config": changed(CONFIGS, SETTINGS),
     "tokenizer": changed(TOKENIZERS, "type vocab merges Regex String content id pattern dropout".split()),
     "hf_config": changed([gpt2.config_to_hf(SMALL), RECIPE], [*gpt2.config_to_hf(SMALL), "model_type", "n_ctx"]),
-    "llama_config": changed([LLAMA_CONFIG, QWEN, SCALED], [*QWEN, *SCALED["rope_parameters"], "rope_scaling"]),
+    "family_config": changed(CONFIGS_OF_FAMILIES, [*OPTIONS_OF_FAMILIES, *SCALED["rope_parameters"], "rope_scaling"]),
     "safetensors": (_lying_header, changed_bytes(SAFETENSORS)),
     "index": changed([INDEX_JSON], ["weight_map", "metadata", *TENSORS]),
     "token_file": (_token_header, changed_bytes(TOKEN_FILES)),

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from folders import LLAMA, SMALL, hf_folder, run_folder
+from folders import OF_FAMILIES, SMALL, hf_folder, run_folder
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -28,8 +28,9 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli import COMMANDS, module_of
 from jaxgpt.cli.parse import Settings, with_settings
 from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
+from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import INDEX, Weights
-from jaxgpt.convert.models import describe_source
+from jaxgpt.convert.models import FAMILIES, describe_source
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import read_conversations
@@ -98,14 +99,19 @@ def hf_config(data: bytes) -> None:
     _described(Path("hf"), SMALL, data)
 
 
-def llama_config(data: bytes) -> None:
-    """The same for Llama."""
-    _described(Path("llama"), LLAMA, data)
+def family_config(data: bytes) -> None:
+    """The same for the other families, each with files of its own."""
+    try:
+        name = str(json.loads(data)["model_type"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        name = "llama"
+    name = name if name in OF_FAMILIES else "llama"
+    _described(Path(name), OF_FAMILIES[name], data, FAMILIES[name])
 
 
-def _described(folder: Path, of: ModelConfig, data: bytes) -> None:
+def _described(folder: Path, of: ModelConfig, data: bytes, family: Family | None = None) -> None:
     if not folder.is_dir():
-        hf_folder(folder, of)
+        hf_folder(folder, of, family=family)
     (folder / "config.json").write_bytes(data)
     _, model, form, weights = describe_source(folder)
     check_weights(weights, model, form)
