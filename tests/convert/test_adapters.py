@@ -174,6 +174,7 @@ def test_targets_have_the_names_of_either_side() -> None:
 
     assert resolved(SMALL, "c_proj") == "o_proj,down_proj"
     assert resolved(SMALL, "attn.c_proj,mlp.c_fc") == "o_proj,up_proj"
+    assert resolved(LLAMA, "all-linear") == "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     assert resolved(SMALL, "all-linear") == "q_proj+k_proj+v_proj,o_proj,up_proj,down_proj"
     with pytest.raises(UserError, match=r"choose from k_proj, o_proj, .*c_attn, c_proj, c_fc, or all-linear"):
         resolved(SMALL, "gate_proj")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import COMMON, make, random_ids, small
+from helpers import make, random_ids, small
 
 from jaxgpt.config import UserError
 from jaxgpt.model import GPT
@@ -56,7 +56,7 @@ def every_matrix(name: str) -> tuple[str, ...]:
     return tuple(matrices(make(small(name))[1]))
 
 
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_fresh_adapters_change_no_bit(name: str) -> None:
     model, params = make(small(name))
     adapters = init_lora(KEY, params, 3, every_matrix(name))
@@ -67,7 +67,7 @@ def test_fresh_adapters_change_no_bit(name: str) -> None:
     assert all(np.std(leaf) > 0.01 for path, leaf in flatten_params(adapters).items() if path.endswith("/a"))
 
 
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("name", ["gpt2", "llama", pytest.param("torch", marks=pytest.mark.long)])
 def test_merged_equals_unmerged(name: str) -> None:
     model, params, adapters = adapted(name, every_matrix(name))
     before = jax.tree.map(np.array, params)
@@ -110,7 +110,7 @@ def test_the_first_gradient_is_that_of_b() -> None:
     model, params = make(small("llama"))
     adapters = init_lora(KEY, params, 2)
     logits = lambda adapters: model.apply({"params": merge(params, adapters)}, random_ids(model.config, (2, 9)))  # noqa: E731
-    grads = flatten_params(jax.grad(lambda adapters: jnp.sum(logits(adapters) ** 2))(adapters))
+    grads = flatten_params(jax.jit(jax.grad(lambda adapters: jnp.sum(logits(adapters) ** 2)))(adapters))
     assert {path.split("/")[-1]: bool(np.any(g)) for path, g in grads.items()} == {
         "a": False,
         "q_proj": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from jaxgpt.trainer.state import place_params
 TARGETS = "q_proj,v_proj,o_proj,up_proj"
 
 
+@functools.cache
 def program(name: str = "llama", mesh: MeshConfig | None = None, **train: Any) -> tuple[Program, Any]:
     """Build the program of a small model with adapters on random weights, and return it with these weights."""
     config = Config(
@@ -269,15 +271,11 @@ def test_a_run_does_not_replace_its_base(folder: Path) -> None:
 
 
 def test_a_run_can_be_repeated(folder: Path) -> None:
-    """Also from another folder, and with the names of transformers for the matrices of a Llama."""
+    """Also from another folder."""
     result = jaxgpt("train", "run", "--out", "again", "--train.steps", "1")
     assert result.code == 0, result.err
     config = open_config("again")
     assert (config.lora, config.init_from) == (open_config("run").lora, open_config("run").init_from)
-    run_folder(Path("llama"), LLAMA)
-    start = ["train", "finetune", "--init-from", "llama", *RUN, "--train.steps", "1"]
-    assert jaxgpt(*start, "--lora.rank", "2", "--lora.targets", "all-linear", "--out", "linear").code == 0
-    assert open_config("linear").lora.targets == "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
 def open_config(run: str) -> Config:
