@@ -79,13 +79,7 @@ class ChatTemplate:
         Raises:
             UserError: the messages are malformed, the template refuses them or has an error, or it takes too long.
         """
-        given = self.variables | {"messages": check_messages(messages), "add_generation_prompt": add_generation_prompt}
-        given |= {"tools": None, "documents": None}
-        answer = self._ask({"source": self.source, "variables": given, "date": self.date})
-        if "error" in answer:
-            what = "has an error" if answer.get("broken") else "cannot render these messages"
-            raise UserError(f"the chat template {what}: {answer['error']}")
-        return Rendered(answer["text"], [(begin, end) for begin, end in answer["spans"]])
+        return self._render([(messages, add_generation_prompt)])[0]
 
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
         """Render a whole conversation, and locate the text that the assistant wrote, on which a model is trained.
@@ -101,14 +95,13 @@ class ChatTemplate:
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:
             return whole
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if 0 in answers:
+            raise UserError("the first message has the role assistant: begin with a message of the user")
+        befores = self._render([(messages[:number], True) for number in answers])
+        afters = self._render([(messages[: number + 1], False) for number in answers])
         spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            if not number:
-                raise UserError("the first message has the role assistant: begin with a message of the user")
-            before = self.render(messages[:number], add_generation_prompt=True).text
-            after = self.render(messages[: number + 1], add_generation_prompt=False).text
+        for number, (before, _), (after, _) in zip(answers, befores, afters, strict=True):
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
                 raise UserError(
                     f"the chat template changes message {number + 1} when other messages follow, so the "
@@ -116,6 +109,21 @@ class ChatTemplate:
                 )
             spans.append((len(before), len(after.rstrip())))
         return Rendered(whole.text, spans)
+
+    def _render(self, conversations: Sequence[tuple[Sequence[Message], bool]]) -> list[Rendered]:
+        """Render several conversations at once, each with or without the header of an assistant message."""
+        given = self.variables | {"tools": None, "documents": None}
+        variables = [
+            given | {"messages": check_messages(messages), "add_generation_prompt": prompt}
+            for messages, prompt in conversations
+        ]
+        rendered = []
+        for answer in self._ask({"source": self.source, "variables": variables, "date": self.date}):
+            if "error" in answer:
+                what = "has an error" if answer.get("broken") else "cannot render these messages"
+                raise UserError(f"the chat template {what}: {answer['error']}")
+            rendered.append(Rendered(answer["text"], [(begin, end) for begin, end in answer["spans"]]))
+        return rendered
 
     def close(self) -> None:
         """Stop the child process."""
@@ -127,7 +135,7 @@ class ChatTemplate:
     def __del__(self) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         if self._process is None:
             program = Path(__file__).with_name("template_process.py")
             self._process = subprocess.Popen(
@@ -145,11 +153,11 @@ class ChatTemplate:
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
-            answer: dict[str, Any] = json.loads(process.stdout.readline(LONGEST))
+            answers: list[dict[str, Any]] = json.loads(process.stdout.readline(LONGEST))
         except (OSError, ValueError):
             why = "crashed its process" if timer.is_alive() else f"takes more than {SECONDS:g} s"
             self.close()
             raise UserError(f"the chat template {why}: use another one") from None
         finally:
             timer.cancel()
-        return answer
+        return answers

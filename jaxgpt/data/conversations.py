@@ -36,13 +36,13 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """Conversations packed in windows, between which and within which attention never leaves a conversation.
+    """Whole conversations packed into windows, in which a segment id tells them apart.
 
-    It takes the place of `Tokens`, with the index of a window as its start.
+    Used in place of `Tokens`; the start of a window is its index.
 
     Attributes:
         ids: int32, of all conversations.
-        trained: which of them are predicted, bool.
+        trained: which of them the assistant wrote, bool: the targets.
         bounds: begin and end of each conversation, int64 `[n + 1]`.
         windows: the conversations of each window.
     """

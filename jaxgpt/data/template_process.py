@@ -94,15 +94,20 @@ def main() -> None:
     """Answer the requests on standard input until end of file."""
     _confine()
     for line in sys.stdin:
-        try:
-            answer = render(**json.loads(line))
-        except MemoryError:
-            answer = {"error": f"it needs more than {MEMORY >> 20} MiB"}
-        except jinja2.TemplateSyntaxError as e:
-            answer = {"error": f"line {e.lineno}: {e.message}", "broken": True}
-        except Exception as e:  # a template can raise anything
-            answer = {"error": f"{e}" or type(e).__name__}
-        print(json.dumps(answer), flush=True)
+        request = json.loads(line)
+        answers = [_answer(request["source"], variables, request["date"]) for variables in request["variables"]]
+        print(json.dumps(answers), flush=True)
+
+
+def _answer(source: str, variables: dict[str, Any], date: str) -> dict[str, Any]:
+    try:
+        return render(source, variables, date)
+    except MemoryError:
+        return {"error": f"it needs more than {MEMORY >> 20} MiB"}
+    except jinja2.TemplateSyntaxError as e:
+        return {"error": f"line {e.lineno}: {e.message}", "broken": True}
+    except Exception as e:  # a template can raise anything
+        return {"error": f"{e}" or type(e).__name__}
 
 
 if __name__ == "__main__":
