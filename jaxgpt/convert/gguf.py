@@ -141,7 +141,8 @@ class GgufWeights(Weights):
         rows = np.array(self._data[place.begin : end]).reshape(place.rows, place.row_bytes)
         kind = self._gguf.GGMLQuantizationType[place.kind]
         shape = self.tensors[name].shape if name in self.tensors else (-1,)
-        out = np.asarray(self._gguf.quants.dequantize(rows, kind), np.float32).reshape(shape)
+        with np.errstate(all="ignore"):  # instead, numbers that are not finite are refused below
+            out = np.asarray(self._gguf.quants.dequantize(rows, kind), np.float32).reshape(shape)
         if not np.isfinite(out).all():
             raise UserError(f"{self.path}: tensor {place.name} holds numbers that are not finite")
         for part, heads in self._heads.items():
@@ -238,7 +239,7 @@ def describe_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig
         "max_position_embeddings": said.pop("context_length", None),
         "rms_norm_eps": said.pop("attention.layer_norm_rms_epsilon", None),
         "rope_theta": said.pop("rope.freq_base", None),
-        "vocab_size": embedding.shape[0] if embedding and embedding.shape else None,
+        "vocab_size": (embedding.shape[0] or None) if embedding and embedding.shape else None,
         "tie_word_embeddings": "lm_head.weight" not in weights.tensors,
         "rope_scaling": _rope_scaling(weights),
     }
