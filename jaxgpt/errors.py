@@ -121,6 +121,9 @@ def parse_json(data: bytes | str, where: str, huge: bool = False) -> Any:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise UserError(f"{where}: not valid JSON (nested too deeply)") from None
+    except json.JSONDecodeError as e:
+        place = f"line {e.lineno} column {e.colno}" if "\n" in text else f"column {e.colno}"
+        raise UserError(f"{where}: not valid JSON ({e.msg}: {place})") from None
     except ValueError as e:
         raise UserError(f"{where}: not valid JSON ({e})") from None
     return value

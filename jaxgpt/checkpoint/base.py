@@ -51,16 +51,17 @@ def find_base(run: Run, config: Config) -> Path:
         if (place / "checkpoints" / step).is_dir():
             return place / "checkpoints" / step
     raise UserError(
-        f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, put it beside {run.path}, or name it: "
-        f"jaxgpt train --resume --out {run.path} --init-from BASE"
+        f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, put it beside {run.path}, or "
+        f"{_other_base(run, config)}"
     )
 
 
-def check_base(run: Run, step: int, found: str, where: Path | str) -> None:
+def check_base(run: Run, config: Config, step: int, found: str, where: Path | str) -> None:
     """Check that weights are those that the adapters of a checkpoint were trained on.
 
     Args:
         run: the run with adapters.
+        config: its settings.
         step: of its checkpoint.
         found: checksum of the weights.
         where: their path.
@@ -71,5 +72,12 @@ def check_base(run: Run, step: int, found: str, where: Path | str) -> None:
     if noted(run.checkpoints / str(step)).get("base", found) != found:
         raise UserError(
             f"{where} is not the base of {run.path}: its weights differ from those that the adapters were trained on; restore "
-            f"them, or name their run: jaxgpt train --resume --out {run.path} --init-from BASE"
+            f"them, or {_other_base(run, config)}"
         )
+
+
+def _other_base(run: Run, config: Config) -> str:
+    """Return how to name another path of the base."""
+    if config.preset == "imported":  # it cannot be resumed
+        return "import the adapter again with --init-from BASE"
+    return f"name it: jaxgpt train --resume --out {run.path} --init-from BASE"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxgpt.cli.parse import Command, Settings, command_line, named_config, note, path_word, with_settings
-from jaxgpt.config import Config, DistributedConfig, UserError, flat, from_json
+from jaxgpt.config import Config, DistributedConfig, UserError, flat, from_json, to_json
 from jaxgpt.errors import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS
 
@@ -92,7 +92,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     from jaxgpt.checkpoint.base import check_base, find_base
     from jaxgpt.checkpoint.index import last_saved
     from jaxgpt.checkpoint.lock import sole_writer
-    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint
+    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint, write_atomically
     from jaxgpt.checkpoint.versions import versions
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
@@ -126,20 +126,25 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     with ExitStack() as stack:
         with progress("checking the checkpoints", leader()):
             last, finished = on_leader(find) if old is not None else (None, False)
-        if finished:
-            if leader() and not run.plot.exists():
-                plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
-            return 0
         tokenizer, params, base, where = None, None, None, Path(config.init_from)
-        if config.lora.rank:
+        if config.lora.rank and (args.init_from or not finished):
             from jaxgpt.lm.model import load_base
 
             where = where if old is None else find_base(run, config)
             read = lambda: load_base(where, config.model)  # noqa: E731
             base, tokenizer = assert_same_on_all(read, lambda read: {"the weights of --init-from": read[0].checksum})
             if last is not None:
-                check_base(run, last, base.checksum, where)
-        elif config.init_from and last is None:
+                check_base(run, config, last, base.checksum, where)
+        if finished:
+            if base is not None and old is not None:  # the base has been moved
+                moved = replace(old, init_from=config.init_from)
+                on_leader(lambda: write_atomically(run.path / "config.json", to_json(moved)))
+                if leader():
+                    note(f"the base of {run.path} is now {moved.init_from}")
+            if leader() and not run.plot.exists():
+                plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
+            return 0
+        if config.init_from and last is None and base is None:
             from jaxgpt.lm import load
 
             _, params, tokenizer, _ = load(*split_checkpoint(config.init_from))

@@ -76,6 +76,8 @@ def _rope(o: Options) -> dict[str, Any]:
         o.number("rotary_pct", 0.25),
         o.take("rope_parameters"),
     )
+    o.only("rope_theta", theta)  # transformers 4 may write the same values again, under these names
+    o.only("partial_rotary_factor", fraction)
     if not isinstance(new or {}, dict):
         raise o.refuse("rope_parameters", new, "it must be an object")
     inner = Options(new or {}, f"{o.where}: rope_parameters")

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.index import resolve_step
-from jaxgpt.checkpoint.run import Run, describe, split_checkpoint
+from jaxgpt.checkpoint.run import Run, describe, open_run, split_checkpoint
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert.files import Weights, building, write_safetensors
@@ -92,7 +92,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
         UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
     """
     path, which = split_checkpoint(init_from)
-    step = resolve_step(Run(path).checkpoints, which)
+    step = resolve_step(open_run(path).checkpoints, which)
     base = load(path, step)
     lora, adapters = read_adapter(source, base.config.model)
     config = Config(
@@ -186,7 +186,8 @@ def read_adapter(folder: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     rows = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.") for name in weights.tensors)]
     if not rows:
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base's model"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base's model: name the run of "
+            f"the model it was trained on with --init-from"
         )
     targets = list(dict.fromkeys(_target(row) for row in rows))
     rows = [row for row in _matrix_rows(model) if _target(row) in targets]
@@ -253,7 +254,7 @@ def _matrix_rows(model: ModelConfig) -> list[Tensor]:
     rows = [row for row in expand(form.table, exported) if row.leaves[0].endswith("/kernel")]
     if kernels != {leaf for row in rows for leaf in row.leaves}:
         raise UserError(
-            "the model has the matrices of no family of transformers by itself: export it without --adapter"
+            "the matrices of the model are not those of a family of transformers: export it without --adapter"
         )
     return rows
 

@@ -217,7 +217,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
         raise UserError("a message has a weight other than 1, which is not supported: leave out the conversation")
     if all(message["role"] != "assistant" for message in messages):
-        raise UserError("no message has the role assistant, on whose messages a model is trained: add one")
+        raise UserError("no message has the role assistant, and only those are trained on: add one")
     rendered = template.assistant_spans(messages)
     return Conversation(*tokenizer.encode_spans(rendered.text, rendered.spans))
 
@@ -246,7 +246,7 @@ def _lines(path: Path, digest: Any, progress: Progress) -> Iterator[tuple[int, A
                 done += len(line)
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if text.strip():
-                    yield number, parse_json(text, f"{path}, line {number}")
+                    yield number, parse_json(text.rstrip(b"\r\n"), f"{path}, line {number}")
                 progress(done, size)
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}") from None

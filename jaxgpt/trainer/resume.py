@@ -111,8 +111,8 @@ def check_data(run: Run, checkpoint: int, data: Dataset) -> None:
     trained_on = noted(run.checkpoints / str(checkpoint)).get("data")
     if trained_on and trained_on != data.fingerprint:
         raise UserError(
-            f"the data is not what {run.path} was trained on: {data.source} has changed since step {checkpoint}; "
-            f"restore it, or train on it in a new run: jaxgpt train finetune --init-from {run.path} --data.path PATH"
+            f"the data of {run.path} has changed since step {checkpoint}: {data.source}; restore it, or train on the new data "
+            f"in a new run: jaxgpt train finetune --init-from {run.path} --data.path PATH"
         )
 
 

@@ -119,7 +119,7 @@ def test_other_data_raises(run: Path) -> None:
     before = sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file())
     result = resume("run", "--train.steps", "6")
     assert result.code == 2
-    assert "the data is not what run was trained on: text.txt has changed since step 2" in result.err.splitlines()[-1]
+    assert "the data of run has changed since step 2: text.txt" in result.err.splitlines()[-1]
     assert sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()) == before
 
 

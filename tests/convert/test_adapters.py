@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import jax
@@ -125,6 +126,20 @@ def test_unsupported_features_are_refused(written: Path, changes: dict[str, Any]
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
     assert sorted(path.name for path in Path().iterdir()) == ["adapter"]
+
+
+def test_a_missing_base_is_named(written: Path) -> None:
+    result = jaxgpt("import", str(written / "adapter"), "run", "--init-from", "nowhere")
+    assert (result.code, result.err) == (
+        2,
+        "jaxgpt: no run at nowhere: a folder that `jaxgpt train` wrote is expected\n",
+    )
+    copytree(written / "llama", "base")
+    assert jaxgpt("import", str(written / "adapter"), "run", "--init-from", "base").code == 0
+    Path("base").rename("elsewhere")
+    result = jaxgpt("sample", "run", "--prompt", "a")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert "put it beside run, or import the adapter again with --init-from BASE" in result.err
 
 
 @pytest.mark.parametrize("case", ["model", "missing", "extra", "nan", "cut"])

@@ -245,9 +245,24 @@ BAD_FAMILIES = {
     ),
     "no bias": (neox.FAMILY, {"attention_bias": False}, "attention_bias False is not supported, only True"),
     "odd": (neox.FAMILY, {"rotary_pct": 0.1}, "rope_fraction 0.1 rotates 9 of the 96"),
+    "two bases": (neox.FAMILY, {"rope_theta": 500}, "rope_theta 500 is not supported, only 10000.0"),
+    "two fractions": (
+        neox.FAMILY,
+        {"partial_rotary_factor": 1.0},
+        "partial_rotary_factor 1.0 is not supported, only 0.25",
+    ),
     "scaled": (neox.FAMILY, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
     "biases": (olmo.FAMILY, {"attention_bias": True}, "attention_bias True is not supported, only False"),
 }
+
+
+def test_rotary_settings_of_neox_under_two_names():
+    """transformers 4.46 writes rotary_emb_base and rotary_pct, and the same values as rope_theta and partial_rotary_factor."""
+    values = {"rotary_emb_base": 500, "rope_theta": 500, "rotary_pct": 0.5, "partial_rotary_factor": 0.5}
+    options = Options(values, "config.json")
+    model = neox.config_from_hf(options)
+    options.done()
+    assert (model.rope_theta, model.rope_fraction) == (500.0, 0.5)
 
 
 @pytest.mark.parametrize("case", BAD_FAMILIES)

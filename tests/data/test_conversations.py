@@ -147,7 +147,7 @@ def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
 GOOD = json.dumps({"messages": TALK})
 BAD = {
     "": "has no conversations: write one per line",
-    '{"messages": [': "line 2: not valid JSON",
+    '{"messages": [': r"line 2: not valid JSON \(Expecting value: column 15\)",
     "[1]": "line 2: neither a list of messages nor a prompt and a completion: .1.; write .*",
     '{"text": "a"}': "line 2: neither .*; to train on text, extract it to a text file",
     '{"prompt": "a"}': "line 2: neither",

@@ -225,6 +225,14 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     assert "changed settings: init_from '/nowhere/base" in result.err
     assert open_config("run").init_from == f"{Path.cwd()}/elsewhere/checkpoints/0"
     assert steps(Path("run/checkpoints"))[-1] == 6
+    Path("elsewhere").rename("last")
+    assert (
+        "already at 6/6" in (result := jaxgpt(*again[:4], "--init-from", "last")).err
+    )  # recorded, though nothing is trained
+    assert result.err.endswith(f"the base of run is now {Path.cwd()}/last/checkpoints/0\n")
+    assert jaxgpt("sample", "run", "--prompt", "a", "--max-new-tokens", "1").code == 0
+    Path("last").rename("elsewhere")
+    assert jaxgpt(*again[:4], "--init-from", "elsewhere").code == 0
     Path("elsewhere").rename("moved")
     Path("other").rename("elsewhere")
     assert "is not the base of run" in error(jaxgpt("sample", "run", "--prompt", "a"))
