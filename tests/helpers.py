@@ -101,7 +101,7 @@ MODELS = {
 }
 
 # Each kind of positions, norm and MLP once; the others combine them.
-COMMON = ("gpt2", "modern", "llama", "torch", "gemma")
+COMMON = ("gpt2", "torch", "gemma")
 every_model = pytest.mark.parametrize(
     "name", [name if name in COMMON else pytest.param(name, marks=pytest.mark.long) for name in MODELS]
 )
@@ -141,7 +141,7 @@ def small_run(**train: Any) -> Config:
     settings = {"steps": 8, "batch_size": 8, "eval_every": 4, "log_every": 1, "sample_tokens": 5, "prompt": "1"} | train
     return Config(
         preset="python-char",
-        model=small("gpt2", vocab_size=0, block_size=16, n_layer=1),
+        model=small("statquest", vocab_size=0, block_size=16, n_layer=1),
         data=DataConfig(path="text.txt"),
         optim=OptimConfig(warmup_steps=2),
         train=TrainConfig(**settings),

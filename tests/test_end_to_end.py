@@ -25,6 +25,8 @@ from jaxgpt.presets import PRESETS
 
 TINY = flags(
     model__n_layer=1,
+    model__norm="none",
+    model__mlp="none",
     model__n_embd=32,
     model__block_size=32,
     train__steps=20,
@@ -166,6 +168,7 @@ def test_every_run_has_its_own_folder() -> None:
     assert sorted(p.name for p in Path("runs").iterdir()) == ["statquest", "statquest-2"]
 
 
+@pytest.mark.long
 def test_interrupted_and_resumed() -> None:
     """Ctrl-C saves and prints the path; the run is resumed later."""
     Path("text.txt").write_text(TEXT)

@@ -43,7 +43,11 @@ RAGGED = ["a", "abcabc", "ponmlk\njihgfedcba" * 3, "bb"]
 
 
 @pytest.mark.parametrize(
-    "settings", [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}]
+    "settings",
+    [
+        pytest.param({"temperature": 0}, marks=pytest.mark.long),
+        {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2},
+    ],
 )
 def test_each_row_equals_its_prompt_alone(lm: LM, settings: dict[str, Any]) -> None:
     keys = jax.random.split(jax.random.key(5), len(RAGGED))
@@ -65,7 +69,9 @@ def test_ids_without_text_are_never_generated(settings: dict[str, Any]) -> None:
     assert max(out.ids) < V
 
 
-@pytest.mark.parametrize("positions", ["learned", "rope", "sinusoidal"])
+@pytest.mark.parametrize(
+    "positions", ["rope", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("learned", "sinusoidal"))]
+)
 def test_logits_of_a_padded_row_equal_the_row_alone(positions: str) -> None:
     lm = tiny(positions=positions)
     model = model_functions(lm.config.model, "float32")
@@ -250,10 +256,9 @@ def test_streamed_pieces_join_to_the_text(kind: str, block: int | None) -> None:
 @pytest.mark.parametrize(
     ("positions", "length"),
     [
-        ("learned", 5),
-        ("rope", 16),
         ("learned", 40),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("rope", 5), ("learned", 16), ("rope", 40))),
+        *(pytest.param("learned", length, marks=pytest.mark.long) for length in (5, 16)),
+        *(pytest.param("rope", length, marks=pytest.mark.long) for length in (5, 16, 40)),
     ],
 )
 def test_a_sliding_window_equals_cropping_without_a_cache(positions: str, length: int) -> None:

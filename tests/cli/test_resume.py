@@ -18,6 +18,8 @@ from jaxgpt.trainer.metrics import TIMES, read_metrics
 TINY = flags(
     data__path="text.txt",
     model__n_layer=1,
+    model__norm="none",
+    model__mlp="none",
     model__n_embd=16,
     model__n_head=2,
     model__block_size=16,
@@ -167,7 +169,14 @@ def while_replacing(run: Path) -> None:
     (run / "checkpoints").rename(run / "checkpoints.replaced")
 
 
-@pytest.mark.parametrize("moment", [before_config, without_tokenizer, while_saving, while_replacing])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        before_config,
+        while_saving,
+        *(pytest.param(m, marks=pytest.mark.long) for m in (without_tokenizer, while_replacing)),
+    ],
+)
 def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, run: Path, moment: Any) -> None:
     straight = lines(run)
     moment(run)

@@ -91,7 +91,7 @@ def test_transformers_reads_it(tmp_path, name):
     assert words.decode(out[0]) == "To be" + mine.text
 
 
-@pytest.mark.parametrize("name", ["gpt2", "python-char"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("python-char", marks=pytest.mark.long)])
 def test_export_and_import_round_trip(tmp_path, name):
     run = run_folder(tmp_path / "run", MODELS[name])
     export_model(run, tmp_path / "hf")

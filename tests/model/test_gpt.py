@@ -151,7 +151,9 @@ def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
     np.testing.assert_allclose(last, every[:, -1:], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("modern", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["statquest", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "modern"))]
+)
 def test_jitted_gradients_equal_unjitted(name: str) -> None:
     """Guards against miscompiled reductions: the same program compiled and run op by op."""
     config = small(name, n_embd=32, block_size=32, vocab_size=33, init_std=0.1, n_layer=1)
@@ -211,9 +213,14 @@ def test_more_tokens_than_learned_positions_raise() -> None:
     ("shape", "count"),
     [
         ({"n_layer": 12, "n_head": 12, "n_embd": 768}, 124_439_808),
-        ({"n_layer": 24, "n_head": 16, "n_embd": 1024}, 354_823_168),
-        ({"n_layer": 36, "n_head": 20, "n_embd": 1280}, 774_030_080),
-        ({"n_layer": 48, "n_head": 25, "n_embd": 1600}, 1_557_611_200),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ({"n_layer": 24, "n_head": 16, "n_embd": 1024}, 354_823_168),
+                ({"n_layer": 36, "n_head": 20, "n_embd": 1280}, 774_030_080),
+                ({"n_layer": 48, "n_head": 25, "n_embd": 1600}, 1_557_611_200),
+            )
+        ),
     ],
 )
 def test_gpt2_has_the_published_number_of_parameters(shape: dict[str, int], count: int) -> None:

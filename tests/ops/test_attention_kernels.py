@@ -59,7 +59,7 @@ def assert_same(found: tuple[jax.Array, ...], expected: tuple[jax.Array, ...]) -
         (splash, 130, 1, 3),
         (tiled_attention, 1, 2, 0),
         pytest.param(tiled_attention, 130, 2, 0, marks=pytest.mark.long),  # tiles of 65
-        (tiled_attention, 130, 1, 70),
+        pytest.param(tiled_attention, 130, 1, 70, marks=pytest.mark.long),
         (tiled_attention, 390, 4, 100),  # three tiles; a query attends to two
     ],
 )

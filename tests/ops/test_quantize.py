@@ -24,8 +24,10 @@ def random_params(config: ModelConfig) -> dict[str, jax.Array]:
     return params
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "precision", ["int8", *(pytest.param(p, marks=pytest.mark.long) for p in ("float32", "bfloat16"))]
+)
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_quantized_model_equals_one_with_dequantized_weights(precision: str, tied: bool) -> None:
     config = ModelConfig(**{**CONFIG.__dict__, "tie_embeddings": tied})
     params = random_params(config)

@@ -44,8 +44,8 @@ def test_laws(lm):
     ("positions", "settings"),
     [
         ("rope", {"top_k": 5, "key": jax.random.key(3)}),
-        ("learned", {"num_beams": 2}),
-        ("learned", {"temperature": 0, "max_new_tokens": 1}),
+        pytest.param("learned", {"num_beams": 2}, marks=pytest.mark.long),
+        pytest.param("learned", {"temperature": 0, "max_new_tokens": 1}, marks=pytest.mark.long),
         pytest.param("learned", {"temperature": 0}, marks=pytest.mark.long),
         pytest.param("rope", {"num_beams": 2}, marks=pytest.mark.long),
     ],

@@ -18,6 +18,8 @@ from jaxgpt.train.step import TrainState
 TINY = flags(
     data__path="text.txt",
     model__n_layer=1,
+    model__norm="none",
+    model__mlp="none",
     model__n_embd=16,
     model__block_size=16,
     model__dropout=0.1,
@@ -40,6 +42,7 @@ def in_this_process(place: Path, job: dict) -> dict[str, str]:  # type: ignore[t
     return check_resume.leg(place / "job.json")
 
 
+@pytest.mark.long
 def test_equal_in_separate_processes(tmp_path: Path) -> None:
     Path("text.txt").write_text(TEXT)
     compiled = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

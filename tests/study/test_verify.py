@@ -215,6 +215,9 @@ BROKEN = [
 ]
 
 
+QUICK = (mask_sees_the_next_token, positions_run_through_documents, pieces_not_divided, checkpoint_rounds)
+
+
 def test_every_law_holds() -> None:
     """Those that no planted bug below leaves intact, but for "jit = op by op", which compiles every operation."""
     shown = {law.name for law in (*FORWARD, *PIECES)} | {"jit = op by op"}
@@ -225,7 +228,11 @@ def test_every_law_holds() -> None:
 @pytest.mark.parametrize(
     ("break_", "failing", "laws"),
     [
-        *((b, failing, laws) for b, failing, laws in BROKEN if laws),
+        *(
+            pytest.param(b, failing, laws, marks=() if b in QUICK else pytest.mark.long)
+            for b, failing, laws in BROKEN
+            if laws
+        ),
         *(pytest.param(b, failing, OURS, marks=pytest.mark.long) for b, failing, _ in BROKEN),
     ],
     ids=lambda v: getattr(v, "__name__", ""),

@@ -94,6 +94,7 @@ def test_a_backend_started_before_the_import() -> None:
     assert SAFE_FLAG in late.stdout
 
 
+@pytest.mark.long
 def test_jax_imported_before_but_not_used() -> None:
     """With other flags set and jax imported first, results are right and there is no warning."""
     early = python("import jax, jaxgpt" + MEASURE, f"{FLAG}=-individual_dot")

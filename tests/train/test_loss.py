@@ -28,10 +28,10 @@ def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
     ("name", "dtype", "chunk"),
     [
         ("gpt2", "float32", 4),  # leaves a part
-        ("gpt2", "float32", 16),  # is more than all
+        pytest.param("gpt2", "float32", 16, marks=pytest.mark.long),  # is more than all
         pytest.param("modern", "float32", 5, marks=pytest.mark.long),
-        ("modern", "bfloat16", 4),
-        ("torch", "float32", 1),
+        pytest.param("modern", "bfloat16", 4, marks=pytest.mark.long),
+        pytest.param("torch", "float32", 1, marks=pytest.mark.long),
     ],
 )
 def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: int) -> None:

@@ -179,7 +179,9 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+    "name", ["adamw", *(pytest.param(n, marks=pytest.mark.long) for n in FACTORIES if n != "adamw")]
+)
 def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
     """`w <- w + update - rate decay w`, with decay for kernels and embeddings; the width is enough for Adafactor to factor."""
     model, params = make(small("gpt2", n_layer=1, n_embd=128))

@@ -80,11 +80,10 @@ def loss_and_gradients(remat: str, scan: bool) -> object:
 @pytest.mark.parametrize(
     ("remat", "scan"),
     [
-        ("dots", False),
-        ("offload", True),
+        ("dots", True),
         *(
             pytest.param(*case, marks=long)
-            for case in (("full", True), ("dots", True), ("offload", False), ("full", False))
+            for case in (("full", True), ("offload", True), ("offload", False), ("full", False), ("dots", False))
         ),
     ],
 )
@@ -103,7 +102,7 @@ def test_unstack_inverts_stack() -> None:
     assert jax.tree.structure(stack_layers(stacked)) == jax.tree.structure(stacked)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "adafactor"])
+@pytest.mark.parametrize("name", ["muon", *(pytest.param(n, marks=long) for n in ("adamw", "adafactor"))])
 def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
     """Muon and Adafactor treat the matrix of each layer separately, and the same weights decay."""
     _, params = make(small("modern", n_layer=2, n_embd=128 if name == "adafactor" else 16))
