@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import jaxgpt  # sets the XLA flag before a backend starts
+from jaxgpt.cli import GARBAGE
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -32,6 +34,12 @@ settings.load_profile("jaxgpt")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests that take minutes, too")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage less often, as the command line does: tracing creates millions of objects that live long."""
+    gc.freeze()
+    gc.set_threshold(GARBAGE)
 
 
 def pytest_configure(config: pytest.Config) -> None:

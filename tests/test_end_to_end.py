@@ -136,7 +136,7 @@ def test_presets() -> None:
     assert all(name in plain for name in PRESETS)
 
 
-@pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_statquest_answers_correctly_for_most_seeds(seeds: int) -> None:
     """Both questions, with greedy decoding."""
     right = 0

@@ -88,6 +88,7 @@ def test_logits_of_a_padded_row_equal_the_row_alone(positions: str) -> None:
         np.testing.assert_allclose(logits[i, -1], alone[0, -1], atol=1e-5)
 
 
+@pytest.mark.long
 def test_beams_of_padded_prompts_equal_each_alone(lm: LM) -> None:
     settings: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 10}
     together = jaxgpt.generate(lm, RAGGED, **settings)
@@ -230,9 +231,11 @@ def test_length_counts_new_tokens_or_all(lm: LM) -> None:
     ("kind", "block"),
     [
         ("char", 1),
-        ("char", None),
         ("byte", 4),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("char", 4), ("char", 7), ("byte", 1))),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("char", None), ("char", 4), ("char", 7), ("byte", 1))
+        ),
         *(pytest.param(*case, marks=pytest.mark.long) for case in (("byte", 7), ("byte", None))),
     ],
 )

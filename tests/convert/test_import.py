@@ -382,6 +382,7 @@ print((kilobytes("VmHWM") - before) / size)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
     """Importing 316 MB, half of it one tensor, takes less than 1.3 times that, including 30 MB for compilation."""

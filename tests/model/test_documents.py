@@ -77,12 +77,16 @@ def check(
 @every_model
 def test_a_document_is_computed_as_if_alone(name: str) -> None:
     """With each kind of positions, and with a sliding window. The gradient is that of the same operations: once is enough."""
-    check(small(name, n_layer=1), gradient=name == "llama")
+    check(small(name, n_layer=1), gradient=name == "gemma")
 
 
 @pytest.mark.parametrize(
     ("kernel", "window"),
-    [(tiled_attention, 30), pytest.param(tiled_attention, 0, marks=pytest.mark.long), (splash, 30)],
+    [
+        (tiled_attention, 30),
+        pytest.param(tiled_attention, 0, marks=pytest.mark.long),
+        pytest.param(splash, 30, marks=pytest.mark.long),
+    ],
 )
 def test_kernels_keep_documents_apart(kernel: AttentionKernel, window: int) -> None:
     """Documents that begin and end inside tiles of 65, on their borders, and beyond a sliding window; grouped heads."""

@@ -45,7 +45,11 @@ def lowered(program: Program) -> jax.stages.Lowered:
 
 
 @pytest.mark.parametrize(
-    ("mesh", "optimizer", "rank"), [((1, 8, 1), "adamw", 0), ((2, 2, 2), "muon", 0), ((2, 2, 2), "adamw", 4)]
+    ("mesh", "optimizer", "rank"),
+    [
+        ((2, 2, 2), "muon", 0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (((1, 8, 1), "adamw", 0), ((2, 2, 2), "adamw", 4))),
+    ],
 )
 def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str, rank: int) -> None:
     """The estimated bytes of parameters, optimizer and weight average equal those of a real state on a device."""

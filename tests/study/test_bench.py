@@ -146,7 +146,9 @@ def test_a_trace_without_the_program_raises() -> None:
         device_time(profile, {"dot.1": "products"}, devices=2)
 
 
-TINY = flags(model__n_layer=1, model__n_embd=32, model__n_head=2, model__block_size=16, train__batch_size=8)
+TINY = flags(
+    model__n_layer=1, model__norm="none", model__n_embd=32, model__n_head=2, model__block_size=16, train__batch_size=8
+)
 
 
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])

@@ -220,7 +220,8 @@ QUICK = (mask_sees_the_next_token, positions_run_through_documents, pieces_not_d
 
 def test_every_law_holds() -> None:
     """Those that no planted bug below leaves intact, but for "jit = op by op", which compiles every operation."""
-    shown = {law.name for law in (*FORWARD, *PIECES)} | {"jit = op by op"}
+    broken = {"cached = uncached", "4 microbatches = 1 batch"}
+    shown = {law.name for law in (*FORWARD, *PIECES)} - broken | {"jit = op by op"}
     found = rows(tiny(), tuple(law for law in OURS if law.name not in shown))
     assert all(row.ok is True for row in found.values()), found
 

@@ -85,6 +85,7 @@ def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-unty
     assert start(str(file)) == (str(file), [])
 
 
+@pytest.mark.long
 def test_a_backend_started_before_the_import() -> None:
     """It is too late to set flags: there is one warning with the fix, and the row of verify fails."""
     late = python("import jax; jax.devices(); import jaxgpt" + MEASURE)

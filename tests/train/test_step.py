@@ -376,6 +376,7 @@ def test_weights_and_moments_are_sharded() -> None:
     assert kernel.addressable_shards[0].data.shape == (kernel.shape[0] // 4, kernel.shape[1] // 2)
 
 
+@pytest.mark.long
 def test_bfloat16_is_close_to_float32() -> None:
     exact = alone("modern", 5)[0][:3]
     rough, state = train(program("modern", compute_dtype="bfloat16"), 3)

@@ -105,6 +105,7 @@ def test_a_step_is_one_of_adamw_on_the_adapters() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected)
 
 
+@pytest.mark.long
 def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
     p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, microbatch=1)
@@ -134,7 +135,7 @@ LORA = flags(lora__rank=2, lora__alpha=8, lora__targets="c_attn,mlp.c_proj")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a base and a run of four steps with adapters of it; do not modify."""
     folder = tmp_path_factory.mktemp("lora")
-    run_folder(folder / "base", SMALL)
+    run_folder(folder / "base", replace(SMALL, n_layer=1))
     (folder / "text.txt").write_text(TEXT * 40)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -216,7 +217,7 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     for command in (["eval", "run"], ["train", "--resume", "--out", "run", "--train.steps", "6"]):
         message = error(jaxgpt(*command))
         assert "holds adapters of /nowhere/base/checkpoints/0, which is missing" in message
-    run_folder(Path("other"), SMALL, seed=1)
+    run_folder(Path("other"), replace(SMALL, n_layer=1), seed=1)
     again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
     assert "other/checkpoints/0 is not the base of run: its weights" in error(jaxgpt(*again, "--init-from", "other"))
     assert config.read_text() == before
