@@ -43,7 +43,8 @@ class Command:
 
     Attributes:
         name: as in `jaxgpt NAME`.
-        arguments: names of the positional arguments, optional ones in brackets; `...` after the last one accepts the rest.
+        arguments: names of the positional arguments, optional ones in brackets; a word in lower case stands for itself;
+            `...` after the last one accepts the rest.
         about: description for the help.
         examples: example command lines for the help.
     """
@@ -86,6 +87,9 @@ class Command:
         if len(arguments) > expected:
             raise UserError(f"unexpected argument {arguments[expected]!r} (usage: {self.usage})")
         arguments += rest
+        for name, word in zip(names, arguments, strict=False):
+            if name.islower() and word != name:
+                raise UserError(f"expected {name!r}, not {word!r} (usage: {self.usage})")
         for name in names[len(arguments) :]:
             if not name.startswith("["):
                 raise UserError(f"missing argument: {name} (usage: {self.usage})")

@@ -49,10 +49,17 @@ KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5}
 
 @dataclass(frozen=True)
 class Text:
-    """A text in UTF-8, and a one-line description of its source."""
+    """A text in UTF-8, and a one-line description of its source.
+
+    Attributes:
+        data: the text.
+        source: one-line description.
+        files: name and size in bytes of each file whose contents follow one another in the text; empty if it is one file.
+    """
 
     data: bytes | bytearray
     source: str
+    files: tuple[tuple[str, int], ...] = ()
 
     @property
     def text(self) -> str:
@@ -126,11 +133,12 @@ def python_sources() -> Text:
             f"the sources of Python's standard library are not at {root} ({len(found)} of {len(PYTHON_MODULES)} modules "
             f"found): name another text with --data.path FILE"
         )
-    text = b"".join(_read_file(path) for path in found.values())
+    parts = {name: _read_file(path) for name, path in found.items()}
     names = list(found)
     missing = [name for name in PYTHON_MODULES if name not in found]
     source = f"{len(found)} modules of Python's standard library, {names[0]} to {names[-1]}, at {root}"
-    return Text(text, source + (f"; without {', '.join(missing)}" if missing else ""))
+    source += f"; without {', '.join(missing)}" if missing else ""
+    return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
 
 
 def read_path(path: Path) -> Text:
@@ -147,11 +155,12 @@ def read_path(path: Path) -> Text:
             raise UserError(f"{path} is empty")
         return Text(data, str(path))
     files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
-    text, skipped, convert = bytearray(), Counter[str](), ""
+    text, sizes, skipped, convert = bytearray(), list[tuple[str, int]](), Counter[str](), ""
     for file in files:
         try:
             part = _read_file(file)
             text += part
+            sizes += [(str(file.relative_to(path)), len(part))] if part else []
             skipped.update([] if part else ["empty"])
         except NotText as e:
             skipped[e.kind.name] += 1
@@ -159,8 +168,8 @@ def read_path(path: Path) -> Text:
     counts = ", ".join(f"{n} {kind}" for kind, n in skipped.items())
     if not text:
         raise UserError(f"no text files in {path}: {counts or 'it is empty'}{convert}")
-    read = len(files) - skipped.total()
-    return Text(text, f"{read} text file{'s' * (read > 1)} in {path}" + (f"; skipped {counts}" if counts else ""))
+    source = f"{len(sizes)} text file{'s' * (len(sizes) > 1)} in {path}" + (f"; skipped {counts}" if counts else "")
+    return Text(text, source, tuple(sizes))
 
 
 def is_hidden(path: Path) -> bool:

@@ -1,0 +1,134 @@
+"""jaxgpt data report PRESET|RUN|PATH"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.cli.options import build
+from jaxgpt.cli.parse import Command, named_config, print_json
+from jaxgpt.cli.progress import progress
+from jaxgpt.config import DataConfig, UserError, did_you_mean
+from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+COMMAND = Command(
+    "data",
+    "report PRESET|RUN|PATH",
+    """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it: tokens, documents,
+repetitions, the overlap of validation with training, and baselines to compare a loss with.
+
+The baselines are the cross entropies of the held-out tokens under a uniform guess and under unigram, bigram and trigram
+models of the training tokens, and the size of the held-out text after gzip and xz, which have seen the end of the
+training text.""",
+    [
+        "jaxgpt data report shakespeare",
+        "jaxgpt data report my.txt --data.tokenizer bpe",
+        "jaxgpt data report FOLDER_OF_BIN_FILES --data.tokenizer gpt2 --json",
+    ],
+)
+SHOWN = 5  # files to print; --json has all
+
+
+@dataclass(frozen=True)
+class Args:
+    data: DataConfig = field(default_factory=lambda: preset(DEFAULT).data)
+    json: bool = False  # print one JSON object instead of text
+
+
+def run(args: Sequence[str]) -> int:
+    (_, target), given = COMMAND.read(Args, args)
+    is_run = target not in PRESETS and (Path(target) / "config.json").is_file()
+    if target in PRESETS or is_run:
+        base = named_config(target)
+    elif Path(target).exists():
+        base = preset(DEFAULT)
+        base = replace(base, data=replace(base.data, path=target))
+        if "data.path" in given:
+            raise UserError(f"two paths: {target} and --data.path {given['data.path']}; leave one of them out")
+        if base.data.conversations:
+            raise UserError(
+                f"conversations need the tokenizer and context length of a model: use jaxgpt data report RUN "
+                f"--data.path {target}"
+            )
+    else:
+        near = did_you_mean(target, PRESETS)
+        raise UserError(f"no preset, run, file or folder {target!r}{near}; jaxgpt presets lists the presets")
+    if given.get("data.path") == "":
+        raise UserError("--data.path is empty: name a file or folder, or leave it out")
+    parsed = build(Args, given, Args(base.data))
+    config = replace(base, data=parsed.data)
+
+    from jaxgpt.data.report import describe, open_source
+
+    tokenizer = None
+    if is_run and "data.tokenizer" not in given:
+        from jaxgpt.checkpoint.run import open_run
+
+        tokenizer = open_run(Path(target)).tokenizer()
+    with progress("tokenizing") as activity:
+        source = open_source(config, tokenizer, activity)
+        activity.stage("counting")
+        results = describe(source, activity)
+    if parsed.json:
+        print_json({"name": target} | results)
+        return 0
+    for label, text in _facts(results):
+        print(f"{label:<14} {text}")
+    print()
+    for line in _table(results):
+        print(line)
+    return 0
+
+
+def _facts(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    val = results["validation_tokens"]
+    held_out = f"{val:,} validation" if val else "no validation"
+    size = results["bytes_per_token"]
+    yield "data", results["source"]
+    yield (
+        "tokens",
+        f"{results['train_tokens']:,} training, {held_out}" + (f"; {size:.2f} bytes per token" if size else ""),
+    )
+    limit = "" if results["tokenizer"] else " (no tokenizer: the largest id + 1)"
+    yield "vocabulary", f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur{limit}"
+    if results["documents"] is not None:
+        yield "documents", f"{results['documents']:,}, {_share(results['duplicate_documents'], results['documents'])}"
+    if results["lines"] is not None:
+        yield "lines", f"{results['lines']:,}, {_share(results['duplicate_lines'], results['lines'])}"
+    if results["longest_lines"]:
+        places = [
+            f"{line['file']}:{line['line']}" if "file" in line else f"line {line['line']:,}"
+            for line in results["longest_lines"]
+        ]
+        sizes = [f"{line['bytes']:,} bytes" for line in results["longest_lines"]]
+        yield "longest lines", ", ".join(f"{place} ({size})" for place, size in zip(places, sizes, strict=True))
+    files = sorted(results["files"], key=lambda file: -file["share"])
+    if len(files) > 1:
+        others = files[SHOWN:]
+        parts = [f"{file['name']} {file['share']:.1%}" for file in files[:SHOWN]]
+        parts += [f"{len(others):,} others {sum(file['share'] for file in others):.1%}"] if others else []
+        yield "files", ", ".join(parts)
+    if results["overlap"] is not None:
+        yield "overlap", f"{results['overlap']:.2%} of the validation 13-grams occur in the training tokens"
+
+
+def _share(repeated: int, total: int) -> str:
+    share = f" ({repeated / total:.1%})" if repeated else ""
+    return f"{repeated:,} duplicate{'s' * (repeated != 1)}{share}"
+
+
+def _table(results: dict[str, Any]) -> Iterator[str]:
+    baselines = results["baselines"]
+    known = baselines["uniform"]["bits_per_byte"] is not None
+    split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
+    yield f"{'baseline':<18} {'nats per token':>14}" + f" {'bits per byte':>14}" * known
+    for name, row in baselines.items():
+        label = f"uniform, ln {results['vocabulary']}" if name == "uniform" else name
+        yield f"{label:<18} {row['loss']:>14.4f}" + (f" {row['bits_per_byte']:>14.4f}" if known else "")
+    sampled = results["counted_tokens"] < results["train_tokens"] - 2
+    counted = f"; n-grams are counted in {results['counted_tokens']:,} training tokens" * sampled
+    yield f"\nOn {results['evaluated_tokens']:,} {split}{counted}."
+    trigram = baselines["trigram"]["loss"]
+    yield f"A loss below the trigram's {trigram:.4f} means that the model uses more than the two tokens before."

@@ -1,0 +1,184 @@
+"""jaxgpt data report: on everything that `--data.path` accepts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SMALL, run_folder
+from helpers import TEXT, jaxgpt
+
+from jaxgpt.data import report
+from jaxgpt.data.tokenizer import CharTokenizer
+
+
+def described(*args: str) -> dict[str, Any]:
+    result = jaxgpt("data", "report", *args, "--json")
+    assert result.code == 0, result.err
+    values: dict[str, Any] = result.json
+    assert jaxgpt("data", "report", *args).code == 0
+    return values
+
+
+def losses(values: dict[str, Any]) -> dict[str, float]:
+    return {name: row["loss"] for name, row in values["baselines"].items()}
+
+
+def test_a_text() -> None:
+    Path("text.txt").write_text(TEXT + "7 times 7 is 49, and 7 plus 7 is 14.\n\n")
+    found = described("text.txt", "--data.train-fraction", "0.5")
+    n = len(TEXT) + 38
+    assert (found["train_tokens"], found["validation_tokens"], found["bytes_per_token"]) == (n // 2, n - n // 2, 1)
+    assert (found["vocabulary"], found["vocabulary_used"]) == (len(set(TEXT)), len(set(TEXT)))
+    assert (found["documents"], found["lines"], found["duplicate_lines"]) == (1, 401, 1)
+    longest = max(TEXT.splitlines(), key=len)
+    assert found["longest_lines"][0] == {"bytes": len(longest), "line": TEXT.splitlines().index(longest) + 1}
+    each = losses(found)
+    assert each["uniform"] == pytest.approx(math.log(len(set(TEXT))))
+    assert each["uniform"] > each["unigram"] > each["bigram"] > each["trigram"] > 0
+    for row in found["baselines"].values():
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / math.log(2))
+    assert 0 < found["overlap"] < 1
+    out = jaxgpt("data", "report", "text.txt", "--data.train-fraction", "0.5").out
+    assert f"A loss below the trigram's {each['trigram']:.4f} means" in out
+    assert "\nlines          401, 1 duplicate (0.2%)\n" in out
+
+
+def test_a_folder() -> None:
+    """Files are documents; hidden files and files that are not text are left out."""
+    Path("texts").mkdir()
+    for name, text in (("a.txt", TEXT), ("b.txt", "12345\n" * 10), ("c.txt", TEXT)):
+        Path("texts", name).write_text(text)
+    Path("texts", "d.bin").write_bytes(b"\0")
+    Path("texts", "e.txt").write_text(TEXT[:20])
+    Path("texts", "f.txt").write_text("")
+    found = described("texts", "--data.train-fraction", "0.6")
+    size = 2 * len(TEXT) + 80
+    assert (found["documents"], found["duplicate_documents"]) == (4, 1)
+    assert {file["name"]: file["share"] for file in found["files"]} == pytest.approx(
+        {"a.txt": len(TEXT) / size, "b.txt": 60 / size, "c.txt": len(TEXT) / size, "e.txt": 20 / size}
+    )
+    assert found["longest_lines"][0]["file"] in ("a.txt", "c.txt")
+    assert found["overlap"] == pytest.approx(1, abs=0.01)
+    assert "a.txt:" in jaxgpt("data", "report", "texts").out
+
+
+def test_bits_per_byte_count_the_bytes_of_the_held_out_text() -> None:
+    words = "uno dos tres quatro cinco seis siete ocho nueve diez ".split()
+    Path("text.txt").write_text("  \n".join(words[i * i % 10] for i in range(500)))
+    found = described("text.txt", "--data.tokenizer", "word", "--data.train-fraction", "0.5")
+    rest = Path("text.txt").read_text().split(None, 250)[250]
+    for row in found["baselines"].values():
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / math.log(2) * 250 / len(rest))
+
+
+def test_token_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a tokenizer there are no bytes and no documents. Blocks do not matter."""
+    Path("tokens").mkdir()
+    tokenizer = CharTokenizer(TEXT)
+    ids = tokenizer.encode(TEXT)
+    ids[:7000].astype("<u2").tofile("tokens/train.bin")
+    ids[7000:].astype("<u2").tofile("tokens/val.bin")
+    found = described("tokens")
+    assert (found["train_tokens"], found["validation_tokens"]) == (7000, len(ids) - 7000)
+    assert (found["bytes_per_token"], found["documents"], found["lines"]) == (None, None, None)
+    assert [file["name"] for file in found["files"]] == ["train.bin", "val.bin"]
+    assert "gzip" not in found["baselines"]
+    Path("tokenizer.json").write_text(tokenizer.to_json())
+    known = described("tokens", "--data.tokenizer", "tokenizer.json")
+    assert {name: known["baselines"][name]["loss"] for name in found["baselines"]} == losses(found)
+    assert known["bytes_per_token"] == 1
+    assert known["baselines"]["gzip"]["bits_per_byte"] < 4
+    monkeypatch.setattr(report, "BLOCK", 100)
+    assert described("tokens") == found
+    single = described("tokens/train.bin", "--data.train-fraction", "1")
+    assert (single["overlap"], single["validation_tokens"], single["evaluated_tokens"]) == (None, 0, 6998)
+    assert single["files"] == [{"name": "train.bin", "share": 1.0}]
+
+
+def test_token_files_without_validation_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last file is split. A validation text copied from training overlaps it, also across the ends of blocks."""
+    Path("tokens").mkdir()
+    ids = np.random.default_rng(0).integers(0, 200, 300).astype("<u2")
+    ids.tofile("tokens/train_0.bin")
+    np.concatenate([ids[:40], ids[:60]]).tofile("tokens/train_1.bin")
+    monkeypatch.setattr(report, "BLOCK", 16)
+    found = described("tokens", "--data.train-fraction", "0.85")
+    assert (found["train_tokens"], found["overlap"]) == (340, 1)
+    assert found["files"] == [{"name": "train_0.bin", "share": 0.75}, {"name": "train_1.bin", "share": 0.25}]
+
+
+def test_a_long_text_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("text.txt").write_text(TEXT)
+    whole = losses(described("text.txt", "--data.train-fraction", "0.5"))
+    monkeypatch.setattr(report, "BLOCK", 500)
+    monkeypatch.setattr(report, "COUNTED", 5000)
+    monkeypatch.setattr(report, "EVALUATED", 5000)
+    part = described("text.txt", "--data.train-fraction", "0.5")
+    assert (part["counted_tokens"], part["evaluated_tokens"]) == (4980, 4980)
+    assert losses(part)["unigram"] == pytest.approx(whole["unigram"], rel=0.02)
+    assert losses(part)["trigram"] == pytest.approx(whole["trigram"], rel=0.2)
+    out = jaxgpt("data", "report", "text.txt", "--data.train-fraction", "0.5").out
+    assert "validation tokens; n-grams are counted in 4,980 training tokens." in out
+
+
+def test_documents_end_with_end_tokens() -> None:
+    """With data.documents mask, no trigram spans two documents."""
+    found = described("statquest")
+    assert (found["documents"], found["duplicate_documents"], found["evaluated_tokens"]) == (4, 1, 10)
+    assert found["overlap"] is None
+    masked = described("statquest", "--data.documents", "mask")
+    assert masked["evaluated_tokens"] == 4, (
+        "the third tokens of the questions, and the ends of all documents with two words"
+    )
+
+
+def test_conversations(tmp_path: Path) -> None:
+    """Only targets count: the tokens of the assistant. The tokenizer and the context length are those of a run."""
+    run = run_folder(tmp_path / "run", SMALL)
+    lines = [{"prompt": "to be", "completion": " not to b"}, {"prompt": "b", "completion": " on"}] * 3
+    Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = described(str(run), "--data.path", "talks.jsonl", "--data.train-fraction", "0.67")
+    assert (found["documents"], found["duplicate_documents"]) == (6, 4)
+    assert (found["train_tokens"], found["validation_tokens"]) == (36, 18)
+    assert found["evaluated_tokens"] == 9 + 2, "the first of ' on' follows one token"
+    assert (found["bytes_per_token"], found["lines"]) == (None, None)
+    assert "loss on" in found["source"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["report"], "missing argument: PRESET|RUN|PATH (usage: jaxgpt data report PRESET|RUN|PATH [OPTIONS])"),
+        (["reprot", "x"], "expected 'report', not 'reprot' (usage: jaxgpt data report PRESET|RUN|PATH [OPTIONS])"),
+        (["report", "nosuch"], "no preset, run, file or folder 'nosuch'; jaxgpt presets lists the presets"),
+        (["report", "shakespear"], "(did you mean shakespeare?)"),
+        (["report", "gpt2"], "this preset has no dataset: name a text with --data.path FILE"),
+        (
+            ["report", "ab.txt"],
+            "ab.txt: 1 training and 1 validation tokens are too few to compute the entropy of trigrams",
+        ),
+        (["report", "ab.txt", "--data.path", "c.txt"], "two paths: ab.txt and --data.path c.txt"),
+        (["report", "talks.jsonl"], "use jaxgpt data report RUN --data.path talks.jsonl"),
+        (["report", "python-char", "--data.path", "talks.jsonl"], "talks.jsonl holds conversations, not text"),
+        (["report", "python-char", "--data.path", ""], "--data.path is empty"),
+        (["report", "odd.bin"], "odd.bin: 3 bytes are not 16-bit ids"),
+        (["report", "big.bin"], "id 33554432 is outside the vocabulary"),
+        (["report", "text.pdf"], "text.pdf is PDF, not plain UTF-8 text"),
+    ],
+)
+def test_errors(args: list[str], message: str) -> None:
+    Path("ab.txt").write_text("ab")
+    Path("talks.jsonl").write_text("{}\n")
+    Path("odd.bin").write_bytes(b"abc")
+    Path("text.pdf").write_bytes(b"%PDF-1.4")
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240801, 7, 4
+    Path("big.bin").write_bytes(header.tobytes() + np.array([1, 2, 1 << 25, 3], "<u4").tobytes())
+    result = jaxgpt("data", *args)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
