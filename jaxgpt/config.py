@@ -70,7 +70,7 @@ class ModelConfig:
     # compute attention and MLP from the same residual stream: x + attn(norm(x)) + mlp(norm(x))
     parallel_residual: bool = False
     bias: bool = True  # add biases in attention, MLP and LayerNorm
-    qkv_bias: bool = False  # add biases to the projections to queries, keys and values, also if bias is false
+    qkv_bias: bool = False  # add biases to the query, key and value projections even if bias is false
     attn_proj: bool = True  # project the output of attention
     embed_scale: bool = False  # multiply token embeddings by sqrt(n_embd)
     tie_embeddings: bool = True  # share the token embedding with the output head
@@ -128,7 +128,9 @@ class ModelConfig:
         if self.tie_embeddings and self.head_bias:
             raise UserError("model.head_bias needs an untied head: set model.tie_embeddings to false")
         if self.parallel_residual and self.norm_position == "post":
-            raise UserError("model.parallel_residual needs another model.norm_position than post")
+            raise UserError(
+                "model.parallel_residual does not support model.norm_position post: use pre, output or both"
+            )
         self._check_windows()
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
             raise UserError(
@@ -211,8 +213,8 @@ class DataConfig:
     # epoch: windows without replacement; random: windows drawn independently
     sampling: Literal["epoch", "random"] = "epoch"
     stride: int = 0  # tokens between the starts of consecutive windows; 0: block_size, with a new offset each epoch
-    # flow: documents follow one another in a window; mask: attention, positions and targets stop where a document ends, as
-    # they always do in conversations
+    # flow: documents follow one another in a window; mask: attention, positions and targets do not cross their borders, as is
+    # always the case for conversations
     documents: Literal["flow", "mask"] = "flow"
 
     def __post_init__(self) -> None:
@@ -370,7 +372,7 @@ class LoraConfig:
 
     rank: int = 0  # rank of the adapters; 0: no adapters, train all weights
     alpha: float = 16.0  # scale of the adapters, divided by the rank
-    # matrices to adapt, separated by commas, by their names here or in transformers (q_proj, c_attn); or all-linear
+    # names of the matrices to adapt, separated by commas, as info prints them or as in transformers; or all-linear
     targets: str = "q_proj,v_proj"
 
     def __post_init__(self) -> None:
@@ -509,7 +511,7 @@ class Config:
                 f"{self.model.window_pattern}: set train.scan_layers to false"
             )
         if self.lora.rank and self.optim.name == "muon":
-            raise UserError("optim.name muon is for whole matrices, which lora.rank freezes: use --optim.name adamw")
+            raise UserError("optim.name muon does not support adapters (lora.rank): use --optim.name adamw")
         ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
         if ids > MAX_BATCH:
             several = self.train.steps_per_call > 1

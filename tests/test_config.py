@@ -56,7 +56,7 @@ def test_errors_in_a_config_file_are_one_line(text: str, message: str) -> None:
         (lambda: ModelConfig(rope_fraction=0.0), r"rope_fraction must be above 0"),
         (
             lambda: ModelConfig(parallel_residual=True, norm_position="post"),
-            "parallel_residual needs another .*position",
+            "parallel_residual does not support model.norm_position post",
         ),
         (lambda: ModelConfig(sliding_window=4, window_pattern="LX"), r"letters L \(local\) and G \(global\).*'LX'"),
         (lambda: ModelConfig(sliding_window=4, window_pattern=""), "letters L"),

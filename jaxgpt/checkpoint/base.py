@@ -1,7 +1,7 @@
 """The base of a run with adapters: the checkpoint that `init_from` names, found by its path and checked by its weights.
 
-The run keeps a reference instead of a copy: a copy would be a hundred times as large as the adapters. The checksum is that of
-the weights, not of their files, so that a base that was copied, exported or imported again is still the same base.
+The run keeps a reference instead of a copy, which would be a hundred times as large as the adapters. The checksum covers the
+weights, not their files, so a base that was copied, exported or imported again is still the same base.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Base(NamedTuple):
 
     Attributes:
         params: the weights.
-        checksum: of the whole base, without changes such as a shorter context.
+        checksum: of the weights before any change, such as a shorter context.
     """
 
     params: Any
@@ -57,7 +57,7 @@ def find_base(run: Run, config: Config) -> Path:
 
 
 def check_base(run: Run, config: Config, step: int, found: str, where: Path | str) -> None:
-    """Check that weights are those that the adapters of a checkpoint were trained on.
+    """Check that weights are equal to those on which the adapters of a checkpoint were trained.
 
     Args:
         run: the run with adapters.
@@ -67,7 +67,7 @@ def check_base(run: Run, config: Config, step: int, found: str, where: Path | st
         where: their path.
 
     Raises:
-        UserError: they are not.
+        UserError: they differ.
     """
     if noted(run.checkpoints / str(step)).get("base", found) != found:
         raise UserError(

@@ -11,7 +11,7 @@ from jaxgpt.convert.weights import Format
 
 
 class Family(NamedTuple):
-    """How a family of transformers is read and written. docs/families.md shows how to add one.
+    """The names and functions for reading and writing a family of transformers. docs/families.md shows how to add one.
 
     Attributes:
         name: `model_type` in config.json.

@@ -44,8 +44,8 @@ def _table(q_gain: float = 1.0) -> Table:
 def form_of(values: Mapping[str, Any]) -> Format:
     """Return the names of the tensors.
 
-    Scores are divided by `sqrt(query_pre_attn_scalar)`; a model here divides by `sqrt(head_dim)`, and the gain of the norm of
-    queries contains the rest.
+    Gemma divides scores by `sqrt(query_pre_attn_scalar)` and jaxgpt by `sqrt(head_dim)`; the gain of the norm of queries is
+    multiplied by the ratio.
     """
     scalar, width = values.get("query_pre_attn_scalar") or SCALAR, values.get("head_dim") or DEFAULTS["head_dim"]
     return llama.make_format(_table(math.sqrt(width / scalar)))
@@ -74,7 +74,7 @@ def config_from_hf(options: Options) -> ModelConfig:
 
 
 def _windows(o: Options, n_layer: int) -> dict[str, Any]:
-    """Read the sliding window, which all layers but every sixth have by default."""
+    """Read the sliding window; by default, all layers except every sixth have it."""
     every = o.integer("sliding_window_pattern", 6)
     if every < 1:
         raise o.refuse("sliding_window_pattern", every, "it must be at least 1")

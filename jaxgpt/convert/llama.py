@@ -1,4 +1,4 @@
-"""Llama of transformers, and what the families share whose options and tensors have Llama's names.
+"""Llama of transformers, and the code shared by the families whose options and tensors have Llama's names.
 
 torch.nn.Linear stores W as (out, in).
 """
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {  # of LlamaConfig
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
-# Settings that some of these families do not have, and the value that gives Llama.
+# Settings that only some of these families have, and their values for Llama.
 PLAIN: dict[str, Any] = {
     "norm_position": "pre",
     "bias": False,
@@ -48,9 +48,9 @@ def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.
     """Return the table of a family.
 
     Args:
-        norms: the norms of a layer, and their names here.
-        offset: what their gains lack: 1 if they are stored as a difference from 1.
-        q_gain: multiplies the gain of the norm of queries.
+        norms: the norms of a layer, from their names in transformers to those of their parameters.
+        offset: added to a stored gain: 1 if gains are stored as differences from 1.
+        q_gain: factor of the gain of the norm of queries.
     """
 
     def linear(name: str, leaf: str, n_in: int = 1) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,7 @@ def read_config(
         activation: the name of the option for the activation.
         rope: reads the rotary settings, given the context length.
         windows: reads the settings of the sliding window, given the number of layers.
-        settings: of the model, which the family fixes or has read.
+        settings: other settings of the model.
     """
     o = options
     o.expect("attention_dropout", 0.0)
@@ -157,12 +157,12 @@ def read_config(
     }
     shared |= rope(o, block_size) | windows(o, n_layer) | settings
     if not shared.get("sliding_window"):
-        shared.pop("rope_local_theta", None)  # no layer has it
+        shared.pop("rope_local_theta", None)  # there are no local layers
     return ModelConfig(**shared)
 
 
 def read_windows(options: Options, n_layer: int, window: Any, pattern: str) -> dict[str, Any]:
-    """Return the settings of the sliding window: `layer_types`, else a pattern as in `model.window_pattern`."""
+    """Return the settings of the sliding window, from `layer_types` or else from a pattern as in `model.window_pattern`."""
     kinds = options.take("layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != n_layer or any(kind not in [*KINDS] for kind in kinds):
@@ -189,7 +189,7 @@ def rope_settings(rope: dict[str, Any], where: str, block_size: int) -> dict[str
     if isinstance(theta, bool) or not isinstance(theta, (int, float)):
         raise UserError(f"{where}: rope_theta must be a number: {shown(theta)}")
     settings: dict[str, Any] = {"rope_theta": float(theta)}
-    if kind == "linear":  # all wavelengths are stretched, because even the shortest, 2 pi, is above context / low = 1
+    if kind == "linear":  # stretch all wavelengths: even the shortest, 2 pi, is above context / low = 1
         settings |= {
             "rope_factor": inner.number("factor"),
             "rope_low_freq_factor": float(block_size),
@@ -228,8 +228,8 @@ def adapt_to(config: ModelConfig, family: str, free: Collection[str] = (), **fix
     Args:
         config: the model.
         family: its name, for errors.
-        free: the settings of `PLAIN` that may have any value.
-        fixed: those that must have another value.
+        free: settings of `PLAIN` that may have any value.
+        fixed: settings that must have this value instead of that in `PLAIN`.
 
     Raises:
         UserError: a setting that the family does not have; it is named.
@@ -296,7 +296,7 @@ def write_config(config: ModelConfig, family: Family) -> dict[str, Any]:
 
 
 def write_rope(config: ModelConfig) -> dict[str, Any]:
-    """Convert the rotary settings of the layers without a base of their own to `rope_parameters`."""
+    """Convert the rotary settings to `rope_parameters`; in Gemma 3, to those of the global layers."""
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_factor == 1.0:
         return rope

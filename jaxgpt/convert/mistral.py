@@ -1,4 +1,4 @@
-"""Mistral of transformers: Llama with a sliding window in all layers, or none."""
+"""Mistral of transformers: Llama with a sliding window in all layers or in none."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
 
 
 def _family_for(model: ModelConfig) -> Family:
-    """Return the family of transformers that a model is most like; its `adapt` says whether it can express the model."""
+    """Return the family of transformers closest to a model; its `adapt` checks whether it can express the model."""
     if model.positions != "rope":
         return gpt2.FAMILY
     if model.norm == "layernorm":

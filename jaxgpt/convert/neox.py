@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia of transformers. The queries, keys and values of a head lie together in `query_key_value`."""
+"""GPT-NeoX and Pythia of transformers. In `query_key_value`, the rows of each head's query, key and value are adjacent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _rope(o: Options) -> dict[str, Any]:
 
 
 def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with all biases, gains and offsets; those that the model lacks are zeros and ones.
+    """Return a config of the same function with all biases, gains and offsets; missing ones become zeros and ones.
 
     Raises:
         UserError: a setting that GPT-NeoX does not have; it is named.

@@ -1,8 +1,8 @@
 """Adapters in the format of PEFT: a folder of adapter_config.json and adapter_model.safetensors.
 
 PEFT names an adapter by the module of transformers whose weight it changes, so the table of the model's family maps names and
-shapes: `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused
-`c_attn` is one matrix there, with one A for queries, keys and values.
+shapes: `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. The adapter of
+GPT-2's fused `c_attn` has one A for queries, keys and values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HARMLESS = """
     auto_mapping base_model_name_or_path exclude_modules fan_in_fan_out inference_mode megatron_core peft_version
     qalora_group_size revision target_modules
 """.split()
-# The initial adapters of these leave the weights of the base as they are.
+# Initializations of the adapters that do not change the weights of the base.
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -56,7 +56,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     Raises:
         UserError: the model has no such matrix, a matrix is named twice, or the rank exceeds a side of one.
     """
-    model = replace(model, vocab_size=model.vocab_size or 1)  # it may be known only once the data is
+    model = replace(model, vocab_size=model.vocab_size or 1)  # it may be unknown until the data is read
     own, theirs = matrices(abstract_params(model)), _modules(model)
     of_blocks = list(theirs.values()) or [name for name in own if name != HEAD]
     found: list[str] = []
@@ -136,8 +136,8 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best") -> C
 def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
     """Write adapters as PEFT does.
 
-    All modules get one rank. Where several adapters lie in a module, as those of q_proj and v_proj in GPT-2's c_attn, its rank
-    is the sum of theirs and B has blocks of zeros; zeros fill up the rank of the other modules.
+    All modules get the same rank. If a fused module has several adapters, such as those of q_proj and v_proj in GPT-2's c_attn,
+    they become one with the sum of their ranks, whose B has blocks of zeros. Adapters of lower rank are padded with zeros.
     """
     parts = {row: _parts(row, adapters) for row in _matrix_rows(config.model)}
     parts = {row: each for row, each in parts.items() if each}
@@ -208,7 +208,7 @@ def read_adapter(folder: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
 
 
 def _read_config(path: Path) -> tuple[int, float]:
-    """Read the rank and alpha, and refuse what is not supported."""
+    """Read the rank and alpha, and reject options that are not supported."""
     values = read_json(path)
     used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
     options = Options(used, str(path))
@@ -260,7 +260,7 @@ def _matrix_rows(model: ModelConfig) -> list[Tensor]:
 
 
 def _modules(model: ModelConfig) -> dict[str, str]:
-    """Map the modules of transformers that hold the matrices of a block, without the layer, to targets; {}: no family."""
+    """Map the names of a block's matrices in transformers to targets; {} if no family has the model."""
     try:
         rows = _matrix_rows(replace(model, n_layer=1))
     except UserError:
@@ -281,7 +281,7 @@ def _row_of_b(row: Tensor) -> Tensor:
 
 
 def _parts(row: Tensor, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Return each A that changes a matrix, with the Bs of the leaves in it."""
+    """Return each A of a matrix with its Bs, by leaf."""
     node = adapters
     for name in row.leaves[0].split("/")[:-2]:
         node = node.get(name, {})
@@ -294,7 +294,7 @@ def _parts(row: Tensor, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.nd
 
 
 def _shortest(modules: set[str], known: set[str]) -> list[str]:
-    """Return names of modules for PEFT, without the layer: the last part, or the last two where another module shares it."""
+    """Shorten the names of modules for PEFT to their last part, or to two parts if another module has the same last part."""
 
     def ends(module: str, parts: int) -> str:
         return ".".join(module.split(".")[-parts:])

@@ -32,7 +32,7 @@ def qwen3_from_hf(options: Options) -> ModelConfig:
 
 
 def _windows(o: Options, n_layer: int) -> dict[str, Any]:
-    """Read the sliding window, which all layers from `max_window_layers` on have if `use_sliding_window` is true."""
+    """Read the sliding window: if `use_sliding_window` is true, the layers from `max_window_layers` on have it."""
     window, begin = o.take("sliding_window", 4096), o.integer("max_window_layers", 28)
     if not o.flag("use_sliding_window", False) or window is None:
         window, begin = None, n_layer
@@ -41,7 +41,7 @@ def _windows(o: Options, n_layer: int) -> dict[str, Any]:
 
 
 def adapt_to_qwen2(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Qwen2. Biases that the model lacks are zeros.
+    """Return a config of the same function with the options of Qwen2. Missing biases become zeros.
 
     Raises:
         UserError: a setting that Qwen2 does not have; it is named.

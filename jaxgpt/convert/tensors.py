@@ -26,8 +26,8 @@ class Tensor(NamedTuple):
         n_in: how many leading axes of each leaf are its input; 0: a vector, which has none.
         output_first: whether the matrix is stored as (out, in), as torch's Linear does.
         by_head: whether the leaves alternate head by head along the output axis, instead of lying side by side as a whole.
-        offset: added to theirs to give ours, as where a gain is stored as its difference from 1.
-        factor: by which the sum is then multiplied.
+        offset: added to the stored tensor: 1 for a gain stored as its difference from 1.
+        factor: multiplies the sum.
     """
 
     name: str

@@ -103,9 +103,14 @@ class ChatTemplate:
         spans = []
         for number, (before, _), (after, _) in zip(answers, befores, afters, strict=True):
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
+                fault = (
+                    f"changes message {number + 1} when other messages follow"
+                    if after.startswith(before)
+                    else f"does not append message {number + 1} to the messages before it and its generation prompt"
+                )
                 raise UserError(
-                    f"the chat template changes message {number + 1} when other messages follow, so the "
-                    f"assistant's text cannot be located; use a template with {{% generation %}}"
+                    f"the chat template {fault}, so the assistant's text cannot be located; use a template with "
+                    f"{{% generation %}}"
                 )
             spans.append((len(before), len(after.rstrip())))
         return Rendered(whole.text, spans)

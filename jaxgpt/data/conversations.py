@@ -1,4 +1,4 @@
-"""Conversations to fine-tune on: lines of JSON -> ids, and those to predict -> windows of whole conversations."""
+"""Conversations for fine-tuning: lines of JSON -> ids and a mask of the assistant's -> windows of whole conversations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxgpt.data.corpus import Progress, no_progress
 from jaxgpt.data.encode import Tokenizer
 from jaxgpt.errors import JSON_LIMIT, parse_json, shown
 
-DATE = "2024-07-26"  # for templates that write the date: a batch is a function of (seed, step), on any day
+DATE = "2024-07-26"  # for templates that write today's date: a batch is a function of (seed, step), not of the day
 
 
 class Conversation(NamedTuple):
@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
 
     Attributes:
         ids: int32, of the whole conversation.
-        trained: which of them the assistant wrote, bool.
+        trained: whether the assistant wrote each id, bool.
     """
 
     ids: np.ndarray
@@ -36,13 +36,13 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True)
 class Packed:
-    """Whole conversations packed into windows, in which a segment id tells them apart.
+    """Whole conversations packed into windows, separated by segment ids.
 
     Used in place of `Tokens`; the start of a window is its index.
 
     Attributes:
         ids: int32, of all conversations.
-        trained: which of them the assistant wrote, bool: the targets.
+        trained: whether the assistant wrote each id, bool; only these are targets.
         bounds: begin and end of each conversation, int64 `[n + 1]`.
         windows: the conversations of each window.
     """
@@ -73,7 +73,7 @@ class Packed:
         return len(self.windows)
 
     def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return the windows, all of them whatever the stride."""
+        """Return all windows; the stride does not apply."""
         return range(len(self.windows))
 
     def window(self, start: int, block_size: int) -> np.ndarray:
@@ -90,7 +90,7 @@ class Packed:
         return out
 
     def prompt(self) -> np.ndarray:
-        """Return the ids of the first conversation up to the assistant's first one."""
+        """Return the ids of the first conversation before the assistant's first id."""
         return self.ids[: int(np.argmax(self.trained))]
 
     def fill(self, block_size: int) -> float:
@@ -109,8 +109,8 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
         The indices of the items in each bin.
     """
     bins: list[list[int]] = []
-    spaces: list[int] = []  # sorted, those that some bin has left
-    having: dict[int, list[int]] = defaultdict(list)  # the bins with a space
+    spaces: list[int] = []  # the free spaces of bins, sorted, each once
+    having: dict[int, list[int]] = defaultdict(list)  # the bins with each free space
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         place = bisect_left(spaces, lengths[index])
         if place == len(spaces):
@@ -134,7 +134,7 @@ def load_conversations(
 ) -> tuple[Packed, Packed, str, str]:
     """Read, encode, split and pack the conversations of a file.
 
-    Those with more than T + 1 ids are cut at the end, and those without an assistant's token are then left out.
+    Conversations of more than T + 1 ids are truncated; those that then have no assistant's token are left out.
 
     Returns:
         Training and validation data, the latter empty if there is only one conversation or `train_fraction` is 1; a one-line

@@ -31,7 +31,7 @@ class Tokens:
     Attributes:
         parts: the arrays whose concatenation is the sequence.
         vocab_size: all ids are smaller.
-        end_ids: ids each of which is the last of a document; empty: documents flow into one another.
+        end_ids: ids that end a document; empty: documents are not separated.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], vocab_size: int = 2**31, end_ids: tuple[int, ...] = ()) -> None:
@@ -133,7 +133,7 @@ def with_documents(tokens: Tokens, end_ids: tuple[int, ...]) -> Tokens:
         UserError: there are no such ids among the first million.
     """
     if not end_ids or not np.isin(tokens.take(0, min(len(tokens), FIRST)), end_ids).any():
-        lack = f"the data does not contain {end_ids[0]}" if end_ids else "the tokenizer has none"
+        lack = f"the data does not contain {' or '.join(map(str, end_ids))}" if end_ids else "the tokenizer has none"
         raise UserError(
             f"data.documents mask needs an end-of-text id after each document, but {lack}: use token files (.bin) with this "
             f"id between documents, or --data.documents flow"

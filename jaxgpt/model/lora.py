@@ -58,7 +58,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
 
 
 def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
-    """Compute the adapted weights, `W + (alpha / r) A B` where there is an adapter; the others are returned as they are.
+    """Compute the adapted weights, `W + (alpha / r) A B`; weights without an adapter are returned unchanged.
 
     Args:
         params: the frozen weights, per layer or stacked (`model/scan.py`).
@@ -75,14 +75,12 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
             continue
         for kernel, b in adapter["b"].items():
             if kernel not in merged:
-                raise UserError(
-                    f"the adapters are those of another model, which has a matrix {kernel} where this has none"
-                )
+                raise UserError(f"the adapters belong to another model: this one has no matrix {kernel} there")
             w = merged[kernel]["kernel"]
             change = _product(adapter["a"], b, w.ndim)
             if change.shape != w.shape:
                 raise UserError(
-                    f"the adapters are those of another model: {kernel} has shape {list(w.shape)}, not {list(change.shape)}"
+                    f"the adapters belong to another model: {kernel} has shape {list(w.shape)}, not {list(change.shape)}"
                 )
             merged[kernel] = merged[kernel] | {"kernel": w + alpha / adapter["a"].shape[-1] * change}
     return merged
@@ -100,7 +98,7 @@ def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
 
 
 def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
-    """Return the shapes and dtypes of what a run trains: the weights of its model, or their adapters.
+    """Return the shapes and dtypes of the trained parameters of a run: the weights of its model, or their adapters.
 
     Raises:
         UserError: as `init_lora`.
@@ -117,7 +115,7 @@ def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[st
     first, *others = (shape[:n_in] for shape in shapes.values())
     if any(inputs != first for inputs in others):
         raise UserError(
-            f"{'+'.join(kernels)} have different inputs, so that they cannot share an A: adapt each by itself"
+            f"{'+'.join(kernels)} have different inputs, so they cannot share an A: write {','.join(kernels)}"
         )
     fan_in = math.prod(first)
     for name, shape in shapes.items():
@@ -136,9 +134,9 @@ def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[st
 
 
 def _product(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
-    """Compute A B of `ndim` axes: contract the rank; axes that the product has once and A and B both have are layers."""
+    """Compute A B with `ndim` axes: contract the rank, batch over the axis of layers if A and B are stacked."""
     layers = range(a.ndim + b.ndim - 2 - ndim)
     axes = ((a.ndim - 1,), (len(layers),)), (layers, layers)
     if len(layers) not in (0, 1) or a.shape[-1] != b.shape[len(layers)]:
-        raise UserError(f"the adapters are those of another model: A {list(a.shape)}, B {list(b.shape)}")
+        raise UserError(f"the adapters belong to another model: A {list(a.shape)}, B {list(b.shape)}")
     return jax.lax.dot_general(a, b, axes, precision=jax.lax.Precision.HIGHEST)

@@ -66,7 +66,7 @@ class Layout:
 
     @cached_property
     def fresh(self) -> Any:
-        """Seed to fresh weights and what is trained of them, with their logical axes, and the first state. Traced once."""
+        """Map a seed to fresh weights and trained parameters, with their logical axes, and the first state. Traced once."""
         return jax.jit(lambda seed: stacked(self, _fresh_per_layer(self, seed)))
 
     @cached_property
@@ -76,7 +76,7 @@ class Layout:
 
     @cached_property
     def frozen(self) -> Any:
-        """The abstract weights that training does not change; `()`: it changes all."""
+        """The abstract frozen weights; `()` if all weights are trained."""
         if not self.config.lora.rank:
             return ()
         boxed = jax.eval_shape(self.fresh, 0)[0]

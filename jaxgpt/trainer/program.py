@@ -38,7 +38,7 @@ class Program:
     Attributes:
         layout: config, mesh and optimizer; shapes and placements.
         note: what the user should know about mesh, kernels and settings; or "".
-        base: the weights that training does not change, on their devices; None: random ones, if there are any.
+        base: the frozen weights of adapters, on their devices; None: random ones.
     """
 
     layout: Layout
@@ -47,11 +47,11 @@ class Program:
 
     @cached_property
     def frozen(self) -> Any:
-        """The weights that training does not change, on their devices; `()`: it changes all."""
+        """The frozen weights, on their devices; `()` if all weights are trained."""
         return frozen_weights(self.layout) if self.base is None else self.base.params
 
     def weights(self, trained: Any) -> Any:
-        """Return the weights of the model: what is trained, or the frozen weights merged with it."""
+        """Return the weights of the model: the trained ones, or the frozen ones merged with the trained adapters."""
         if not self.layout.frozen:
             return trained
         merged = jax.jit(
@@ -167,7 +167,7 @@ def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
 
     Args:
         layout: the layout.
-        frozen: the weights that training does not change, if any: the loss is then a function of their adapters.
+        frozen: the frozen weights, if adapters are trained: the loss is then a function of the adapters.
     """
     config, alpha = layout.config, layout.config.lora.alpha
     # An abstract mesh is only counted with.

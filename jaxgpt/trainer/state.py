@@ -22,7 +22,7 @@ def fresh_state(layout: Layout) -> TrainState:
 
 
 def frozen_weights(layout: Layout, params: Any = None) -> Any:
-    """Place the weights that training does not change, given per layer; None: random ones. `()`: training changes all."""
+    """Place the frozen weights, given per layer; None: random ones. `()` if all weights are trained."""
     if not layout.frozen:
         return ()
     if params is None:

@@ -177,8 +177,13 @@ def test_templates_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None
     path = tmp_path / "a.jsonl"
     path.write_text(GOOD)
     forgets = "{% for m in messages %}{{ m.role + ':' + (m.content if loop.last else '...') + '\n' }}{% endfor %}"
+    last = (
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{% if loop.last and m.role == 'assistant' %}!{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
     for template, said in (
-        (forgets, "changes message 2 when other messages follow"),
+        (forgets, "does not append message 2 to the messages before it"),
+        (last, "changes message 2 when other messages follow"),
         (None, "messages need a chat template, which the model lacks"),
     ):
         with pytest.raises(UserError, match=f"a.jsonl, line 1: .*{said}"):

@@ -142,5 +142,5 @@ def test_targets_and_ranks_are_checked(targets: tuple[str, ...], rank: int, mess
 @pytest.mark.parametrize("name", ["gpt2", "statquest"])
 def test_adapters_of_another_model_are_refused(name: str) -> None:
     adapters = init_lora(KEY, make(small("llama", n_embd=32))[1], 2, ("q_proj", "gate_proj"))
-    with pytest.raises(UserError, match="adapters are those of another model"):
+    with pytest.raises(UserError, match="adapters belong to another model"):
         merge(make(small(name))[1], adapters)
