@@ -39,7 +39,10 @@ class Args:
 
 def run(args: Sequence[str]) -> int:
     (_, target), given = COMMAND.read(Args, args)
-    is_run = target not in PRESETS and (Path(target) / "config.json").is_file()
+    # A folder of text may hold a config.json of its own.
+    is_run = target not in PRESETS and all(
+        (Path(target) / f"{name}.json").is_file() for name in ("config", "tokenizer")
+    )
     if target in PRESETS or is_run:
         base = named_config(target)
     elif Path(target).exists():

@@ -18,10 +18,10 @@ from jaxgpt.data.conversations import Packed, load_conversations
 from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
-from jaxgpt.data.tokens import Tokens, is_token_path, open_splits
+from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 
 BLOCK = 1 << 20  # tokens to process at once
-COUNTED = 1 << 23  # training tokens to count n-grams in: at most 0.8 GB of memory
+COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
 EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
 COMPRESSED, BEFORE = 1 << 20, 1 << 21  # bytes of held-out text to compress, and of training text before it
 DECODED = 1 << 18  # held-out tokens of token files to decode
@@ -90,16 +90,14 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, progress: Pr
         for name, part in zip(names, (*train.parts, *val.parts), strict=True):
             sizes[name] += len(part)
         files = [(Path(name).name, n) for name, n in sizes.items()]
-        return Source(
-            _documents(config, train, tokenizer), _documents(config, val, tokenizer), tokenizer, source, files
-        )
+        return Source(*_documents(config, train, val, tokenizer), tokenizer, source, files)
     text = read_text(data)
     tokenizer = tokenizer or make_tokenizer(data.tokenizer, text, data.vocab_size, size, progress)
     encoded = encode_text(tokenizer, text, progress)
     train, val = encoded.tokens.split(int(data.train_fraction * len(encoded.tokens)))
     val_bytes = count_bytes(tokenizer, text, encoded, len(train) if len(val) else 0)
-    train, val = _documents(config, train, tokenizer), _documents(config, val, tokenizer)
-    return Source(train, val, tokenizer, text.source, text.files or [(text.source, len(text.data))], text, val_bytes)
+    files = list(text.files) or [(text.source, len(text.data))]
+    return Source(*_documents(config, train, val, tokenizer), tokenizer, text.source, files, text, val_bytes)
 
 
 def describe(source: Source, progress: Progress = no_progress) -> dict[str, Any]:
@@ -191,10 +189,12 @@ def describe(source: Source, progress: Progress = no_progress) -> dict[str, Any]
     }
 
 
-def _documents(config: Config, tokens: Tokens, tokenizer: Tokenizer | None) -> Tokens:
-    """With `data.documents` mask, mark where documents end."""
-    mask = config.data.documents == "mask" and tokenizer is not None
-    return Tokens(tokens.parts, tokens.vocab_size, tokenizer.end_ids) if mask and tokenizer else tokens
+def _documents(config: Config, train: Tokens, val: Tokens, tokenizer: Tokenizer | None) -> tuple[Tokens, Tokens]:
+    """With `data.documents` mask, mark where documents end, as for training."""
+    if config.data.documents == "flow":
+        return train, val
+    end_ids = tokenizer.end_ids if tokenizer else ()
+    return with_documents(train, end_ids), Tokens(val.parts, val.vocab_size, end_ids)
 
 
 def _sample(length: int, limit: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import folders
 import numpy as np
 import pytest
 from folders import SMALL, run_folder
@@ -56,6 +57,7 @@ def test_a_folder() -> None:
     Path("texts", "d.bin").write_bytes(b"\0")
     Path("texts", "e.txt").write_text(TEXT[:20])
     Path("texts", "f.txt").write_text("")
+    Path("texts", "config.json").write_text("")
     found = described("texts", "--data.train-fraction", "0.6")
     size = 2 * len(TEXT) + 80
     assert (found["documents"], found["duplicate_documents"]) == (4, 1)
@@ -137,6 +139,18 @@ def test_documents_end_with_end_tokens() -> None:
     )
 
 
+def test_a_run(tmp_path: Path) -> None:
+    """Its data with its tokenizer, whose vocabulary is that of the uniform baseline."""
+    Path("text.txt").write_text(folders.TEXT * 20)
+    run = run_folder(tmp_path / "run", SMALL)
+    config = json.loads((run / "config.json").read_text())
+    config["data"] |= {"path": "text.txt", "tokenizer": "byte", "train_fraction": 0.5}
+    (run / "config.json").write_text(json.dumps(config))
+    found = described(str(run))
+    assert (found["train_tokens"], found["vocabulary"]) == (len(folders.TEXT) * 10, len(set(folders.TEXT)))
+    assert described(str(run), "--data.tokenizer", "byte")["vocabulary"] == 256
+
+
 def test_conversations(tmp_path: Path) -> None:
     """Only targets count: the tokens of the assistant. The tokenizer and the context length are those of a run."""
     run = run_folder(tmp_path / "run", SMALL)
@@ -166,6 +180,7 @@ def test_conversations(tmp_path: Path) -> None:
         (["report", "talks.jsonl"], "use jaxgpt data report RUN --data.path talks.jsonl"),
         (["report", "python-char", "--data.path", "talks.jsonl"], "talks.jsonl holds conversations, not text"),
         (["report", "python-char", "--data.path", ""], "--data.path is empty"),
+        (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
         (["report", "odd.bin"], "odd.bin: 3 bytes are not 16-bit ids"),
         (["report", "big.bin"], "id 33554432 is outside the vocabulary"),
         (["report", "text.pdf"], "text.pdf is PDF, not plain UTF-8 text"),
@@ -174,6 +189,7 @@ def test_conversations(tmp_path: Path) -> None:
 def test_errors(args: list[str], message: str) -> None:
     Path("ab.txt").write_text("ab")
     Path("talks.jsonl").write_text("{}\n")
+    Path("talks.txt").write_text(TEXT)
     Path("odd.bin").write_bytes(b"abc")
     Path("text.pdf").write_bytes(b"%PDF-1.4")
     header = np.zeros(256, "<i4")
