@@ -72,6 +72,10 @@ def open_run(path: Path) -> Run:
     """
     if not path.is_dir():
         raise UserError(f"no run at {path}: a folder that `jaxgpt train` wrote is expected")
+    adapter = (path / "adapter_config.json").is_file()
+    if not (path / "checkpoints").is_dir() and (adapter or any(path.glob("*.safetensors"))):
+        kind, option = ("an adapter of PEFT", " --init-from BASE") if adapter else ("a model of transformers", "")
+        raise UserError(f"{path} is {kind}, not a run: import it first: jaxgpt import {path} RUN{option}")
     for name in ("config.json", "tokenizer.json"):
         if not (path / name).is_file():
             raise UserError(

@@ -158,6 +158,8 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
         return "nanogpt", model_from_options(values, weights, str(where)), NANOGPT, weights
     if kind is None:  # as in some files of 2019
         kind = next((name for name, family in FAMILIES.items() if named == [family.architectures[0]]), None)
+    if kind is None and (source / "checkpoints").is_dir():
+        raise UserError(f"{source} is a run already: it needs no import")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
             f"{where}: model_type {shown(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md shows how "

@@ -221,6 +221,8 @@ def _read_config(path: Path) -> tuple[int, float]:
     rank, alpha = options.integer("r", 8), options.number("lora_alpha", 8)
     if rank < 1:
         raise options.refuse("r", rank, "it must be at least 1")
+    if not alpha > 0:
+        raise options.refuse("lora_alpha", alpha, "it must be above 0")
     if options.flag("use_rslora", False):  # the scale is alpha / sqrt(r) instead of alpha / r
         alpha *= math.sqrt(rank)
     options.number("lora_dropout", 0.0)  # only of training

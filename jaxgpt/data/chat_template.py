@@ -112,7 +112,7 @@ class ChatTemplate:
                     f"the chat template {fault}, so the assistant's text cannot be located; use a template with "
                     f"{{% generation %}}"
                 )
-            spans.append((len(before), len(after.rstrip())))
+            spans.append((len(before), max(len(before), len(after.rstrip()))))  # an empty message may add no text
         return Rendered(whole.text, spans)
 
     def _render(self, conversations: Sequence[tuple[Sequence[Message], bool]]) -> list[Rendered]:

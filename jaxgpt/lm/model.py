@@ -169,6 +169,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     _check_params(params, abstract_params(model))
     if config.optim.ema_decay:  # else `load` would look for an average of the weights
         config = replace(config, optim=replace(config.optim, ema_decay=0.0))
+    config = replace(config, lora=LoraConfig())  # else `load` would look for adapters
     if not config.preset and config.data == DataConfig():
         config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))
     with complete_run(path, config, tokenizer, overwrite) as run:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from folders import LLAMA, SMALL, run_folder
+from folders import LLAMA, SMALL, hf_folder, run_folder
 from helpers import jaxgpt
 from safetensors.numpy import load_file, save_file
 
@@ -117,7 +117,7 @@ def test_rslora_is_a_scale(written: Path) -> None:
         ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported"),
         ({"r": 0}, "r 0 is not supported: it must be at least 1"),
         ({"r": 3}, "has shape (2, 8), expected (3, 8)"),
-        ({"lora_alpha": 0}, "lora.alpha must be above 0"),
+        ({"lora_alpha": 0}, "lora_alpha 0.0 is not supported: it must be above 0"),
     ],
 )
 def test_unsupported_features_are_refused(written: Path, changes: dict[str, Any], message: str) -> None:
@@ -140,6 +140,19 @@ def test_a_missing_base_is_named(written: Path) -> None:
     result = jaxgpt("sample", "run", "--prompt", "a")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "put it beside run, or import the adapter again with --init-from BASE" in result.err
+
+
+def test_adapters_and_runs_are_told_apart(written: Path) -> None:
+    hf_folder(Path("hf"))
+    for command, said in (
+        (["sample", "hf"], "hf is a model of transformers, not a run: import it first: jaxgpt import hf RUN"),
+        (["info", "hf"], "hf is a model of transformers, not a run"),
+        (["train", "finetune", "--init-from", str(written / "adapter")], "adapter RUN --init-from BASE"),
+        (["import", str(written / "llama"), "new"], "llama is a run already: it needs no import"),
+    ):
+        result = jaxgpt(*command)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+        assert said in result.err
 
 
 @pytest.mark.parametrize("case", ["model", "missing", "extra", "nan", "cut"])

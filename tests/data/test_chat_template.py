@@ -9,6 +9,7 @@ import pytest
 from jaxgpt.config import UserError
 from jaxgpt.data import chat_template
 from jaxgpt.data.chat_template import ChatTemplate
+from jaxgpt.data.encode import ByteTokenizer
 
 # Formats of published models; the templates are our own.
 CHATML = """{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n' + default + '<|im_end|>\n' }}{% endif %}
@@ -94,6 +95,19 @@ def test_marked_text_is_the_assistants() -> None:
 def test_the_assistants_text_is_located_without_marks(name: str, said: list[str]) -> None:
     text, spans = ChatTemplate(PUBLISHED[name], VARIABLES).assistant_spans(TALK)
     assert [text[a:b] for a, b in spans] == said
+
+
+def test_an_empty_answer_has_an_empty_span() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role + ':\n' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:\n{% endif %}"
+    )
+    talk = [TALK[0], {"role": "assistant", "content": ""}, *TALK[2:]]
+    rendered = ChatTemplate(template).assistant_spans(talk)
+    begin, end = rendered.spans[0]
+    assert begin == end
+    ids, trained = ByteTokenizer().encode_spans(*rendered)
+    assert (bytes(ids.tolist()).decode(), trained.sum()) == (rendered.text, len("Bye."))
 
 
 def test_a_template_that_changes_earlier_messages_is_refused() -> None:

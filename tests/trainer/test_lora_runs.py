@@ -193,8 +193,11 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, params, base | {"wpe": {"embedding": base["wpe"]["embedding"][:8]}})
     assert noted(Path("run/checkpoints/4"))["base"] == checksum(base)
     # It can be the base of another run, and an ordinary one once it is saved.
-    api.save(lm, "merged")
-    assert api.load("merged").config.lora == LoraConfig()
+    for config, path in ((lm.config, "merged"), (open_config("run"), "again")):
+        api.save(lm._replace(config=config), path)
+        again = api.load(path)
+        assert again.config.lora == LoraConfig()
+        jax.tree.map(np.testing.assert_array_equal, again.params, lm.params)
     info = jaxgpt("info", "run", "--json").json
     assert info["trainable_parameters"] == sum(leaf.size for leaf in jax.tree.leaves(adapters))
     assert info["parameters"] == sum(leaf.size for leaf in jax.tree.leaves(lm.params))
