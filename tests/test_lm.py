@@ -569,3 +569,15 @@ def test_stop_strings_of_words(stop: str, possible: bool) -> None:
     else:
         with pytest.raises(UserError, match="can never be generated"):
             check_stops(words, [stop])
+
+
+def test_lookup_changes_no_text(lm: LM) -> None:
+    prompt = "abcabcabcabc"
+    settings: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.4}
+    plain = jaxgpt.generate(lm, prompt, **settings)
+    assert jaxgpt.generate(lm, prompt, lookup=2, **settings) == plain
+    for wrong in ({"num_return_sequences": 2}, {"overflow": "slide"}, {"num_beams": 2, "temperature": 0.8}):
+        with pytest.raises(UserError, match="lookup"):
+            jaxgpt.generate(lm, prompt, lookup=2, **settings | wrong)
+    with pytest.raises(UserError, match="lookup must be"):
+        jaxgpt.generate(lm, prompt, lookup=-1)

@@ -43,6 +43,8 @@ class _Stop:
     stop: tuple[str, ...] = ()  # stop strings: end the sample before the first of these
     stop_ids: tuple[int, ...] = ()  # stop ids: end the sample before the first of these
     overflow: Overflow = "error"  # when the text exceeds the context: error, or slide the window
+    # faster decoding of one text that repeats itself or its prompt: draft what followed the last N tokens earlier (0: off)
+    lookup: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ def say_where_it_begins(tokenizer: Tokenizer, prompts: Sequence[str]) -> None:
 def _settings(args: Args) -> dict[str, Any]:
     """Return the arguments shared by `generate` and `stream`."""
     check_seed(args.seed)
-    names = ("max_new_tokens", "max_length", "stop", "stop_ids", "overflow")
+    names = ("max_new_tokens", "max_length", "stop", "stop_ids", "overflow", "lookup")
     return (
         asdict(settings_of(SamplingParams, args)) | {name: getattr(args, name) for name in names} | {"key": args.seed}
     )

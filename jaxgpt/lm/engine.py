@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxgpt.config import BeamParams, SamplingParams
 from jaxgpt.decoding.beam import BeamSearch, BeamState, Candidates, Hypotheses
+from jaxgpt.decoding.lookup import lookup_steps
 from jaxgpt.decoding.sampler import Model, RowLimits, SamplerState, decode_steps, prefill
 from jaxgpt.decoding.sampling import TokenBuffer
 
@@ -69,6 +70,7 @@ class DecodeSession:
         stop_ids: tuple[int, ...] = (),
         context: int = 0,
         slide: bool = False,
+        lookup: int = 0,
     ) -> None:
         """Prepare a batch; nothing is computed yet.
 
@@ -82,6 +84,7 @@ class DecodeSession:
             stop_ids: ids that end a row.
             context: the model's context length in tokens.
             slide: beyond the context, continue from the last `context` tokens.
+            lookup: draft tokens by prompt lookup with n-grams of this length; one prompt only, without `slide`. 0 disables.
         """
         assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX would clamp
         ids_BP, start_B = left_pad(prompts, context)
@@ -96,12 +99,14 @@ class DecodeSession:
         self._cached = max(context - max(map(len, prompts)) + 1, 1) if slide else self._limit
         self._params = params
         _, slots = cache_shape(prompts, limits, context, slide)
-        self._start, self._steps, self._slide = _programs(model, sampling, stop_ids, self._size, slots, context)
+        self._start, self._steps, self._slide = _programs(model, sampling, stop_ids, self._size, slots, context, lookup)
         self._state: SamplerState | None = None
         self.made = 0
 
     def next_tokens(self, steps: int) -> np.ndarray:
         """Generate up to `steps` more tokens per row, int32 `[B, new]`, or none if all rows have ended.
+
+        With `lookup`, a few more than `steps` are possible.
 
         A row ends at a negative token: `sampling.NO_TOKEN` or `NOT_A_NUMBER`.
         """
@@ -133,9 +138,10 @@ class DecodeSession:
 
 @lru_cache(maxsize=64)
 def _programs(
-    model: Model, sampling: SamplingParams, stop_ids: tuple[int, ...], size: int, slots: int, window: int
+    model: Model, sampling: SamplingParams, stop_ids: tuple[int, ...], size: int, slots: int, window: int, lookup: int
 ) -> tuple[Any, Any, Any]:
-    go_on = partial(decode_steps, model=model, sampling=sampling, stop_ids=stop_ids)
+    plain = partial(decode_steps, model=model, sampling=sampling, stop_ids=stop_ids)
+    go_on = partial(lookup_steps, model=model, sampling=sampling, stop_ids=stop_ids, ngram=lookup) if lookup else plain
 
     def start(params: Any, text: TokenBuffer, rows: RowLimits, steps: jax.Array) -> SamplerState:
         # Prefill and decode steps are one program, so that generation without streaming needs one compilation.
@@ -144,7 +150,7 @@ def _programs(
     return (
         jax.jit(start),
         jax.jit(go_on, donate_argnums=1),
-        jax.jit(partial(go_on, window=window), donate_argnums=1),
+        jax.jit(partial(plain, window=window), donate_argnums=1),
     )
 
 

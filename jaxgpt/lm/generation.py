@@ -77,6 +77,7 @@ def generate(
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
     overflow: Overflow = "error",
+    lookup: int = 0,
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     progress: Callable[[int, int], None] | None = None,
@@ -105,6 +106,9 @@ def generate(
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
+            that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
+            0 disables.
         filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
             temperature. -inf forbids a token. Define each once: a new function is compiled anew.
         key: a seed, a `jax.random.key` (row i is drawn with it folded with i), or an array of keys, one per prompt or one per
@@ -117,7 +121,7 @@ def generate(
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
     sampling = with_filters(sampling, filters)
     beams = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
-    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow)
+    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
     if beams.num_beams > 1:
         return _beam_search(lm, request, sampling, beams)
     repeated = request.repeat(beams.num_return_sequences)
@@ -142,6 +146,7 @@ def stream(
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
     overflow: Overflow = "error",
+    lookup: int = 0,
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     block: int | None = STREAM_BLOCK,
@@ -162,6 +167,9 @@ def stream(
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
+            that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
+            0 disables.
         filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
             temperature. -inf forbids a token. Define each once: a new function is compiled anew.
         key: a seed, a `jax.random.key`, or an array of keys, one per prompt.
@@ -172,7 +180,7 @@ def stream(
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
     sampling = with_filters(sampling, filters)
-    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow)
+    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
     key_B = row_keys(key, len(request.rows), 1)
     return _pieces(lm, request, sampling, key_B, None if block is None else as_int("block", block, 1, 2**31 - 1))
 
@@ -186,6 +194,7 @@ class _Request(NamedTuple):
     stops: tuple[str, ...]
     stop_ids: tuple[int, ...]
     overflow: Overflow
+    lookup: int
 
     @classmethod
     def of(
@@ -197,13 +206,15 @@ class _Request(NamedTuple):
         stop: str | Sequence[str],
         stop_ids: int | Sequence[int],
         overflow: Overflow,
+        lookup: int,
     ) -> _Request:
         check_lm(lm)
         model = lm.config.model
         encoded = encode_prompts(lm.tokenizer, model.vocab_size, prompts)
         rows, new = fit(model, encoded, max_new_tokens, max_length, overflow)
         stops = check_stops(lm.tokenizer, stop)
-        return cls(encoded, rows, new, stops, check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids), overflow)
+        ends = check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids)
+        return cls(encoded, rows, new, stops, ends, overflow, as_int("lookup", lookup, 0, model.block_size))
 
     def repeat(self, sequences: int) -> _Request:
         """Repeat each row."""
@@ -233,6 +244,11 @@ def _pieces(
 ) -> Iterator[Piece]:
     if not request.rows:
         return
+    if request.lookup and (len(request.rows) > 1 or request.overflow == "slide"):
+        raise UserError(
+            f"lookup {request.lookup} needs one prompt, one sequence and overflow error: leave it out, or generate the texts "
+            f"one by one"
+        )
     slide, context = request.overflow == "slide", lm.config.model.block_size
     check_memory(lm, *cache_shape(request.rows, request.new, context, slide), max(request.new))
     session = DecodeSession(
@@ -245,6 +261,7 @@ def _pieces(
         stop_ids=request.stop_ids,
         context=context,
         slide=slide,
+        lookup=request.lookup,
     )
     texts = [request.text_of(lm, row) for row in range(len(request.rows))]
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
@@ -264,9 +281,10 @@ def _pieces(
 
 def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
     W, V, defaults = beams.num_beams, lm.config.model.vocab_size, SamplingParams()
-    drawing = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    for name, value in (drawing | {"overflow": request.overflow}).items():
-        if value != getattr(defaults, name, "error"):
+    others = {"overflow": "error", "lookup": 0}
+    unused = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    for name, value in (unused | {name: getattr(request, name) for name in others}).items():
+        if value != getattr(defaults, name, others.get(name)):
             raise UserError(
                 f"{name.replace('_', '-')} {value} has no effect in beam search: leave it out, or set num-beams {W} to 1"
             )

@@ -1,0 +1,109 @@
+"""Prompt lookup changes the number of passes, not the tokens."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make, small
+
+from jaxgpt.decoding import Model, SamplingParams
+from jaxgpt.decoding.lookup import DRAFT, draft_tokens
+from jaxgpt.decoding.sampling import TokenBuffer
+from jaxgpt.lm import model_functions
+from jaxgpt.lm.engine import DecodeSession
+
+NEW = 30
+
+
+def tokens(
+    model: Model, params: Any, prompt: list[int], key: int, lookup: int, steps: int = NEW, **settings: Any
+) -> list[int]:
+    """Generate up to `NEW` tokens, `steps` at a time."""
+    keys = jax.random.split(jax.random.key(key), 1)
+    settings = {"sampling": SamplingParams(temperature=0), "context": 64} | settings
+    session = DecodeSession(params, [prompt], keys, [NEW], model=model, lookup=lookup, **settings)
+    found: list[int] = []
+    while len(new := session.next_tokens(steps)[0]):
+        found += new.tolist()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_draft_is_what_followed_the_last_occurrence(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    for _ in range(30):
+        size, ngram = int(draw.integers(8, 30)), int(draw.integers(1, 4))
+        ids = draw.integers(0, 3, size)
+        start = int(draw.integers(0, 3))
+        length = int(draw.integers(start + ngram, size))
+        text = ids[start:length].tolist()
+        ends = [i + ngram for i in range(len(text) - ngram) if text[i : i + ngram] == text[-ngram:]]
+        buffer = TokenBuffer(jnp.asarray(ids[None], jnp.int32), jnp.array([start]), jnp.int32(length))
+        draft, found = jax.jit(draft_tokens, static_argnums=(1, 2))(buffer, ngram, 5)
+        assert bool(found) == bool(ends)
+        if ends:
+            follows = text[ends[-1] :]
+            assert draft.tolist() == (follows * 5)[:5]
+
+
+GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.5, top_k=5)
+PENALTIES = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, no_repeat_ngram_size=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("gpt2", GREEDY),
+        ("llama", SAMPLED),
+        *(pytest.param("gpt2", sampling, marks=pytest.mark.long) for sampling in (SAMPLED, PENALTIES)),
+        *(pytest.param("llama", sampling, marks=pytest.mark.long) for sampling in (GREEDY, PENALTIES)),
+    ],
+)
+def test_the_tokens_are_those_of_plain_decoding(
+    name: str, sampling: SamplingParams, pytestconfig: pytest.Config
+) -> None:
+    """Greedy and sampled: so sampled tokens have the distribution of plain decoding, too."""
+    config = small(name, block_size=64)
+    _, params = make(config)
+    model, draw = model_functions(config, "float32"), np.random.default_rng(0)
+    for case in range(50 if pytestconfig.getoption("--long") else 5):
+        prompt = draw.integers(0, config.vocab_size, draw.integers(9, 16)).tolist()
+        settings: dict[str, Any] = {"sampling": sampling, "stop_ids": (1, 7)}
+        plain = tokens(model, params, prompt, case, 0, **settings)
+        assert tokens(model, params, prompt, case, 1, steps=7, **settings) == plain  # most drafts are rejected
+
+
+class Counted(NamedTuple):
+    """A cache that counts the passes of a model that always predicts the next id modulo 10."""
+
+    passes: jax.Array
+    length: jax.Array
+
+
+def count_up(params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
+    read_BT = ids_BT[:, -1:] if last else ids_BT
+    return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
+
+
+def test_a_text_that_repeats_needs_few_passes() -> None:
+    model = Model(count_up, lambda start, size: Counted(jnp.int32(0), jnp.int32(0)))
+    passes = []
+    for lookup in (0, 3):
+        session = DecodeSession(
+            None,
+            [list(range(10)) * 2],
+            jax.random.split(jax.random.key(0), 1),
+            [NEW],
+            model=model,
+            sampling=SamplingParams(temperature=0),
+            context=64,
+            lookup=lookup,
+        )
+        assert session.next_tokens(NEW)[0].tolist() == [i % 10 for i in range(NEW)]
+        passes.append(int(session._state.cache.passes))  # type: ignore[union-attr]
+    assert passes[0] == NEW
+    assert passes[1] <= 1 + -(-NEW // (DRAFT + 1)) + DRAFT  # the last tokens before the limit are not drafted
