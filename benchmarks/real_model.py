@@ -1,0 +1,146 @@
+"""Speed of an imported chat model: decoding compared with transformers, prompt lookup, and the next answer of a chat.
+
+python benchmarks/real_model.py runs/smollm2    (a model whose chat template has <|im_start|>)
+
+Each comparison alternates in one process on the same cores, without streaming; medians. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+REPEATING = """<|im_start|>user
+Repeat this text:
+The Seine is a river in northern France. It rises in Burgundy, flows through Paris and Rouen, and reaches the English \
+Channel at Le Havre. Barges use it for most of its length, and thirty-seven bridges cross it in Paris.<|im_end|>
+<|im_start|>assistant
+"""
+PLAIN = "The first law of thermodynamics says that"
+QUESTIONS = [
+    "Tell me about the history of Paris.",
+    "And about its museums?",
+    "Which river flows through it?",
+    "How many bridges cross it?",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("run")
+    parser.add_argument("--new", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+
+    import jaxgpt
+    from jaxgpt.config import MeshConfig
+    from jaxgpt.parallel import use_cores
+
+    use_cores(MeshConfig(data=1))
+    lm = jaxgpt.load(args.run)
+    results: dict[str, Any] = {"decode": decode(lm, args.run, args.new, args.repeats)}
+    for name, prompt in (("a text to repeat", REPEATING), ("a new text", PLAIN)):
+        results[f"lookup, {name}"] = lookup(lm, name, prompt, args.new, args.repeats)
+    results["chat"] = chat(lm, args.repeats)
+    packages = {name: version(name) for name in ("jax", "jaxlib", "torch", "transformers")}
+    cores = len(os.sched_getaffinity(0))
+    print(json.dumps({"python": platform.python_version(), "cores": cores, **packages, "args": vars(args), **results}))
+
+
+def alternate(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
+    """Return the tokens per second of each function, which returns its number of tokens."""
+    for run in runs.values():
+        run()  # compile
+    speeds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            made = run()
+            speeds[name].append(made / (time.perf_counter() - began))
+    return {name: statistics.median(values) for name, values in speeds.items()}
+
+
+def decode(lm: Any, run: str, new: int, repeats: int) -> dict[str, float]:
+    import torch
+    import transformers
+
+    import jaxgpt
+    from jaxgpt.convert.models import export_model
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        export_model(run, Path(folder) / "hf")
+        hf = transformers.AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=torch.float32).eval()
+    ids = lm.tokenizer.encode(PLAIN)
+    prompt = torch.from_numpy(ids[None].astype("int64"))
+    settings = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
+
+    def theirs() -> int:
+        return int(hf.generate(prompt, **settings).shape[1]) - len(ids)
+
+    def ours() -> int:
+        [out] = jaxgpt.generate(lm, ids.tolist(), max_new_tokens=new, temperature=0)
+        return len(out.ids)
+
+    found = alternate({"transformers": theirs, "jaxgpt": ours}, repeats)
+    print(f"decoding, batch 1, float32: {found['jaxgpt']:.1f} tokens/s, transformers {found['transformers']:.1f}: "
+          f"{found['jaxgpt'] / found['transformers']:.2f} x")  # fmt: skip
+    return found
+
+
+def lookup(lm: Any, name: str, prompt: str, new: int, repeats: int) -> dict[str, float]:
+    import jaxgpt
+
+    texts, ids = [], lm.tokenizer.encode_special(prompt).tolist()
+
+    def run(ngram: int) -> int:
+        [out] = jaxgpt.generate(lm, ids, max_new_tokens=new, temperature=0, lookup=ngram)
+        texts.append(out.text)
+        return len(out.ids)
+
+    found = alternate({"plain": lambda: run(0), "lookup": lambda: run(3)}, repeats)
+    assert len(set(texts)) == 1, "lookup must not change the text"
+    print(f"lookup 3, {name}: {found['lookup']:.1f} tokens/s, {found['plain']:.1f} without: "
+          f"{found['lookup'] / found['plain']:.2f} x")  # fmt: skip
+    return found
+
+
+def chat(lm: Any, repeats: int) -> dict[str, float]:
+    """Time the first token of the last answer, with the cache of the earlier turns and without."""
+    from jaxgpt.config import SamplingParams
+    from jaxgpt.lm import Chat
+
+    greedy = SamplingParams(temperature=0)
+    times: dict[str, list[float]] = {"kept": [], "read again": []}
+    for _ in range(repeats + 1):
+        kept = Chat(lm)
+        for question in QUESTIONS[:-1]:
+            for _ in kept.answer(question, max_new_tokens=100, sampling=greedy):
+                pass
+        for name, talk in (("kept", kept), ("read again", Chat(lm, kept.messages))):
+            began = time.perf_counter()
+            pieces = talk.answer(QUESTIONS[-1], max_new_tokens=100, sampling=greedy)
+            next(pieces)
+            times[name].append(time.perf_counter() - began)
+            pieces.close()
+            tokens = talk.prompt_tokens
+    found = {name: statistics.median(values[1:]) for name, values in times.items()}
+    print(
+        f"first token of answer {len(QUESTIONS)}, after {tokens} tokens: {found['kept']:.3f} s; if the conversation is "
+        f"read again {found['read again']:.3f} s, {found['read again'] / found['kept']:.1f} x"
+    )
+    return found | {"prompt_tokens": tokens}
+
+
+if __name__ == "__main__":
+    main()
