@@ -63,8 +63,8 @@ def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         for item in items:
-            if "long" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="takes minutes: --long runs it"))
+            if item.get_closest_marker("long") or item.get_closest_marker("ci"):
+                item.add_marker(pytest.mark.skip(reason="takes long: --long runs it"))
 
 
 @pytest.fixture(scope="session", autouse=True)

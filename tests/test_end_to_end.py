@@ -168,7 +168,7 @@ def test_every_run_has_its_own_folder() -> None:
     assert sorted(p.name for p in Path("runs").iterdir()) == ["statquest", "statquest-2"]
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_interrupted_and_resumed() -> None:
     """Ctrl-C saves and prints the path; the run is resumed later."""
     Path("text.txt").write_text(TEXT)

@@ -442,6 +442,7 @@ def test_no_two_texts_share_their_randomness(lm: LM) -> None:
     assert same[0] == same[1]
 
 
+@pytest.mark.ci
 def test_x64_does_not_change_texts() -> None:
     lm = tiny(n_layer=1)
     calls: list[dict[str, Any]] = [

@@ -35,7 +35,7 @@ def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
     return jax.device_get(state), metrics(), np.asarray(losses)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_training() -> None:
     expected = trained()
     with jax.enable_x64(True):

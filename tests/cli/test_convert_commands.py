@@ -35,6 +35,7 @@ def test_import_and_export(tmp_path, capsys):
     assert main(["import", str(tmp_path / "hf"), run, "--revision", "x"]) == 2
 
 
+@pytest.mark.ci
 def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "base", SMALL)

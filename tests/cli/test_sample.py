@@ -63,6 +63,7 @@ def test_beams(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(samples[0]["ids"]) == 17
 
 
+@pytest.mark.ci
 def test_explain_names_the_token_that_sample_takes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--prompt", "abc", "--seed", "5", "--top-k", "4", "--top-p", "0.9")
     told = ask(capsys, "explain", run, *flags)

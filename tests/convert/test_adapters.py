@@ -49,6 +49,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.ci
 def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
     """GPT-2's c_attn is one matrix for PEFT: the adapters of q and v are blocks of one with the rank of both."""
     result = jaxgpt("export", str(written / "separate"), "out", "--adapter")

@@ -126,6 +126,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.ci
 def test_claims_allocate_no_memory(tmp_path: Path) -> None:
     """For files that claim terabytes, each command exits with 2 and one line, and all need less than 100 MB."""
     cases = []

@@ -104,7 +104,8 @@ def test_accumulation_and_scanned_layers_keep_documents_apart() -> None:
     assert_close(found, (loss, stack_layers(grads)), 1e-5)
 
 
-@pytest.mark.parametrize("kernel", [tiled_attention, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.ci
+@pytest.mark.parametrize("kernel", [tiled_attention, None])
 def test_documents_on_a_mesh(kernel: AttentionKernel | None) -> None:
     config = small("llama", n_kv_head=1)
     model, params = make(config)

@@ -65,6 +65,7 @@ def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str, ra
         assert figures.memory[kind] == real
 
 
+@pytest.mark.ci
 def test_a_data_parallel_step_sends_the_gradients() -> None:
     """With data parallelism only, a step sends one sum of the gradients and a few scalars."""
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))

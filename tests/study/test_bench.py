@@ -82,6 +82,7 @@ def dots(optimizer: str) -> Counter[str]:
     return found
 
 
+@pytest.mark.ci
 def test_products_are_classified() -> None:
     """Attention has two products per layer and twice as many backward; the optimizer has products only with Muon."""
     adamw, muon = dots("adamw"), dots("muon")
@@ -151,7 +152,8 @@ TINY = flags(
 )
 
 
-@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.ci
 def test_the_command(each: int) -> None:
     """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
     result = jaxgpt("bench", "python-char", *TINY, "--train.steps-per-call", str(each), "--seconds", "0.1", "--json")

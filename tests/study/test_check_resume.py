@@ -42,7 +42,7 @@ def in_this_process(place: Path, job: dict) -> dict[str, str]:  # type: ignore[t
     return check_resume.leg(place / "job.json")
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_equal_in_separate_processes(tmp_path: Path) -> None:
     Path("text.txt").write_text(TEXT)
     compiled = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

@@ -98,7 +98,7 @@ def test_every_optimizer_resumes_bit_for_bit(name: Any) -> None:
     assert same_bits(run(config, "cut", resume=True).state, straight.state)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_steps_per_call_do_not_change_a_run() -> None:
     """Bit for bit with an interruption anywhere, and nearly the same as with one step per call."""
     config = small_run(steps=15, eval_every=12, steps_per_call=3)

@@ -84,6 +84,7 @@ def test_only_adapters_are_trained() -> None:
     assert np.abs(trained - sums).max() > 0.01
 
 
+@pytest.mark.ci
 def test_a_step_is_one_of_adamw_on_the_adapters() -> None:
     """Weight decay applies to A and B, as in PEFT with torch's AdamW."""
     p, params = program()
@@ -105,7 +106,7 @@ def test_a_step_is_one_of_adamw_on_the_adapters() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state.params, expected)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
     p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, microbatch=1)
@@ -183,6 +184,7 @@ def restored(run: Path, part: str) -> Any:
     return ocp.load_checkpointables((run / "checkpoints/4").absolute())[part]
 
 
+@pytest.mark.ci
 def test_a_run_is_its_merged_weights(folder: Path) -> None:
     config, params, adapters = load_adapters("run", "last")
     lm = api.load("run", "last")

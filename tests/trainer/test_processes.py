@@ -154,7 +154,7 @@ def test_two_processes_exchange_values() -> None:
     assert a["answers"] == [0, 0, 0, 0, 1, 0, 2, 0]
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: None) -> None:
     """One of two processes is killed and the other exits with a message; one process resumes, with the same results."""
     length = flags(train__steps=60)
@@ -372,7 +372,7 @@ def test_stopped_and_resumed_by_another_number_of_processes(
     assert_same_figures("run", "straight")
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.long) for n in (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.ci) for n in (signal.SIGTERM, signal.SIGINT)])
 def test_a_launcher_forwards_signals(place: None, number: int) -> None:
     """All save the same step, one prints how to resume, and no process is left."""
     with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
