@@ -8,9 +8,10 @@ from pathlib import Path
 
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.batches import Batches, Windows
-from jaxgpt.data.conversations import Packed, load_conversations
+from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
+from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -12,13 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.conversations import Packed
+from jaxgpt.data.order import draw, shuffled
+from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Tokens
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Tokens.window`). Indexing with a slice reads those rows, and no others.
+    """Windows of inputs and targets (`Tokens.windows`). Indexing with a slice reads those rows, and no others.
 
     Attributes:
         tokens: the ids.
@@ -37,11 +36,7 @@ class Windows:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
-        starts = self.starts_B[rows].tolist()
-        out = np.empty((len(starts), *self.shape[1:]), np.int32)
-        for row, start in zip(out, starts, strict=True):
-            row[:] = self.tokens.window(start, self.block_size)
-        return out
+        return self.tokens.windows(self.starts_B[rows], self.block_size)
 
 
 @dataclass(frozen=True)
@@ -93,13 +88,14 @@ class Batches:
 
     def _starts(self, step: int) -> np.ndarray:
         if self.sampling == "random":
-            return _draw(self.seed, "window", step, self.batch_size) % self._places
+            return draw(self.seed, "window", step, self.batch_size) % self._places
         epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), self.per_epoch)
         starts = np.empty(self.batch_size, np.int64)
         for epoch in np.unique(epochs).tolist():
-            order, phase = _epoch(self.seed, epoch, self.per_epoch, self._phases)
             inside = epochs == epoch
-            starts[inside] = phase + order[places[inside]] * (self.stride or self.block_size)
+            phase = int(draw(self.seed, "phase", epoch, 1)[0] % self._phases)
+            order = shuffled(places[inside], self.per_epoch, self.seed, epoch)
+            starts[inside] = phase + order * (self.stride or self.block_size)
         return starts
 
     @property
@@ -148,17 +144,3 @@ def batches(
             raise UserError(f"{name} must be at least 1, not {value}")
     made = Batches(Tokens([row]), int(block_size), int(batch_size), int(seed), sampling, int(stride))
     return lambda step: made.at(int(step))[:]
-
-
-@functools.lru_cache(maxsize=2)
-def _epoch(seed: int, epoch: int, n: int, phases: int) -> tuple[np.ndarray, int]:
-    """Draw an order of n windows and a phase, from raw random bits: NumPy keeps that stream the same between versions."""
-    order = np.argsort(_draw(seed, "order", epoch, n), kind="stable")
-    return order, int(_draw(seed, "phase", epoch, 1)[0] % phases)
-
-
-def _draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
-    """Draw n random int64 >= 0 from the seed, the name of a stream and an index within it."""
-    key = np.array([seed, zlib.crc32(stream.encode())], np.uint64)
-    raw = np.random.Philox(key=key, counter=np.array([0, index, 0, 0], np.uint64)).random_raw(n)
-    return (raw >> np.uint64(1)).astype(np.int64)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
-from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +14,8 @@ from jaxgpt.config import UserError
 from jaxgpt.data.chat_template import ChatTemplate, check_messages
 from jaxgpt.data.corpus import Progress, no_progress
 from jaxgpt.data.encode import Tokenizer
+from jaxgpt.data.packing import Packed
+from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import JSON_LIMIT, parse_json, shown
 
 DATE = "2024-07-26"  # for templates that write today's date: a batch is a function of (seed, step), not of the day
@@ -34,99 +33,12 @@ class Conversation(NamedTuple):
     trained: np.ndarray
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Whole conversations packed into windows, separated by segment ids.
-
-    Used in place of `Tokens`; the start of a window is its index.
-
-    Attributes:
-        ids: int32, of all conversations.
-        trained: whether the assistant wrote each id, bool; only these are targets.
-        bounds: begin and end of each conversation, int64 `[n + 1]`.
-        windows: the conversations of each window.
-    """
-
-    ids: np.ndarray
-    trained: np.ndarray
-    bounds: np.ndarray
-    windows: list[list[int]]
-    segmented = True
-
-    @staticmethod
-    def of(conversations: Sequence[Conversation], block_size: int) -> Packed:
-        """Pack conversations of at most T + 1 ids."""
-        lengths = [len(each.ids) for each in conversations]
-        none = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
-        ids, trained = (np.concatenate(parts) for parts in zip(none, *conversations, strict=True))
-        return Packed(ids, trained, np.cumsum([0, *lengths]), pack([n - 1 for n in lengths], block_size))
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return ids `start` to `start + n`."""
-        return self.ids[start : start + n]
-
-    def starts(self, block_size: int) -> int:
-        """Count the windows."""
-        return len(self.windows)
-
-    def eval_starts(self, block_size: int, stride: int) -> range:
-        """Return all windows; the stride does not apply."""
-        return range(len(self.windows))
-
-    def window(self, start: int, block_size: int) -> np.ndarray:
-        """Return a window, int32 `[T, 3]`: the input, target and segment id of each position; -1 is no target."""
-        out = np.tile(np.array([0, -1, -1], np.int32), (block_size, 1))
-        end = 0
-        for segment, index in enumerate(self.windows[start]):
-            place = slice(*self.bounds[index : index + 2])
-            ids, trained = self.ids[place], self.trained[place]
-            begin, end = end, end + len(ids) - 1
-            out[begin:end] = np.stack(
-                [ids[:-1], np.where(trained[1:], ids[1:], -1), np.full(len(ids) - 1, segment)], -1
-            )
-        return out
-
-    def prompt(self) -> np.ndarray:
-        """Return the ids of the first conversation before the assistant's first id."""
-        return self.ids[: int(np.argmax(self.trained))]
-
-    def fill(self, block_size: int) -> float:
-        """Return the fraction of the positions of all windows that hold a token."""
-        return (len(self.ids) - len(self.bounds) + 1) / (len(self.windows) * block_size)
-
-
-def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Pack items in bins: the longest first, each into the fullest bin that has room for it (best fit decreasing).
-
-    Args:
-        lengths: of the items, 1 to `size`.
-        size: of a bin.
-
-    Returns:
-        The indices of the items in each bin.
-    """
-    bins: list[list[int]] = []
-    spaces: list[int] = []  # the free spaces of bins, sorted, each once
-    having: dict[int, list[int]] = defaultdict(list)  # the bins with each free space
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        place = bisect_left(spaces, lengths[index])
-        if place == len(spaces):
-            bins.append([])
-            space, chosen = size, len(bins) - 1
-        else:
-            space = spaces[place]
-            chosen = having[space].pop()
-            if not having[space]:
-                del spaces[place]
-        bins[chosen].append(index)
-        if left := space - lengths[index]:
-            if not having[left]:
-                insort(spaces, left)
-            having[left].append(chosen)
-    return bins
+def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:
+    """Pack conversations of 2 to T + 1 ids into windows."""
+    none = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
+    ids, trained = (np.concatenate(parts) for parts in zip(none, *conversations, strict=True))
+    sizes = np.array([len(each.ids) for each in conversations], np.int64)
+    return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, trained)
 
 
 def load_conversations(
@@ -153,7 +65,7 @@ def load_conversations(
             f"no conversation of {path} has an assistant's token among its first {block_size + 1:,}: raise model.block_size"
         )
     first = min(max(int(train_fraction * len(kept)), 1), len(kept))
-    train, val = Packed.of(kept[:first], block_size), Packed.of(kept[first:], block_size)
+    train, val = pack_conversations(kept[:first], block_size), pack_conversations(kept[first:], block_size)
     predicted = sum(int(each.trained[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
     longer = sum(len(each.ids) > block_size + 1 for each in found)
     notes = [

@@ -14,9 +14,10 @@ import numpy as np
 
 from jaxgpt.config import MAX_VOCAB, Config, UserError
 from jaxgpt.data import statistics
-from jaxgpt.data.conversations import Packed, load_conversations
+from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
+from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 
@@ -143,7 +144,11 @@ def describe(source: Source, progress: Progress = no_progress) -> dict[str, Any]
 
     hashes = statistics.document_hashes(observed(), source.end_ids)
     if isinstance(train, Packed) and isinstance(val, Packed):
-        texts = [ids.tobytes() for each in (train, val) for ids in np.split(each.ids, each.bounds[1:-1]) if len(ids)]
+        texts = [
+            each.take(begin, n + 1).tobytes()
+            for each in (train, val)
+            for begin, n in zip(each.begins.tolist(), each.lengths.tolist(), strict=True)
+        ]
         hashes = np.array([hash(text) for text in texts], np.int64)
     elif source.text and not ended:
         hashes = np.array([hash(bytes(part)) for _, part in _parts(source.text)], np.int64)
@@ -210,8 +215,9 @@ def _keys(split: Tokens | Packed, rank: np.ndarray, base: int, start: int, n: in
     keys = statistics.trigrams(rank[ids], base)
     if isinstance(split, Packed):
         index = np.arange(start, start + n)
-        begin = split.bounds[np.searchsorted(split.bounds, index, side="right") - 1]
-        return keys[(split.trained[start : start + n] & (index >= begin + 2))[2:]]
+        begins = np.sort(split.begins)
+        inside = index >= begins[np.searchsorted(begins, index, side="right") - 1] + 2
+        return keys[(inside if split.trained is None else inside & split.trained[start : start + n])[2:]]
     if split.end_ids:
         ends = np.isin(ids, split.end_ids)
         return keys[~(ends[:-2] | ends[1:-1])]
@@ -223,8 +229,9 @@ def _grams(val: Tokens | Packed) -> np.ndarray:
     parts = []
     for start, n in _sample(len(val), EVALUATED):
         hashes = statistics.gram_hashes(val.take(start, n))
-        trained = val.trained[start : start + n] if isinstance(val, Packed) else np.ones(n, bool)
-        parts.append(hashes[trained[statistics.GRAM - 1 :]])
+        if isinstance(val, Packed) and val.trained is not None:
+            hashes = hashes[val.trained[start : start + n][statistics.GRAM - 1 :]]
+        parts.append(hashes)
     return np.concatenate(parts)
 
 

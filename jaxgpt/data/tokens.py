@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
+import mmap
 import re
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +42,9 @@ class Tokens:
         self.parts = [p for p in parts if len(p)]
         self.vocab_size = vocab_size
         self.end_ids = end_ids
-        self._ends = np.cumsum([len(p) for p in self.parts], dtype=np.int64)
+        self._ends = list(itertools.accumulate(map(len, self.parts)))
+        self._plain = [np.asarray(p) for p in self.parts]  # a slice of a memmap costs as much as copying a window
+        self._maps = [_mapping(p) for p in self.parts]
 
     def below(self, vocab_size: int) -> Tokens:
         """Require ids below `vocab_size`. The first million of each file are checked now, the others when they are read.
@@ -47,11 +53,11 @@ class Tokens:
             UserError: an id is out of range.
         """
         for part in self.parts:
-            _check(part[:FIRST], vocab_size)
+            _check(part, 0, min(FIRST, len(part)), vocab_size)
         return Tokens(self.parts, vocab_size, self.end_ids)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self.parts else 0
+        return self._ends[-1] if self.parts else 0
 
     def take(self, start: int, n: int) -> np.ndarray:
         """Return a copy of ids `start` to `start + n` as int32.
@@ -59,15 +65,38 @@ class Tokens:
         Raises:
             UserError: an id is outside the vocabulary (JAX would silently use another one).
         """
-        out, filled = np.empty(n, np.int32), 0
-        part = int(np.searchsorted(self._ends, start, side="right"))
+        out = np.empty(n, np.int32)
+        self._read(start, out)
+        return out
+
+    def _read(self, start: int, out: np.ndarray) -> None:
+        """Copy the ids from `start` on into a row."""
+        n, filled = len(out), 0
+        part = bisect_right(self._ends, start)
         while filled < n:
-            begin = int(self._ends[part]) - len(self.parts[part])
-            piece = self.parts[part][start + filled - begin :][: n - filled]
-            _check(piece, self.vocab_size)
+            plain = self._plain[part]
+            begin = start + filled - (self._ends[part] - len(plain))
+            piece = plain[begin : begin + n - filled]
+            if int(piece.max()) >= self.vocab_size or (piece.dtype.kind == "i" and int(piece.min()) < 0):
+                _check(self.parts[part], begin, begin + len(piece), self.vocab_size)
             out[filled : filled + len(piece)] = piece
             filled, part = filled + len(piece), part + 1
-        return out
+
+    def will_read(self, starts: Iterable[int], sizes: Iterable[int]) -> None:
+        """Let the kernel read ids from disk that are needed next, all at once.
+
+        Otherwise it reads them one page fault after another, each with as much after it as it reads ahead for a sequential
+        file: megabytes for a window of 2 KB.
+        """
+        with contextlib.suppress(OSError):  # it is only advice
+            for start, n in zip(starts, sizes, strict=False):
+                part = bisect_right(self._ends, start)
+                mapping, offset = self._maps[part]
+                if mapping is not None:
+                    plain = self._plain[part]
+                    begin = offset + (start - (self._ends[part] - len(plain))) * plain.itemsize
+                    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+                    mapping.madvise(mmap.MADV_WILLNEED, page, min(begin + n * plain.itemsize, len(mapping)) - page)
 
     @property
     def segmented(self) -> bool:
@@ -78,20 +107,27 @@ class Tokens:
         """Count the ids at which a whole window can start."""
         return len(self) - block_size
 
-    def window(self, start: int, block_size: int) -> np.ndarray:
-        """Read a window from id number `start`, int32; -1 beyond the end of the ids.
+    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+        """Read the windows that begin at `starts`, int32; -1 beyond the end of the ids.
 
         Returns:
-            `[T + 1]`, T inputs and, one further, T targets; or with `end_ids`, `[T, 3]`: the input, target and segment id of
-            each position. The last input of a document has the target -1: it does not predict the next document.
+            `[B, T + 1]`, T inputs and, one further, T targets; or with `end_ids`, `[B, T, 3]`: the input, target and segment
+            id of each position. The last input of a document has the target -1: it does not predict the next document.
         """
-        row = np.full(block_size + 1, -1, np.int32)
-        ids = self.take(start, min(block_size + 1, len(self) - start))
-        row[: len(ids)] = ids
+        rows = np.full((len(starts), block_size + 1), -1, np.int32)
+        self.will_read(starts.tolist(), itertools.repeat(block_size + 1))
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            self._read(start, row[: max(len(self) - start, 0)])
         if not self.end_ids:
-            return row
-        ends = np.isin(row[:-1], self.end_ids)
-        return np.stack([row[:-1], np.where(ends, -1, row[1:]), np.cumsum(ends) - ends], -1, dtype=np.int32)
+            return rows
+        out = np.empty((len(starts), block_size, 3), np.int32)
+        for window, row in zip(out, rows, strict=True):  # one at a time stays in the processor's cache
+            ends = is_any(row[:-1], self.end_ids)
+            window[:, 0], window[:, 1] = row[:-1], row[1:]
+            window[ends, 1] = -1
+            window[0, 2] = 0
+            np.cumsum(ends[:-1], out=window[1:, 2])
+        return out
 
     def eval_starts(self, block_size: int, stride: int) -> range:
         """Return the starts of the windows of a whole split, `stride` apart.
@@ -139,6 +175,14 @@ def with_documents(tokens: Tokens, end_ids: tuple[int, ...]) -> Tokens:
             f"id between documents, or --data.documents flow"
         )
     return Tokens(tokens.parts, tokens.vocab_size, end_ids)
+
+
+def is_any(ids: np.ndarray, values: tuple[int, ...]) -> np.ndarray:
+    """Return which ids are among a few values, bool."""
+    found: np.ndarray = ids == values[0]
+    for value in values[1:]:
+        found |= ids == value
+    return found
 
 
 def split_of(path: Path) -> str:
@@ -240,10 +284,20 @@ def open_tokens(path: Path) -> np.ndarray:
     return np.memmap(path, np.dtype("<u2"), "r")
 
 
-def _check(ids: np.ndarray, vocab_size: int) -> None:
+def _mapping(part: np.ndarray) -> tuple[mmap.mmap | None, int]:
+    """Return the memory map of an array, and the offset of the array in it in bytes; None if it has none, or no advice."""
+    mapping = getattr(part, "_mmap", None)
+    if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
+        return None, 0
+    return mapping, part.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+
+
+def _check(part: np.ndarray, begin: int, end: int, vocab_size: int) -> None:
+    """Check the ids from `begin` to `end` of a part."""
+    ids = part[begin:end]
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
-        where = f"{ids.filename}: " if isinstance(ids, np.memmap) else ""
+        where = f"{part.filename}: " if isinstance(part, np.memmap) else ""
         raise UserError(
             f"{where}id {wrong} is outside the vocabulary of {vocab_size}: use the tokenizer that made these ids"
         )

@@ -1,1 +1,1 @@
-"""Plan runs on hardware you do not have: topologies, estimates, and the analysis of compiled programs."""
+"""Machines that are not here: topologies, compiled programs read as text, estimates."""

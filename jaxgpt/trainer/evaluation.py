@@ -13,6 +13,7 @@ from jaxgpt.config import Config
 from jaxgpt.data import Packed, Tokens, Windows
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
+from jaxgpt.trainer.prefetch import one_ahead
 from jaxgpt.trainer.program import Program
 
 AHEAD = 2  # batches queued ahead of the one that is waited for
@@ -72,16 +73,21 @@ def evaluate(
     shared = spread(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if whole else shared
     sums, counts = [], []
-    for first in range(0, len(windows), batch_size):
-        if interrupted():
-            return None
-        batch = Windows(tokens, starts[windows[first : first + batch_size]], block_size)
-        loss, count = program.eval(params, put(mesh, [batch], (batch_size, *batch.shape[1:])))
-        sums.append(loss)
-        counts.append(count)
-        if len(sums) > AHEAD:  # without waiting, all batches would be queued at once
-            jax.block_until_ready(sums[-AHEAD - 1])
-            progress((len(sums) - AHEAD) * batch_size, len(windows))
+
+    def batch(first: int) -> jax.Array:
+        rows = Windows(tokens, starts[windows[first : first + batch_size]], block_size)
+        return put(mesh, [rows], (batch_size, *rows.shape[1:]))
+
+    with one_ahead(batch, range(0, len(windows), batch_size)) as batches:
+        for _, rows in batches:
+            if interrupted():
+                return None
+            loss, count = program.eval(params, rows)
+            sums.append(loss)
+            counts.append(count)
+            if len(sums) > AHEAD:  # without waiting, all batches would be queued at once
+                jax.block_until_ready(sums[-AHEAD - 1])
+                progress((len(sums) - AHEAD) * batch_size, len(windows))
     all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
     return summarize(all_sums, all_counts, np.searchsorted(windows, shared))
 

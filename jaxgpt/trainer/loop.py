@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -28,6 +28,7 @@ from jaxgpt.trainer.clock import Clock
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.prefetch import one_ahead
 from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
 from jaxgpt.trainer.signals import Stop, stop_on_signal
@@ -187,24 +188,21 @@ class _Loop:
             and on_leader(lambda: first not in val_losses(self.checkpoints.directory))
         ):
             self._evaluate(state, first)  # the run was stopped during this evaluation
-        done, end = first, min(until, train.steps)
-        while done < end:
-            request = self.poll.ask(self._request())
-            if request == STOP:
-                break
-            if request == SAVE and done > first and self.saved != done:
-                self._save(state, done, None, temporary=True)
-            # The first step is a separate call, and is waited for: its overhead does not count in the speed.
-            n = 1 if done == first else self._steps_ahead(done, end)
-            batches = self.program.put_steps([self.batches.at(step) for step in range(done, done + n)])
-            state, metrics = self.program.steps(state, batches, n)
-            self.pending.append((done, metrics))
-            self._read(LAG if done > first else 0)
-            done += n
-            if self._is_evaluated(done):
-                self._evaluate(state, done)
-            elif train.checkpoint_every and done % train.checkpoint_every == 0:
-                self._save(state, done, None)
+        with one_ahead(self._batches, self._calls(first, min(until, train.steps))) as prepared:
+            for steps, batches in prepared:
+                request = self.poll.ask(self._request())
+                if request == STOP:
+                    break
+                if request == SAVE and steps.start > first and self.saved != steps.start:
+                    self._save(state, steps.start, None, temporary=True)
+                state, metrics = self.program.steps(state, batches, len(steps))
+                self.pending.append((steps.start, metrics))
+                self._read(LAG if steps.start > first else 0)
+                done = steps.stop
+                if self._is_evaluated(done):
+                    self._evaluate(state, done)
+                elif train.checkpoint_every and done % train.checkpoint_every == 0:
+                    self._save(state, done, None)
         done = int(state.step)
         self._read(0)
         if self.saved != done:
@@ -214,11 +212,22 @@ class _Loop:
         self.reporter.stage("")
         return Outcome(state, self.evaluation, interrupted=done < train.steps)
 
-    def _steps_ahead(self, done: int, end: int) -> int:
-        """Return the number of steps of the next call, which ends at the next evaluation or checkpoint at the latest."""
+    def _batches(self, steps: range) -> jax.Array:
+        """Read the batches of a call and put them on the devices."""
+        return self.program.put_steps([self.batches.at(step) for step in steps])
+
+    def _calls(self, first: int, end: int) -> Iterator[range]:
+        """Yield the steps of each call, which ends at the next evaluation or checkpoint at the latest.
+
+        The first step is a call of its own, and is waited for: its overhead does not count in the speed.
+        """
         train = self.config.train
-        stops = [end, *((done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every)]
-        return min(train.steps_per_call, min(stops) - done)
+        done, most = first, 1
+        while done < end:
+            stops = [(done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every]
+            before, done = done, min([done + most, end, *stops])
+            yield range(before, done)
+            most = train.steps_per_call
 
     def _request(self) -> int:
         """Return what this process requests before the next step; 0: nothing."""

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.conversations import Conversation, Packed, encode_conversation, load_conversations, pack
+from jaxgpt.data.conversations import Conversation, encode_conversation, load_conversations, pack_conversations
 from jaxgpt.data.encode import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, make_tokenizer
@@ -96,24 +96,13 @@ def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:
 lengths = st.lists(st.integers(1, 20), max_size=60)
 
 
-@given(lengths)
-def test_packing(sizes: list[int]) -> None:
-    """Each item once, none too many in a bin, and no two bins that fit in one."""
-    bins = pack(sizes, 20)
-    assert sorted(i for each in bins for i in each) == list(range(len(sizes)))
-    filled = sorted(sum(sizes[i] for i in each) for each in bins)
-    assert not filled or filled[-1] <= 20
-    assert len(filled) < 2 or filled[0] + filled[1] > 20
-    assert pack(sizes, 20) == bins
-
-
 @given(lengths, st.integers(0, 2**31 - 1))
 def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
     """Every epoch has each window once; inputs, targets and segments are those of the conversations in it."""
     rng = np.random.default_rng(seed)
     talks = [Conversation(rng.integers(0, 99, n + 1, np.int32), rng.random(n + 1) < 0.5) for n in (*sizes, 20)]
-    packed = Packed.of(talks, 20)
-    train = TrainConfig(batch_size=len(packed.windows), seed=seed)
+    packed = pack_conversations(talks, 20)
+    train = TrainConfig(batch_size=packed.starts(20), seed=seed)
     batches = Batches.of(Config(model=ModelConfig(block_size=20), train=train), packed)
     rows = batches.at(0)[:]
     assert rows.shape == (batches.per_epoch, 20, 3)
@@ -132,7 +121,7 @@ def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
     path.write_text("\n\n".join(json.dumps({"prompt": q, "completion": a}) for q, a in talks))
     own = tokenizer(None)
     train, val, source, _ = load_conversations(path, own, 40, 0.7)
-    ids = [each.ids[a:b] for each in (train, val) for a, b in zip(each.bounds[:-1], each.bounds[1:], strict=True)]
+    ids = [each.take(a, n + 1) for each in (train, val) for a, n in sorted(zip(each.begins, each.lengths, strict=True))]
     assert [own.decode(each) for each in ids] == ["qshort</s>", "q" + "long" * 10, "qlast</s>"]
     assert source.startswith(
         f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 2 cut at the context"

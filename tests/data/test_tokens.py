@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +143,25 @@ def test_reading_across_parts(lengths: list[int], data: st.DataObject) -> None:
     before, after = tokens.split(start)
     assert (len(before), len(after)) == (start, len(whole) - start)
     assert after.take(0, n).tolist() == whole[start : start + n].tolist()
+
+
+@pytest.mark.parametrize("kind", ["nanogpt", "llmc", "llama"])
+def test_the_kernel_is_asked_for_the_bytes_of_each_window(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the second part of a file that was split, and of arrays that are not mapped."""
+    asked = list[bytes]()
+
+    class Map(mmap.mmap):
+        def madvise(self, option: int, start: int, length: int) -> None:  # type: ignore[override]
+            assert start % mmap.PAGESIZE == 0
+            assert option == mmap.MADV_WILLNEED
+            asked.append(self[start : start + length])
+
+    monkeypatch.setattr(mmap, "mmap", Map)
+    _, tokens = Tokens([open_tokens(write(tmp_path / "a.bin", kind)), np.arange(1000)]).split(1234)
+    found = tokens.windows(np.array([0, 3000, 4000]), 100)
+    assert len(asked) == 2
+    for row, data in zip(found, asked, strict=False):
+        assert row.astype("<u4" if kind == "llama" else "<u2").tobytes() in data
+        assert len(data) <= 4 * 101 + 2 * mmap.PAGESIZE

@@ -1,0 +1,89 @@
+"""The order of an epoch: a permutation of n items as a function of (seed, epoch)."""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+
+import numpy as np
+
+SORTED = 1 << 20  # items up to which the order is an array, of at most 8 MB
+ROUNDS = 8
+
+
+def shuffled(places: np.ndarray, n: int, seed: int, epoch: int, stream: str = "order") -> np.ndarray:
+    """Return the items at some places of the order of an epoch, int64 below n.
+
+    Up to `SORTED` items, the order is that of n random numbers, whose array is cached. Beyond that, it is `permute`, which
+    needs memory for the requested places only: an epoch of 10 billion tokens has no array of its windows. The rule depends
+    on n alone, because the order of an epoch must not change between versions: runs resume within it.
+
+    Args:
+        places: positions in the order, int64 from 0 to n - 1.
+        n: number of items.
+        seed: seed of the run.
+        epoch: number of the epoch.
+        stream: name of the random stream.
+    """
+    if n > SORTED:
+        return permute(places, n, draw(seed, stream, epoch, ROUNDS))
+    found: np.ndarray = _sorted(n, seed, epoch, stream)[places]
+    return found
+
+
+def permute(places: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
+    """Permute the numbers below n by a formula, each on its own.
+
+    A number is written as `left * b + right` with `left < a` and `right < b`, where a and b are about sqrt(n). The rounds of
+    a Feistel network change the two halves in turn:
+
+        left = (left + mix(right, key)) mod a,    right = (right + mix(left, key)) mod b
+
+    Each round can be undone, so this permutes the numbers below `a * b`. A result of n or more is permuted again until it
+    is below n (cycle walking; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). `a * b < n + 2 sqrt(n) + 1`,
+    so this is rare.
+
+    Args:
+        places: numbers below n, int64.
+        n: number of items, below 2**62.
+        keys: int64, one per round.
+    """
+    a = math.isqrt(max(n - 1, 0)) + 1
+    b = -(-n // a)
+    out = _rounds(places.astype(np.uint64), a, b, keys)
+    while (outside := out >= n).any():
+        out[outside] = _rounds(out[outside], a, b, keys)
+    return out.astype(np.int64)
+
+
+def draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
+    """Draw n random int64 >= 0 from the seed, the name of a stream and an index within it.
+
+    These are raw random bits: NumPy keeps their stream the same between versions.
+    """
+    key = np.array([seed, zlib.crc32(stream.encode())], np.uint64)
+    raw = np.random.Philox(key=key, counter=np.array([0, index, 0, 0], np.uint64)).random_raw(n)
+    return (raw >> np.uint64(1)).astype(np.int64)
+
+
+@functools.lru_cache(maxsize=2)
+def _sorted(n: int, seed: int, epoch: int, stream: str) -> np.ndarray:
+    return np.argsort(draw(seed, stream, epoch, n), kind="stable")
+
+
+def _rounds(numbers: np.ndarray, a: int, b: int, keys: np.ndarray) -> np.ndarray:
+    sizes = np.uint64(a), np.uint64(b)
+    halves = list(np.divmod(numbers, sizes[1]))
+    for i, key in enumerate(keys.astype(np.uint64)):
+        side = i % 2
+        halves[side] = (halves[side] + _mix(halves[1 - side] + key) % sizes[side]) % sizes[side]
+    mixed: np.ndarray = halves[0] * sizes[1] + halves[1]
+    return mixed
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """Mix the bits of uint64 numbers with the finalizer of splitmix64 (Steele et al., 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,37 @@
+"""Prepare batches in a thread, while the devices compute."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+@contextmanager
+def one_ahead(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[Iterator[tuple[A, T]]]:
+    """Yield an iterator of (argument, result), where a thread computes each result while the one before is in use.
+
+    An exception of the function is raised where its result is taken, so an error is reported at its own step. Leaving the
+    context waits for a call in progress and drops its result.
+    """
+    pool = ThreadPoolExecutor(1, "batches")
+
+    def results() -> Iterator[tuple[A, T]]:
+        ahead = deque[tuple[A, Future[T]]]()
+        for argument in arguments:
+            ahead.append((argument, pool.submit(function, argument)))
+            if len(ahead) > 1:
+                before, result = ahead.popleft()
+                yield before, result.result()
+        for before, result in ahead:
+            yield before, result.result()
+
+    try:
+        yield results()
+    finally:
+        pool.shutdown(cancel_futures=True)

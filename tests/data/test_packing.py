@@ -1,0 +1,60 @@
+"""Documents in windows, whole where they fit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.data import packing
+from jaxgpt.data.packing import Packed, pack, pack_documents
+from jaxgpt.data.tokens import Tokens
+
+END = 9
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_packing(sizes: list[int]) -> None:
+    """Each item once, none too many in a bin, and no two bins that fit in one."""
+    bins = pack(sizes, 20)
+    assert sorted(i for each in bins for i in each) == list(range(len(sizes)))
+    filled = sorted(sum(sizes[i] for i in each) for each in bins)
+    assert not filled or filled[-1] <= 20
+    assert len(filled) < 2 or filled[0] + filled[1] > 20
+    assert pack(sizes, 20) == bins
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30), st.booleans(), st.integers(0, 2**31 - 1), st.integers(0, 3)
+)
+def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cut: int) -> None:
+    """Every prediction within a document occurs once, after all ids of the document that fit in the window."""
+    rng, T = np.random.default_rng(seed), 16
+    documents = [[*rng.integers(0, END, n).tolist(), END] for n in sizes]
+    documents[-1] += [] if ended else [1, 2]  # a last document without an end
+    ids = np.concatenate(documents)
+    packed = pack_documents(Tokens(np.array_split(ids, cut + 1), 10, (END,)), T)
+    rows = packed.windows(np.arange(packed.starts(T)), T)
+    found = [row[row[:, 2] == s, :2].tolist() for row in rows for s in range(row[:, 2].max() + 1)]
+    expected = []
+    for document in documents if ended else [*documents[:-1], documents[-1][:-2], documents[-1][-2:]]:
+        pairs = [list(pair) for pair in itertools.pairwise(document)]
+        expected += [pairs[i : i + T] for i in range(0, len(pairs), T)]
+    assert sorted(found) == sorted(expected)
+    assert (rows[rows[..., 2] < 0] == [0, -1, -1]).all()
+    assert packed.fill(T) == pytest.approx(sum(map(len, expected)) / max(len(rows) * T, 1))
+
+
+def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are packed a part at a time, each of them still once."""
+    monkeypatch.setattr(packing, "TOGETHER", 7)
+    lengths = np.random.default_rng(0).integers(1, 17, 100)
+    packed = Packed.of(Tokens([np.zeros(2000, np.uint8)]), np.arange(100), lengths, 16)
+    assert sorted(packed.begins.tolist()) == list(range(100))
+    assert packed.lengths.tolist() == lengths[packed.begins].tolist()
+    sums = np.add.reduceat(packed.lengths, packed.bounds[:-1])
+    assert sums.max() <= 16
+    assert len(sums) == packed.starts(16)

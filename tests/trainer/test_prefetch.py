@@ -1,0 +1,69 @@
+"""Batches are prepared in a thread, one call ahead."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import TEXT, small_run
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.config import UserError
+from jaxgpt.data import Batches, Tokens, load_dataset
+from jaxgpt.trainer.loop import LAG, Reporter, fit
+from jaxgpt.trainer.metrics import read_metrics
+from jaxgpt.trainer.prefetch import one_ahead
+from jaxgpt.trainer.program import build
+
+
+def test_one_result_ahead_in_another_thread() -> None:
+    started = [threading.Event() for _ in range(4)]
+
+    def work(i: int) -> threading.Thread:
+        started[i].set()
+        return threading.current_thread()
+
+    with one_ahead(work, range(4)) as results:
+        for i, thread in results:
+            assert thread is not threading.current_thread()
+            assert started[min(i + 1, 3)].wait(10), "the next call starts without being asked for"
+            assert not started[-1].is_set() or i >= 2, "no more than one ahead"
+    assert not thread.is_alive()
+
+
+def test_an_error_comes_with_its_own_result() -> None:
+    with one_ahead(lambda i: 1 // (2 - i), range(4)) as results:
+        assert [next(results), next(results)] == [(0, 0), (1, 1)]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+
+
+def test_leaving_early_ends_the_thread() -> None:
+    before = threading.active_count()
+
+    def interrupted() -> None:
+        with one_ahead(lambda i: i, range(1000)) as results:
+            next(results)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert threading.active_count() == before
+
+
+def test_a_bad_id_stops_a_run_at_its_step() -> None:
+    config = small_run(steps=8, eval_every=8)
+    config = replace(config, data=replace(config.data, stride=config.model.block_size + 1))
+    Path("text.txt").write_text(TEXT)
+    data = load_dataset(config)
+    config = config.with_model(vocab_size=data.tokenizer.vocab_size)
+    ids = data.train.take(0, len(data.train))
+    ids[Batches.of(config, data.train).at(5).starts_B[-1]] = 999
+    data = replace(data, train=Tokens([ids], config.model.vocab_size))
+    Path("out").mkdir()
+    run = Run(Path("out"))
+    with pytest.raises(UserError, match="id 999 is outside the vocabulary"):
+        fit(build(config), data, run, Reporter(), None, None)
+    assert [line["step"] for line in read_metrics(run.metrics)] == list(range(5 - LAG))
