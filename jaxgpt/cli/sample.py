@@ -14,7 +14,9 @@ from jaxgpt.config import SEED, BeamParams, MeshConfig, Overflow, SamplingParams
 from jaxgpt.errors import as_int
 
 if TYPE_CHECKING:
-    from jaxgpt.data import Tokenizer
+    from jaxgpt.data import Dataset, Tokenizer
+    from jaxgpt.data.corpus import Progress
+    from jaxgpt.data.memorized import Span
     from jaxgpt.lm import LM, Generation
 
 COMMAND = Command(
@@ -25,6 +27,7 @@ COMMAND = Command(
         "jaxgpt sample runs/shakespeare --prompt ROMEO: --max-new-tokens 500",
         "jaxgpt sample runs/shakespeare --prompt ROMEO: --temperature 0 --stream",
         "jaxgpt sample runs/shakespeare --prompts-file prompts.txt --num-return-sequences 3 --json",
+        "jaxgpt sample runs/shakespeare --prompt ROMEO: --check-memorized",
     ],
 )
 
@@ -55,6 +58,7 @@ class Args(_Stop, BeamParams, SamplingParams, _Prompt):
     stream: bool = False  # print the text as it is generated
     weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
     checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
+    check_memorized: bool = False  # find the longest span of each sample that occurs verbatim in the training data
     json: bool = False  # print one JSON object instead of text
 
     def __post_init__(self) -> None:
@@ -77,8 +81,11 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.lm import generate, load
     from jaxgpt.prompts import encode_prompts
 
-    with progress("loading"):
+    with progress("loading") as activity:
         lm = load(target, parsed.checkpoint, parsed.weights)
+        if parsed.check_memorized:
+            activity.stage("tokenizing")
+            data = _training_data(lm, target, parsed.checkpoint, activity)
     for number, line in enumerate(prompts if parsed.prompts_file else (), 1):
         try:
             lm.tokenizer.encode(line)
@@ -90,7 +97,10 @@ def run(args: Sequence[str]) -> int:
         encoded = encode_prompts(lm.tokenizer, lm.config.model.vocab_size, prompts, special=True)
         inputs = [each.ids if each.text_ids else "" for each in encoded]
     if parsed.stream:
-        return _stream(lm, prompts[0], inputs[0], settings)
+        out = _stream(lm, prompts[0], inputs[0], settings)
+        if parsed.check_memorized:
+            _print_memorized(*_memorized(lm, data, [out]))
+        return 0
     began = time.perf_counter()
     beams = settings_of(BeamParams, parsed)
     with progress("sampling") as activity:
@@ -101,12 +111,19 @@ def run(args: Sequence[str]) -> int:
         _note_exhausted(out, f"sample {number}" if len(outs) > 1 else "the sample", parsed.no_repeat_ngram_size)
     if parsed.json:
         rows = [{"prompt": p} | out._asdict() for p, out in zip(repeated, outs, strict=True)]
-        print_json({"run": target, "samples": rows, "seconds": seconds})
+        results: dict[str, Any] = {"run": target, "samples": rows, "seconds": seconds}
+        if parsed.check_memorized:
+            spans, validation = _memorized(lm, data, outs)
+            results["samples"] = [row | {"memorized": asdict(s)} for row, s in zip(rows, spans, strict=True)]
+            results["validation_tokens"] = validation
+        print_json(results)
         return 0
     for number, (prompt, out) in enumerate(zip(repeated, outs, strict=True)):
         if number:
             print("---")
         print(prompt + out.text)
+    if parsed.check_memorized:
+        _print_memorized(*_memorized(lm, data, outs))
     return 0
 
 
@@ -132,7 +149,55 @@ def _settings(args: Args) -> dict[str, Any]:
     )
 
 
-def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> int:
+def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Dataset:
+    """Read the training data of a run.
+
+    Raises:
+        UserError: the run has none, it cannot be read, or it has changed since the checkpoint.
+    """
+    from jaxgpt.checkpoint.index import noted, resolve_step
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.data import load_dataset
+
+    if not lm.config.data.path and lm.config.data.dataset == "none":
+        raise UserError(
+            f"--check-memorized needs the training data, and {target} names none: it was imported or saved from Python"
+        )
+    data = load_dataset(lm.config, lm.tokenizer, progress)
+    checkpoints = Run(Path(target)).checkpoints
+    step = resolve_step(checkpoints, checkpoint)
+    if noted(checkpoints / str(step)).get("data", data.fingerprint) != data.fingerprint:
+        raise UserError(
+            f"--check-memorized: the data of {target} has changed since step {step}: {data.source}; restore it"
+        )
+    return data
+
+
+def _memorized(lm: LM, data: Dataset, outs: Sequence[Generation]) -> tuple[list[Span], float | None]:
+    from jaxgpt.data.memorized import find_memorized
+
+    with progress("searching the training data") as activity:
+        return find_memorized([out.ids for out in outs], lm.config, data, activity)
+
+
+def _print_memorized(spans: Sequence[Span], validation: float | None) -> None:
+    from jaxgpt.data.memorized import PIECES
+
+    print("---")
+    for number, span in enumerate(spans, 1):
+        which = f"sample {number}" if len(spans) > 1 else "the sample"
+        if not span.tokens:
+            print(f"no token of {which} occurs in the training data")
+            continue
+        size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
+        print(f"longest span of {which} in the training data: {size}, at {span.place}")
+        for label in ("text", "before", "after"):
+            print(f"  {label:<7} {getattr(span, label)!r}")
+    if validation is not None:
+        print(f"for comparison, validation text of this length: {validation:g} tokens (median of {PIECES} pieces)")
+
+
+def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> Generation:
     from jaxgpt.lm import stream
 
     pieces = stream(lm, [prompt_input], **settings)
@@ -142,7 +207,8 @@ def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) ->
         if piece.done:
             print()
             _note_exhausted(piece.done, "the sample", settings["no_repeat_ngram_size"])
-    return 0
+            done = piece.done
+    return done
 
 
 def _note_exhausted(out: Generation, which: str, n: int) -> None:

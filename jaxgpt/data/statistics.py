@@ -160,11 +160,11 @@ def _fit_weights(higher: np.ndarray, lower: np.ndarray, buckets: np.ndarray, tim
 def gram_hashes(ids: np.ndarray, n: int = GRAM) -> np.ndarray:
     """Return a 64-bit hash of the n-gram at each id but the last `n - 1`."""
     size = max(len(ids) - n + 1, 0)
-    mixed = _mix(ids.astype(np.uint64) + np.uint64(1))
+    mixed = mix(ids.astype(np.uint64) + np.uint64(1))
     hashes = np.zeros(size, np.uint64)
     for i in range(n):
         hashes = hashes * np.uint64(MIX[0]) + mixed[i : i + size]
-    return _mix(hashes)
+    return mix(hashes)
 
 
 def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
@@ -223,7 +223,7 @@ def xz_bits(text: bytes, before: bytes = b"") -> float:
 _LZMA2 = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """Spread the bits of uint64 numbers."""
     x = (x ^ (x >> np.uint64(31))) * np.uint64(MIX[1])
     mixed: np.ndarray = x ^ (x >> np.uint64(32))

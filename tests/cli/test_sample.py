@@ -173,3 +173,42 @@ def test_load_takes_any_integer_and_checks_its_arguments(run: str) -> None:
     for weights in ("int4", "uint8", 8):
         with pytest.raises(UserError, match=r"weights .* is not supported: use one of float32, bfloat16, int8"):
             jaxgpt.load(run, weights=weights)  # type: ignore[arg-type]
+
+
+def test_memorized_spans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--check-memorized")
+    told = ask(capsys, *flags, "--num-return-sequences", "2")
+    for sample in told["samples"]:
+        span = sample["memorized"]
+        start, n = span["start"], span["tokens"]
+        assert (span["of"], span["characters"], span["text"]) == (12, n, sample["text"][start : start + n])
+        assert TEXT[span["token"] :].startswith(span["text"])
+        assert TEXT[: span["token"]].endswith(span["before"])
+        longer = [sample["text"][i : i + n + 1] for i in range(12 - n)]
+        assert not any(text in TEXT for text in longer)
+    assert told["validation_tokens"] == 12, "every line of the text is the same"
+    out = [line for f in ((), ("--stream",)) for line in run_lines(capsys, *flags, *f)]
+    spans = [line for line in out if line.startswith("longest span of the sample in the training data: ")]
+    assert len(spans) == 2
+    assert spans[0] == spans[1]
+    assert spans[0].endswith("text.txt:1")
+
+
+def run_lines(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
+    capsys.readouterr()
+    assert main(list(args)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_memorized_spans_need_the_training_data(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = jaxgpt.load(run)
+    jaxgpt.save(lm._replace(config=jaxgpt.Config(model=lm.config.model)), tmp_path / "saved")
+    assert main(["sample", str(tmp_path / "saved"), "--check-memorized"]) == 2
+    assert "names none" in capsys.readouterr().err
+    text = Path(lm.config.data.path)
+    text.write_text(TEXT.replace("ab", "ba"))
+    try:
+        assert main(["sample", run, "--check-memorized"]) == 2
+        assert "has changed since step 2" in capsys.readouterr().err
+    finally:
+        text.write_text(TEXT)

@@ -1,0 +1,94 @@
+"""The longest span of a sample that occurs in the training data equals a brute-force search."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
+from jaxgpt.data import Tokens, load_dataset, memorized
+from jaxgpt.data.memorized import Match, longest_match, longest_matches
+
+
+def brute_force(sample: list[int], corpus: list[int]) -> Match:
+    """Return the longest match, at the first place in the corpus and then in the sample."""
+    for n in range(min(len(sample), len(corpus)), 0, -1):
+        for place in range(len(corpus) - n + 1):
+            for start in range(len(sample) - n + 1):
+                if sample[start : start + n] == corpus[place : place + n]:
+                    return Match(n, start, place)
+    return Match(0, 0, 0)
+
+
+def ids(high: int, size: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, high), max_size=size)
+
+
+@given(st.integers(1, 3).flatmap(lambda high: st.tuples(ids(high, 9), ids(high, 40))), st.sampled_from([1, 7, 1 << 18]))
+@settings(max_examples=60)
+def test_the_match_equals_brute_force(texts: tuple[list[int], list[int]], block: int) -> None:
+    sample, corpus = texts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memorized, "BLOCK", block)
+        parts = np.array_split(np.array(corpus, np.uint16), 3)
+        assert longest_match(sample, np.array(corpus, np.int64)) == brute_force(sample, corpus)
+        assert longest_match(sample, Tokens(parts)) == brute_force(sample, corpus)
+
+
+def test_planted_spans_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several samples, on the borders of blocks and at the ends of the corpus; large ids; hashes that collide."""
+    monkeypatch.setattr(memorized, "BLOCK", 1024)
+    rng = np.random.default_rng(0)
+    corpus = rng.integers(0, 2**31 - 1, 4_000, np.int32)
+    samples = [rng.integers(0, 2**31 - 1, 100, np.int32) for _ in range(4)]
+    for sample, place, n in zip(samples, (0, 1000, 3970, 2500), (50, 100, 30, 3), strict=True):
+        sample[:n] = corpus[place : place + n]
+    expected = [Match(50, 0, 0), Match(100, 0, 1000), Match(30, 0, 3970), Match(3, 0, 2500)]
+    assert longest_matches(samples, corpus) == expected
+    monkeypatch.setattr(memorized, "mix", lambda x: x & np.uint64(0xF) << np.uint64(60))
+    assert longest_matches(samples, corpus) == expected
+
+
+@pytest.mark.parametrize("sample", [np.zeros((2, 2), int), [0.5], "abc"])
+def test_a_sample_must_be_a_row_of_ids(sample: object) -> None:
+    with pytest.raises(UserError, match="a row of token ids"):
+        longest_match(sample, np.zeros(3, int))  # type: ignore[arg-type]
+
+
+def test_the_place_in_a_text() -> None:
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("one line\nanother line\n", "utf-8")
+    Path("texts/b.txt").write_text("ümläüte\nzwölf Boxkämpfer jagen Viktor\n" + "held out " * 5, "utf-8")
+    config = Config(
+        model=ModelConfig(block_size=4), data=DataConfig(path="texts", tokenizer="byte", train_fraction=0.6)
+    )
+    data = load_dataset(config)
+    ids = list("xzwölf Boxkäx".encode())
+    [span, none], validation = memorized.find_memorized([ids, []], config, data)
+    assert asdict(span) | {"before": "", "after": ""} == {
+        "tokens": 13, "of": 15, "characters": 11, "text": "zwölf Boxkä", "start": 1, "token": 33, "place": "b.txt:2",
+        "before": "", "after": "",
+    }  # fmt: skip
+    assert span.before.endswith("ümläüte\n")
+    assert span.after.startswith("mpfer")
+    assert none.tokens == 0
+    assert validation is not None
+    assert 0 < validation < 13
+
+
+def test_the_place_in_token_files() -> None:
+    Path("ids").mkdir()
+    for name, ids in (("train_0", range(50)), ("train_1", range(100, 150)), ("val", range(50))):
+        np.array(ids, "<u2").tofile(f"ids/{name}.bin")
+    data = DataConfig(path="ids", tokenizer="ids")
+    config = Config(model=ModelConfig(block_size=4, vocab_size=200), data=data)
+    dataset = load_dataset(config)
+    [span], _ = memorized.find_memorized([[1, 110, 111, 112, 7]], config, dataset)
+    assert (span.tokens, span.start, span.token) == (3, 1, 60)
+    assert Path(span.place.split(",")[0]).name == "train_1.bin"
+    assert span.place.endswith(", token 10")
