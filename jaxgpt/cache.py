@@ -32,7 +32,7 @@ def keep_compiled() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     # cuDNN attention has a pointer in its cache key, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
-    own, limit = str(cache_dir() / "compiled" / _cpu()), str(COMPILED_BYTES)
+    own, limit = str(cache_dir() / "compiled" / cpu_kind()), str(COMPILED_BYTES)
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", own) != own:
         return
     if os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", limit) == limit:
@@ -59,7 +59,7 @@ def _cut_off(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _cpu() -> str:
+def cpu_kind() -> str:
     """Return a short name for this kind of CPU and its instruction set."""
     about = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")

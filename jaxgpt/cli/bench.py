@@ -18,8 +18,9 @@ COMMAND = Command(
 
 Training steps use random token ids. The breakdown is the device time by kind of compiled instruction, from a profiler
 trace. MFU = tokens/s x (6 P + 12 L N H T) / peak, where peak is the rate of matrix products measured here in the run's
-compute dtype. The memory limit of decoding assumes that each weight matrix is read once per token at the measured
-bandwidth.""",
+compute dtype. On a CPU, the peak is stored in the cache, and `jaxgpt train` then reports MFU.
+
+The memory limit of decoding assumes that each weight matrix is read once per token at the measured bandwidth.""",
     ["jaxgpt bench shakespeare", "jaxgpt bench runs/shakespeare --seconds 20", "jaxgpt bench gpt2 --no-decode --json"],
 )
 
@@ -40,10 +41,13 @@ def run(args: Sequence[str]) -> int:
 
     use_cores(config.mesh, model=config.model)
     keep_memory(config)
+    from jaxgpt.parallel.chips import remember_peak
     from jaxgpt.study.bench import bench
 
     with progress("starting") as activity:
         results = {"name": target} | bench(config, parsed.seconds, parsed.decode, activity.stage)
+    if results["device"] == "cpu":
+        remember_peak(config.train.compute_dtype, results["limits"]["flops_per_second"])
     if parsed.json:
         print_json(results)
     else:

@@ -43,7 +43,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     devices = math.ceil(math.prod(size for size in sizes if size > 0) / processes)
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
-        devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else _cores())
+        devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
     with contextlib.suppress(RuntimeError):  # JAX has been used
         jax.config.update("jax_num_cpu_devices", devices)
 
@@ -72,7 +72,7 @@ def keep_memory(config: Config) -> None:
     anyway, and places them better.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
-    tokens = microbatches(config.train, devices).rows * config.model.block_size / _cores()
+    tokens = microbatches(config.train, devices).rows * config.model.block_size / cores()
     if not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
         return
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
@@ -116,5 +116,6 @@ def quiet_libtpu() -> None:
         os.environ.setdefault(name, value)
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxgpt.parallel.chips import Chip
 from jaxgpt.plan.hlo import Collective
-from jaxgpt.plan.topology import Chip
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from jaxgpt.config import Config, UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding.sampler import RowLimits, SamplerState, decode_steps
 from jaxgpt.lm import model_functions
+from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, useful
 from jaxgpt.plan.hlo import read_program
-from jaxgpt.plan.topology import GIB, Topology, devices_of
+from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.metrics import flops_per_token
 from jaxgpt.trainer.program import Program, explain_failure

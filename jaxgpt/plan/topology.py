@@ -1,4 +1,4 @@
-"""Hardware topologies: the peak rates of chips, parsing of their names, and devices to compile for.
+"""Hardware topologies: parsing of their names, and devices to compile for.
 
 Compilation uses libtpu, which needs no TPU (`pip install -e '.[tpu]'`, Linux on x86-64). Without it, and for GPUs, only
 estimates are available.
@@ -11,54 +11,13 @@ import importlib.util
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.errors import shown
+from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.parallel.host import quiet_libtpu
 
-GIB = 2**30
-
-
-class Chip(NamedTuple):
-    """An accelerator, per JAX device, by its published specifications.
-
-    Attributes:
-        title: its common name.
-        flops: peak of bfloat16 products, FLOP/s.
-        hbm: memory available to a program, bytes.
-        hbm_bandwidth: memory bandwidth, bytes/s.
-        link: bandwidth to other devices of a slice, over all links in one direction, bytes/s.
-        network: bandwidth to other slices or hosts, bytes/s.
-        host: grid of one host's chips in libtpu; () if libtpu does not support it.
-        per_chip: JAX devices per chip.
-        options: additional options of libtpu's topology.
-    """
-
-    title: str
-    flops: float
-    hbm: float
-    hbm_bandwidth: float
-    link: float
-    network: float
-    host: tuple[int, ...] = ()
-    per_chip: int = 1
-    options: dict[str, Any] = {}  # noqa: RUF012
-
-
-# TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents give link
-# bandwidth in both directions; here it is one direction. v4's network is not documented and is assumed to be as v5e's.
-# TPU memory: the amount available according to the out-of-memory messages of libtpu 0.0.42. A TPU7x chip is two devices.
-# GPUs: NVIDIA's data sheets of the SXM boards (without sparsity); NVLink 450 GB/s per direction, one 400 Gb/s port per GPU.
-CHIPS = {
-    "v4": Chip("TPU v4", 275e12, 30.75 * GIB, 1228e9, 300e9, 3.1e9, (2, 2, 1), 1, {"chip_config_name": "megacore"}),
-    "v5e": Chip("TPU v5e", 197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9, (2, 2, 1)),
-    "v5p": Chip("TPU v5p", 459e12, 95.74 * GIB, 2765e9, 600e9, 6.25e9, (2, 2, 1)),
-    "v6e": Chip("TPU v6e (Trillium)", 918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9, (2, 2, 1)),
-    "tpu7x": Chip("TPU7x (Ironwood)", 2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 600e9 / 2, 6.25e9, (2, 2, 1), 2),
-    "h100": Chip("NVIDIA H100 SXM", 989e12, 80e9, 3350e9, 450e9, 50e9),
-    "h200": Chip("NVIDIA H200 SXM", 989e12, 141e9, 4800e9, 450e9, 50e9),
-}
 # Google Cloud's slice names, such as v5litepod-8, consist of a version and a number: TensorCores for v4 and v5p (two per chip),
 # chips for v5e and v6e. A number that several 3D grids share, such as that of 4x4x12, has to be written as a grid.
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "Configurations"

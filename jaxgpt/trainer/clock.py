@@ -13,7 +13,13 @@ WINDOW = 10.0  # seconds over which the recent speed is measured; at least one c
 class Clock:
     """The mean and the recent speed of training, excluding evaluations and the first step."""
 
-    def __init__(self, elapsed_seconds: float) -> None:
+    def __init__(self, elapsed_seconds: float, mfu: float = 0.0) -> None:
+        """
+        Args:
+            elapsed_seconds: time before this process trained.
+            mfu: MFU at one token per second; 0: unknown.
+        """
+        self.mfu = mfu
         self.started = time.perf_counter() - elapsed_seconds
         self.last_save = time.perf_counter()
         self.since: float | None = None
@@ -55,14 +61,18 @@ class Clock:
         (start, before), (end, after) = self._calls[0], self._calls[-1]
         speed = (after - before) / max(end - start, 1e-9)
         training = max(time.perf_counter() - self.since, 1e-9)
-        return {"tokens_per_second": speed, "seconds_left": tokens_left / speed * (1 + self._paused / training)}
+        return self._rate(speed) | {"seconds_left": tokens_left / speed * (1 + self._paused / training)}
 
     def metrics(self, tokens: int) -> dict[str, float]:
         now = time.perf_counter()
         metrics: dict[str, float] = {"tokens": tokens, "elapsed_seconds": now - self.started}
         if self.tokens and self.since is not None:
-            metrics["tokens_per_second"] = self.tokens / (now - self.since)
+            metrics |= self._rate(self.tokens / (now - self.since))
         return metrics
+
+    def _rate(self, tokens_per_second: float) -> dict[str, float]:
+        mfu = {"mfu": self.mfu * tokens_per_second} if self.mfu else {}
+        return {"tokens_per_second": tokens_per_second} | mfu
 
     @contextmanager
     def paused(self) -> Iterator[Callable[[], float]]:

@@ -22,12 +22,13 @@ from jaxgpt.checkpoint.versions import versions
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Dataset
 from jaxgpt.errors import TrainingFailed
+from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, leader, on_leader
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.clock import Clock
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
-from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.metrics import MetricsFile, flops_per_token
 from jaxgpt.trainer.prefetch import one_ahead
 from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
@@ -55,8 +56,8 @@ class Reporter:
         """Called for every step, once its metrics have been read.
 
         Args:
-            metrics: named as in metrics.jsonl, but `tokens_per_second` is the recent speed; and `seconds_left`. Both are
-                missing while they are unknown.
+            metrics: named as in metrics.jsonl, but `tokens_per_second` and `mfu` are of the recent steps; and `seconds_left`.
+                They are missing while they are unknown.
         """
 
     def evaluated(self, step: int, result: Evaluation) -> None:
@@ -176,7 +177,9 @@ class _Loop:
         self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()
         self.evaluation: Evaluation | None = None
         self.saved = resume_step
-        self.clock = Clock(metrics.elapsed_seconds)
+        flops = flops_per_token(self.config.model, self.layout.weights, self.config.lora)
+        peak = peak_flops(self.layout.mesh, self.config.train.compute_dtype)
+        self.clock = Clock(metrics.elapsed_seconds, flops / peak if peak else 0.0)
         self.poll = Poll(program.layout.mesh, LAG)
 
     def run(self, state: TrainState, until: int) -> Outcome:

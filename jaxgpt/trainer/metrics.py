@@ -16,7 +16,7 @@ from jaxgpt.errors import parse_json
 from jaxgpt.model.lora import abstract_trained
 from jaxgpt.train.optimizer import make_optimizer
 
-TIMES = ("elapsed_seconds", "tokens_per_second", "val_seconds")  # metrics that differ between identical runs
+TIMES = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")  # metrics that differ between identical runs
 
 
 class MetricsFile:

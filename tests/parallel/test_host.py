@@ -34,7 +34,7 @@ def test_keep_memory_configures_glibc(config: Config, kept: bool, monkeypatch: p
     libc = Libc()
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(host.ctypes, "CDLL", lambda name: libc)
-    monkeypatch.setattr(host, "_cores", lambda: 2)
+    monkeypatch.setattr(host, "cores", lambda: 2)
     host.keep_memory(config)
     assert libc.told == ({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1, host.M_ARENA_MAX: 1} if kept else {})
 
@@ -60,7 +60,7 @@ def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatc
     for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(host.jax.config, "update", told.__setitem__)
-    monkeypatch.setattr(host, "_cores", lambda: 4)
+    monkeypatch.setattr(host, "cores", lambda: 4)
     host.use_cores(mesh, model=preset(name).model)
     assert told == {"jax_num_cpu_devices": devices}
 

@@ -35,6 +35,14 @@ def test_no_speed_after_the_first_call(time: Time) -> None:
     assert clock.recent(100) == pytest.approx({"tokens_per_second": 5.0, "seconds_left": 20.0})
 
 
+def test_mfu_is_proportional_to_the_speed(time: Time) -> None:
+    clock = Clock(0.0, mfu=1e-3)
+    for seconds in (60.0, 2.0, 1.0):
+        call(clock, time, seconds, tokens=30)
+    assert clock.recent(0)["mfu"] == pytest.approx(0.02)
+    assert clock.metrics(0)["mfu"] == pytest.approx(0.02)
+
+
 def test_recent_speed_shows_a_slowdown_that_the_mean_hides(time: Time) -> None:
     clock = Clock(0.0)
     for _ in range(1001):
