@@ -1,4 +1,4 @@
-"""A run directory: config.json, tokenizer.json, metrics.jsonl, loss.png, checkpoints/.
+"""A run directory: config.json, tokenizer.json, baselines.json, metrics.jsonl, loss.png, checkpoints/.
 
 Runs of imported models also hold generation_config.json and tokenizer_config.json, which name special tokens.
 """
@@ -42,6 +42,10 @@ class Run:
     @property
     def plot(self) -> Path:
         return self.path / "loss.png"
+
+    @property
+    def baselines(self) -> Path:
+        return self.path / "baselines.json"
 
     def config(self) -> Config:
         """The run's settings."""
@@ -190,7 +194,7 @@ def _replace(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     if run.checkpoints.exists():
         run.checkpoints.rename(run.path / REPLACED)
     describe(run, config, tokenizer)
-    for file in (run.metrics, run.plot):
+    for file in (run.metrics, run.plot, run.baselines):
         file.unlink(missing_ok=True)
     remove_replaced(run)
 

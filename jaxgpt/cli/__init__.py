@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "show how the next token is sampled",
     "eval": "compute the loss of a run on its validation split or a text",
     "data": "describe a dataset, and compute baselines of its loss",
+    "plot": "draw the losses of runs in one picture",
     "info": "print parameters, FLOPs and bytes of a run or preset",
     "presets": "list the presets and the results to expect",
     "import": "convert a transformers or nanoGPT model to a run",

@@ -128,7 +128,7 @@ COMMANDS = {
     "resume continue": "jaxgpt train --resume --out RUN",
     "fit pretrain run": "jaxgpt train",
     "evaluate validate val test perplexity ppl": "jaxgpt eval RUN",
-    "plot graph loss": "every run directory has a plot of the losses, loss.png",
+    "graph curves loss": "jaxgpt plot RUN draws the losses of runs; every run directory has a loss.png",
     "list ls models configs recipes": "jaxgpt presets",
     "benchmark profile speed perf": "jaxgpt bench RUN",
     "check selftest doctor": "jaxgpt verify",

@@ -24,6 +24,7 @@ from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_document
 BLOCK = 1 << 20  # tokens to process at once
 COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
 EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
+QUICK = 1 << 22  # tokens to count and to evaluate when a run starts
 COMPRESSED, BEFORE = 1 << 20, 1 << 21  # bytes of held-out text to compress, and of training text before it
 DECODED = 1 << 18  # held-out tokens of token files to decode
 LONGEST = 3  # lines
@@ -153,16 +154,13 @@ def describe(source: Source, progress: Progress = no_progress) -> dict[str, Any]
     elif source.text and not ended:
         hashes = np.array([hash(bytes(part)) for _, part in _parts(source.text)], np.int64)
     rank, base = np.cumsum(used) - 1, int(used.sum())
-    counted = np.concatenate([_keys(train, rank, base, *place) for place in _sample(len(train), COUNTED)])
-    evaluated = np.concatenate([_keys(held_out, rank, base, *place) for place in _sample(len(held_out), EVALUATED)])
-    if not len(counted) or not len(evaluated):
+    results = _entropies(train, held_out, len(used), rank, base, COUNTED, EVALUATED)
+    if results is None:
         raise UserError(
             f"{source.source}: {len(train):,} training and {len(val):,} validation tokens are too few to compute the "
             f"entropy of trigrams: use a longer text, or change data.train_fraction"
         )
-    names = ("unigram", "bigram", "trigram")
-    entropies = statistics.NGrams.fit(counted, base, len(used)).cross_entropies(evaluated)
-    losses = {"uniform": math.log(len(used))} | dict(zip(names, entropies, strict=True))
+    losses, counted, evaluated = results
     bytes_per_token, compressed = _compressed(source)
     baselines = {
         name: {"loss": loss, "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token else None}
@@ -188,10 +186,48 @@ def describe(source: Source, progress: Progress = no_progress) -> dict[str, Any]
         **_lines(source.text),
         "files": [{"name": name, "share": n / size} for name, n in source.files],
         "overlap": shared,
-        "counted_tokens": len(counted),
-        "evaluated_tokens": len(evaluated),
+        "counted_tokens": counted,
+        "evaluated_tokens": evaluated,
         "baselines": baselines,
     }
+
+
+def baselines(train: Tokens | Packed, held_out: Tokens | Packed, vocab_size: int) -> dict[str, Any] | None:
+    """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens for training and for evaluation.
+
+    Args:
+        train: ids for training.
+        held_out: ids to compute cross entropies on.
+        vocab_size: V, of the tokenizer.
+
+    Returns:
+        A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram model, in nats per token, and the number
+        of tokens they were counted in and evaluated on. None for conversations, whose targets do not follow one another, and
+        if there are too few tokens.
+    """
+    if isinstance(train, Packed) or vocab_size > statistics.MAX_BASE:
+        return None
+    results = _entropies(train, held_out, vocab_size, np.arange(vocab_size), vocab_size, QUICK, QUICK)
+    return dict(zip(("losses", "counted_tokens", "evaluated_tokens"), results, strict=True)) if results else None
+
+
+def _entropies(
+    train: Tokens | Packed,
+    held_out: Tokens | Packed,
+    vocab_size: int,
+    rank: np.ndarray,
+    base: int,
+    counted: int,
+    evaluated: int,
+) -> tuple[dict[str, float], int, int] | None:
+    """Count n-grams and compute cross entropies on samples of a given size; return them and the numbers of tokens."""
+    fitted = np.concatenate([_keys(train, rank, base, *place) for place in _sample(len(train), counted)])
+    tested = np.concatenate([_keys(held_out, rank, base, *place) for place in _sample(len(held_out), evaluated)])
+    if not len(fitted) or not len(tested):
+        return None
+    entropies = statistics.NGrams.fit(fitted, base, vocab_size).cross_entropies(tested)
+    losses = dict(zip(("unigram", "bigram", "trigram"), entropies, strict=True))
+    return {"uniform": math.log(vocab_size)} | losses, len(fitted), len(tested)
 
 
 def _documents(config: Config, train: Tokens, val: Tokens, tokenizer: Tokenizer | None) -> tuple[Tokens, Tokens]:

@@ -148,6 +148,9 @@ def _fit_weights(higher: np.ndarray, lower: np.ndarray, buckets: np.ndarray, tim
     weights = np.zeros(64)
     for b in range(1, len(weights)):
         t, p, gain = (each[buckets == b] for each in (times, lower, higher - lower))
+        if not len(t):
+            weights[b] = weights[b - 1]
+            continue
         before, low, high = weights[b - 1], 0.0, 1.0
         for _ in range(STEPS):  # the derivative decreases
             w = (low + high) / 2

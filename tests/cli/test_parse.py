@@ -285,7 +285,7 @@ def test_main_help_and_version() -> None:
             "int8, not 'int4' (did you mean int8?)",
         ),
         (["train", "--train.accumulation", "4"], "unknown option --train.accumulation: use --train.microbatch N, "),
-        (["plot"], "loss.png"),
+        (["graph"], "jaxgpt plot RUN"),
         (["generate"], "(did you mean jaxgpt sample RUN --prompt TEXT?)"),
         (["finetune"], "(did you mean jaxgpt train finetune --init-from RUN"),
         (["talk"], "(did you mean jaxgpt chat RUN"),

@@ -251,7 +251,7 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     ("changes", "message"),
     [
         ({"lora__rank": 0}, "--lora.rank must be at least 1, not 0"),
-        ({"lora__rank": -1}, "lora.rank must be at least 0, not -1"),
+        ({"lora__rank": -1}, "--lora.rank must be at least 1, not -1: leave it out"),
         ({"lora__rank": 9}, "lora.rank 9 exceeds a side of q_proj, 8 x 8: choose at most 8"),
         ({"lora__rank": 2, "lora__alpha": 0}, "lora.alpha must be above 0"),
         ({"lora__alpha": 4}, "lora.alpha needs lora.rank"),

@@ -1,14 +1,20 @@
-"""loss.png is drawn in the background, always complete, and never blocks or fails the run."""
+"""loss.png and baselines.json are written in the background, always complete, and never block or fail the run."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from pathlib import Path
 
 import pytest
+from helpers import TEXT
 
-from jaxgpt.trainer.plots import LossPlot
+from jaxgpt.config import Config, DataConfig, ModelConfig
+from jaxgpt.data import load_dataset
+from jaxgpt.data.report import describe, open_source
+from jaxgpt.trainer.baselines import Baselines, read_baselines
+from jaxgpt.trainer.plots import LossPlot, draw_baselines, new_figure
 
 METRICS, IMAGE = Path("metrics.jsonl"), Path("loss.png")
 
@@ -55,3 +61,51 @@ def test_the_plot_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch) -> Non
     plot.close()
     assert [str(e) for e in errors] == ["disk full"]
     assert IMAGE.read_bytes() == data
+
+
+def test_baselines_equal_the_report_and_are_computed_once() -> None:
+    Path("text.txt").write_text(TEXT)
+    config = Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt"))
+    data, path = load_dataset(config), Path("baselines.json")
+    for _ in range(2):
+        baselines = Baselines(data, path, pytest.fail)
+        baselines.start()
+        baselines.close()
+    found = read_baselines(path)
+    report = describe(open_source(config))
+    assert found == pytest.approx({name: report["baselines"][name]["loss"] for name in found})
+    assert list(found) == ["uniform", "unigram", "bigram", "trigram"]
+    assert json.loads(path.read_text())["held_out"] is True
+    path.write_text('{"losses": {"uniform": 4.5, "unigram": "3", "bigram": true}}')
+    baselines = Baselines(data, path, pytest.fail)
+    baselines.start()
+    baselines.close()
+    assert read_baselines(path) == {"uniform": 4.5}, "the file is kept"
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"losses": 3}', '{"losses": {"a": 1, "a": 2}}', "\0"])
+def test_damaged_baselines_are_ignored(content: str) -> None:
+    Path("baselines.json").write_text(content)
+    assert read_baselines(Path("baselines.json")) == {}
+
+
+def test_baselines_that_cannot_be_written_do_not_fail_the_run() -> None:
+    Path("text.txt").write_text(TEXT)
+    data = load_dataset(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
+    errors: list[Exception] = []
+    baselines = Baselines(data, Path("missing/baselines.json"), errors.append)
+    baselines.start()
+    baselines.close()
+    assert [type(e) for e in errors] == [FileNotFoundError]
+
+
+def test_labels_of_baselines_do_not_overlap() -> None:
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
+    axes.plot([0, 1], [6, 1])
+    draw_baselines(axes, {"uniform": 6.1, "unigram": 3.0, "bigram": 2.99, "trigram": 2.98})
+    figure.canvas.draw()
+    boxes = sorted((label.get_window_extent() for label in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == 4
+    assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)

@@ -1,0 +1,153 @@
+"""Pictures: numbers, labels and sizes are those of the arrays, and no text makes matplotlib warn or fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SMALL, run_folder
+from helpers import jaxgpt
+
+from jaxgpt.config import UserError
+from jaxgpt.study import plot
+
+ODD = [
+    "The",
+    " the",
+    "\n",
+    "$x^",
+    "\U0001f600",
+    "שלום",
+    "\x07",
+    "日本",
+    "\\",
+    "\ud800",
+    "",
+    "a" * 40,
+    "\u202e",
+    "_{",
+    "\0",
+]
+LINES = [{"step": s, "loss": 4.0 - s / 10, "tokens": 8 * (s + 1), "elapsed_seconds": 2.0 * (s + 1)} for s in range(10)]
+LINES += [{"step": 5, "val_loss": 3.5}, {"step": 10, "val_loss": 3.1}]
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def pixels(figure: Any) -> np.ndarray:
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())
+
+
+def test_attention_of_a_head_has_a_label_for_each_token() -> None:
+    n = len(ODD)
+    pattern = np.tril(np.random.default_rng(0).random((n, n)))
+    figure = plot.attention(pattern, ODD, title="$layer_{0")
+    pixels(figure)
+    axes = figure.axes[0]
+    assert np.array_equal(axes.images[0].get_array(), pattern)
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels[:4] == ["The", "·the", "↵", "$x^"]
+    assert labels[6] == "\\x07"
+    assert len(labels) == n == len(axes.get_yticklabels())
+    assert max(map(len, labels)) <= plot.SHOWN
+    rows = plot.attention(pattern[-3:], ODD).axes[0].get_yticklabels()
+    assert [row.get_text() for row in rows] == labels[-3:], "the queries are the last tokens"
+
+
+@pytest.mark.parametrize("heads", [1, 3, 7, 12])
+def test_attention_of_a_layer_has_a_picture_for_each_head(heads: int) -> None:
+    figure = plot.attention(np.full((heads, 5, 5), 0.2))
+    pixels(figure)
+    assert sum(len(axes.images) for axes in figure.axes if axes.get_title().startswith("head")) == heads
+
+
+def test_the_lens_writes_a_word_into_each_cell() -> None:
+    n = len(ODD)
+    values = np.linspace(0, 1, 2 * n).reshape(2, n)
+    figure = plot.lens(values, ODD, [ODD, ODD[::-1]], layers=["0", "$out"])
+    pixels(figure)
+    axes = figure.axes[0]
+    assert len(axes.texts) == 2 * n
+    assert (axes.texts[0].get_text(), axes.texts[0].get_position()) == ("The", (0, 0))
+    assert (axes.texts[0].get_color(), axes.texts[-1].get_color()) == ("#111827", "white"), "readable on its cell"
+    pixels(plot.lens(-values, ODD, limits=None, label="log probability"))
+
+
+def test_patching_is_symmetric_around_zero() -> None:
+    figure = plot.patching([[0.5, -2.0], [np.nan, 0.0]], ["a", "b"])
+    pixels(figure)
+    assert figure.axes[0].images[0].get_clim() == (-2, 2)
+    assert plot.patching(np.zeros((2, 2)), ["a", "b"]).axes[0].images[0].get_clim() == (-1, 1)
+    crowded = plot.patching(np.ones((3, 300)), ["word"] * 300)
+    assert len(crowded.axes[0].get_xticklabels()) < 200, "labels that fit"
+
+
+def test_losses_against_steps_tokens_and_time() -> None:
+    """A validation loss after 5 steps is at the tokens and the time of the fifth step."""
+    figure = plot.losses({"a $run^": LINES, "\U0001f600": LINES[:10]}, baselines={"uniform": 4.2}, title="日本 $")
+    pixels(figure)
+    for axes, place in zip(figure.axes, (5, 40, 10 / 1), strict=True):
+        curves = [line for line in axes.lines if line.get_marker() == "o"]
+        assert [curve.get_xdata()[0] for curve in curves] == [place]
+        assert curves[0].get_ydata().tolist() == [3.5, 3.1]
+        assert any(set(line.get_ydata()) == {4.2} for line in axes.lines)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a $run^", "\N{GRINNING FACE}"]
+    hours = plot.losses({"a": [line | {"elapsed_seconds": 3600.0 * line["step"]} for line in LINES[:10]]}, "seconds")
+    assert hours.axes[0].get_xlabel() == "time (hours)"
+    assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plot.attention(np.zeros(3)), r"pattern must have 2 or 3 dimensions .* \[3\]"),
+        (lambda: plot.attention(np.zeros((2, 0, 0))), "not be empty"),
+        (lambda: plot.attention(np.zeros((2, 2)), ["a"]), "tokens has 1 items, and the array 2"),
+        (lambda: plot.lens(np.zeros((2, 2)), ["a", "b"], [["a", "b"]]), "2 rows of 2 tokens"),
+        (lambda: plot.patching(np.zeros((2, 2)), ["a", "b"], layers=["1"]), "layers has 1 items"),
+        (lambda: plot.losses({"x": [{"step": 1}]}), "x has no losses"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_rejected(draw: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        draw()
+
+
+def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
+    for name in ("a", "b $^"):
+        run_folder(Path(name), SMALL)
+        Path(name, "metrics.jsonl").write_text("\n".join(map(json.dumps, LINES)) + '\n{"step": 3, "lo')
+        Path(name, "baselines.json").write_text('{"losses": {"uniform": 4.2}}')
+    for out, first in (("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.PDF", b"%PDF")):
+        result = jaxgpt("plot", "a", "b $^", "--out", out)
+        assert (result.code, result.out) == (0, f"wrote {out}: 2 runs\n"), result.err
+        assert result.err == "jaxgpt: skipped damaged lines: 1 in a/metrics.jsonl, 1 in b $^/metrics.jsonl\n"
+        assert Path(out).read_bytes().startswith(first)
+    Path("a/baselines.json").write_text('{"losses": {"uniform": 4.3}}')
+    assert "the baselines of the runs differ" in jaxgpt("plot", "a", "b $^", "--x", "step").err
+    Path("a/metrics.jsonl").unlink()
+    for args, message in (
+        (["a"], "a has no metrics.jsonl"), (["b $^", "b $^"], "named twice"), (["nowhere"], "no run at nowhere"),
+        (["b $^", "--out", "x.gif"], "must end in .png, .svg or .pdf"), ([], "missing argument: RUN"),
+        (["b $^", "--out", "no/x.png"], "cannot write no/x.png"),
+    ):  # fmt: skip
+        result = jaxgpt("plot", *args)
+        assert (result.code, result.err.splitlines()[-1].startswith("jaxgpt: ")) == (2, True)
+        assert message in result.err
+
+
+def test_importing_the_package_does_not_import_matplotlib() -> None:
+    code = "import sys, jaxgpt, jaxgpt.study.plot, jaxgpt.cli.plot; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
