@@ -222,6 +222,10 @@ class DataConfig:
         _bounds("data", self, "train_fraction", 0.0, 1.0, open_start=True)
         _bounds("data", self, "vocab_size", 2, MAX_VOCAB)
         _bounds("data", self, "stride", 0, 2**31 - 1)
+        if self.stride and self.conversations:
+            raise UserError(
+                f"data.stride {self.stride} does not apply to conversations, which are packed whole into windows: set it to 0"
+            )
 
     @property
     def conversations(self) -> bool:

@@ -43,8 +43,8 @@ class Command:
 
     Attributes:
         name: as in `jaxgpt NAME`.
-        arguments: names of the positional arguments, optional ones in brackets; a word in lower case stands for itself;
-            `...` after the last one accepts the rest.
+        arguments: names of the positional arguments, optional ones in brackets; a word in lower case stands for itself. `...`
+            at the end: one or more of the last argument; after a word in lower case, all arguments from this word on.
         about: description for the help.
         examples: example command lines for the help.
     """
@@ -56,7 +56,7 @@ class Command:
 
     @property
     def usage(self) -> str:
-        rest = self.arguments.endswith("...")
+        rest = self._rest
         parts = ("jaxgpt", self.name, "[OPTIONS]" * rest, self.arguments, "[OPTIONS]" * (not rest))
         return " ".join(filter(None, parts))
 
@@ -76,8 +76,8 @@ class Command:
         """
         flags = [flag for option in options(cls) for flag in option.flags]
         names = self.arguments.removesuffix(" ...").split()
-        expected, rest = len(names), list[str]()
-        if self.arguments.endswith("..."):  # accepts all arguments from this one on
+        expected, rest = sys.maxsize if self.arguments.endswith("...") else len(names), list[str]()
+        if self._rest:
             at = args.index(names[0]) if names[0] in args else len(args)
             expected, args, rest = 0, args[:at], list(args[at:])
         if any(word in HELP for word in args):
@@ -115,6 +115,11 @@ class Command:
         arguments, given = self.read(cls, args)
         return arguments, *with_settings(cls, given, named_config(arguments[0] or DEFAULT))
 
+    @property
+    def _rest(self) -> bool:
+        """Whether the command accepts all arguments from a word on."""
+        return self.arguments.endswith("...") and self.arguments.split()[0].islower()
+
     def _help(self, cls: type, words: Sequence[str]) -> str:
         paragraphs, default = self.about.split("\n\n"), None
         if issubclass(cls, Settings):
@@ -133,10 +138,11 @@ def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S,
     Raises:
         UserError: an invalid value.
     """
+    rank = given.get("lora.rank")
+    if isinstance(rank, int) and rank < 1:
+        raise UserError(f"--lora.rank must be at least 1, not {rank}: leave it out to train all weights")
     parsed = build(cls, given, _instance(cls, base))
     config = replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
-    if given.get("lora.rank") == 0:
-        raise UserError("--lora.rank must be at least 1, not 0: leave it out to train all weights")
     if config.lora.rank:
         from jaxgpt.convert.peft import resolve_targets
 

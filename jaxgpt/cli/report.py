@@ -31,12 +31,14 @@ from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
 from jaxgpt.prompts import beginning
+from jaxgpt.trainer.baselines import Baselines, read_baselines
 from jaxgpt.trainer.evaluation import Evaluation, eval_params
 from jaxgpt.trainer.loop import Outcome, Reporter
 from jaxgpt.trainer.metrics import parameter_count
 from jaxgpt.trainer.plots import LossPlot
 from jaxgpt.trainer.program import Program
 
+TYPED = 24  # characters of a prompt
 PLAIN_EVERY = 5.0  # seconds between lines if standard output is not a terminal
 
 
@@ -71,6 +73,7 @@ class Report(Reporter):
         self._ended = threading.Event()
         title = f"{program.layout.config.preset}: {run.path}"
         self._plot = LossPlot(run.metrics, run.plot, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
+        self._baselines = Baselines(data, run.baselines, lambda e: self.note(f"cannot write {run.baselines}: {e}"))
 
     def __enter__(self) -> Report:
         self._introduce()
@@ -83,6 +86,7 @@ class Report(Reporter):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if leader() and (kind is None or issubclass(kind, Exception)):
+                self._baselines.close()
                 self._plot.close()
         finally:
             self._ended.set()
@@ -99,6 +103,8 @@ class Report(Reporter):
 
     def compiled(self, seconds: float) -> None:
         self._print(f"         compiled in {seconds:.1f} s")
+        if leader():
+            self._baselines.start()
 
     def progress(self, metrics: dict[str, float]) -> None:
         self._step, self._metrics = int(metrics["step"]) + 1, metrics
@@ -144,9 +150,13 @@ class Report(Reporter):
                 self._print(f"\n--- a sample, after {prompt!r} ---\n{prompt}{text}\n---\n")
             except UserError as e:  # such as too little memory for train.sample_tokens; the run itself is complete
                 self.note(f"cannot sample: {e}")
+        if losses := read_baselines(self.run.baselines):
+            self._print(f"baseline {', '.join(f'{name} {loss:.2f}' for name, loss in losses.items())} (nats per token)")
         self._print(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
         chat = command_line("chat", path_word(self.run.path))
+        if not prompt.strip():
+            prompt = typed_prompt(self.data.tokenizer, self.data.val, config.model.block_size)
         self._print(f"next     {chat if chats else sample_command(self.run.path, prompt)}")
 
     def _texts(self) -> list[str]:
@@ -160,6 +170,8 @@ class Report(Reporter):
             parts.append(f"lr {metrics['lr']:.2e}")
         if "tokens_per_second" in metrics:
             parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
+            if "mfu" in metrics:
+                parts.append(f"mfu {metrics['mfu']:.0%}")
             parts.append(f"{duration(metrics['seconds_left'])} left")
         return step + parts
 
@@ -209,6 +221,12 @@ class Report(Reporter):
             self.note(
                 f"train.prompt {config.train.prompt!r} does not fit this tokenizer or context length: the sample after "
                 f"training starts from {self._prompt[0]!r} instead"
+            )
+        steps, warmup, rate = config.train.steps, config.optim.warmup_steps, config.optim.learning_rate
+        if steps <= warmup and not self._step:
+            self.note(
+                f"training ends at step {steps:,}, within the {warmup:,} steps of learning-rate warmup: the rate reaches "
+                f"{rate * steps / (warmup + 1):.2g} of {rate:g}; lower --optim.warmup-steps, or train longer"
             )
         self._print(f"devices  {devices} x {kind} ({jax.default_backend()}){': ' + split if split else ''}{processes}")
         if self.program.note:
@@ -263,6 +281,21 @@ def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed) ->
             if tokenizer.encode(word).tolist() == [token]:
                 return word, [token]
     return "", beginning(tokenizer)[0]
+
+
+def typed_prompt(tokenizer: Tokenizer, text: Tokens | Packed, context: int) -> str:
+    """Return the first words of a text that fit in half of the context and can be typed; "" if there are none."""
+    size = min(TYPED, context // 2)
+    for line in map(str.strip, tokenizer.decode(text.take(0, min(len(text), TYPED * TYPED))).splitlines()):
+        words = line[:size]
+        typed = words if len(line) <= size else words.rpartition(" ")[0].rstrip() or words
+        if not typed or not typed.isprintable():
+            continue
+        with suppress(UserError):
+            ids = tokenizer.encode(typed)
+            if len(ids) <= context // 2 and tokenizer.decode(ids) == typed:
+                return typed
+    return ""
 
 
 def sample_command(run: Path, prompt: str) -> str:
