@@ -250,9 +250,9 @@ def _line(span: str, text: Text, config: Config) -> str:
 
 def _part(place: int, train: Tokens | Packed) -> str:
     """Return the token file and the index of a token in it, or the number of its conversation; "" if it has neither."""
-    if isinstance(train, Packed):
-        return f"conversation {int(np.searchsorted(train.bounds, place, side='right')):,} of the training data"
-    for part in train.parts:
+    if isinstance(train, Packed) and train.trained is not None:
+        return f"conversation {int((train.begins <= place).sum()):,} of the training data"
+    for part in train.tokens.parts if isinstance(train, Packed) else train.parts:
         if place < len(part):
             name = getattr(part, "filename", None)
             return f"{name}, token {place:,}" if name else ""

@@ -51,7 +51,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
         figure.set_layout_engine("compressed")
         axes = figure.subplots()
         image = _image(axes, weights, _colors(SEQUENTIAL), 0.0, 1.0)
-        _labels(axes, names, names[S - T :])
+        _labels(figure, axes, names, names[S - T :])
         axes.set(xlabel="key", ylabel="query")
         _title(axes, title)
         _bar(figure, image, [axes], "attention")
@@ -108,7 +108,7 @@ def lens(
     axes = figure.subplots()
     colors = _colors(SEQUENTIAL)
     image = _image(axes, numbers, colors, low, high, aspect="auto", origin="lower")
-    _labels(axes, below, left)
+    _labels(figure, axes, below, left)
     if words is not None:
         if len(words) != L or any(len(row) != T for row in words):
             raise UserError(f"words must have {L} rows of {T} tokens, as values has")
@@ -151,7 +151,7 @@ def patching(
     figure = new_figure(min(0.42 * T + 2.0, 24.0), min(0.3 * L + 1.6, 18.0))
     axes = figure.subplots()
     image = _image(axes, numbers, _colors(DIVERGING), -most, most, aspect="auto", origin="lower")
-    _labels(axes, below, left)
+    _labels(figure, axes, below, left)
     axes.set(xlabel="token", ylabel="layer")
     _title(axes, title)
     _bar(figure, image, [axes], label)
@@ -291,9 +291,9 @@ def _image(axes: Axes, values: np.ndarray, colors: Any, low: float, high: float,
     return image
 
 
-def _labels(axes: Axes, below: list[str], left: list[str]) -> None:
+def _labels(figure: Figure, axes: Axes, below: list[str], left: list[str]) -> None:
     """Label columns and rows; every second or third of them, where there are too many to read."""
-    width, height = axes.get_figure(root=True).get_size_inches()
+    width, height = figure.get_size_inches()
     columns, rows = math.ceil(len(below) * 0.17 / width), math.ceil(len(left) * 0.17 / height)
     options: dict[str, Any] = {"fontsize": 8, "parse_math": False, "fontfamily": FONT}
     steep = any(len(name) > 3 for name in below)

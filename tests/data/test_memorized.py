@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import Tokens, load_dataset, memorized
+from jaxgpt.data.encode import ByteTokenizer
 from jaxgpt.data.memorized import Match, longest_match, longest_matches
 
 
@@ -79,6 +81,16 @@ def test_the_place_in_a_text() -> None:
     assert none.tokens == 0
     assert validation is not None
     assert 0 < validation < 13
+
+
+def test_the_place_in_conversations() -> None:
+    lines = [{"prompt": f"what is {n}?", "completion": f" it is {n * n}"} for n in range(20)]
+    Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    config = Config(model=ModelConfig(block_size=64), data=DataConfig(path="talks.jsonl", train_fraction=1.0))
+    data = load_dataset(config, ByteTokenizer())
+    [span], _ = memorized.find_memorized([list(b"it is 169?")], config, data)
+    assert (span.text, span.place) == ("it is 169", "conversation 14 of the training data")
+    assert span.before.endswith("what is 13? ")
 
 
 def test_the_place_in_token_files() -> None:
