@@ -14,15 +14,17 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.models import FAMILIES
 
 
-@pytest.mark.parametrize("page", ["python.md"])
-def test_the_blocks_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("page", "printed"), [("python.md", "brown fox jumps"), ("inside.md", "'h.1.attn.pattern': (1, 4, 19, 19)")]
+)
+def test_the_blocks_of_a_page_run_in_order(page: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors have the line numbers of the page."""
     text = (repository() / "docs" / page).read_text()
     parts = re.split(r"^```(?:python)?\n", text, flags=re.M)
     blocks = [part if i % 2 else "\n" * part.count("\n") for i, part in enumerate(parts)]
     Path("page.py").write_text("\n".join(blocks))
     runpy.run_path("page.py")
-    assert "brown fox jumps" in capsys.readouterr().out
+    assert printed in capsys.readouterr().out
 
 
 def test_the_reference_is_up_to_date() -> None:

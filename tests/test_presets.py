@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
-import jax
-import jax.numpy as jnp
 import pytest
 from helpers import repository
 
 from jaxgpt.cli.info import describe as figures
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.model import GPT
+from jaxgpt.config import Config
+from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.lm import LM
 from jaxgpt.model.params import abstract_params
 from jaxgpt.presets import PRESETS, describe, preset
+from jaxgpt.study import names
+from jaxgpt.study.capture import captured_names
 
 LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, whose layers take long to trace
 
@@ -59,12 +60,12 @@ def test_sizes_and_shapes_of_the_study_notes(name: str, D: int, F: int, N: int, 
     params = abstract_params(config)
     assert params["h_0"]["mlp"]["up_proj"]["kernel"].shape == (D, F)
     assert config.block_size == T
-    forward = functools.partial(GPT(config).apply, mutable="intermediates")
-    logits, sown = jax.eval_shape(forward, {"params": params}, jax.ShapeDtypeStruct((2, T), jnp.int32))
-    sown = sown["intermediates"]
-    assert logits.shape == (2, T, 50_257 if name == "gpt2-style" else 96)
-    assert [h.shape for h in sown["hidden"]] == [(2, T, D)] * (L + 1)
-    assert [sown[f"h_{i}"]["attn"]["attention"][0].shape for i in range(L)] == [(2, N, T, T)] * L
+    listed = names(LM(Config(model=config), params, ByteTokenizer()), (2, T))
+    shapes = {key: x.shape for key, x in listed.items()}
+    hidden, patterns = captured_names(config)
+    assert shapes["logits"] == (2, T, 50_257 if name == "gpt2-style" else 96)
+    assert [shapes[h] for h in hidden] == [(2, T, D)] * (L + 1)
+    assert [shapes[p] for p in patterns] == [(2, N, T, T)] * L
 
 
 RESULTS = dict(

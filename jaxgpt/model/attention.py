@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.cache import write
 from jaxgpt.model.linear import Linear
+from jaxgpt.model.named import Named
 from jaxgpt.model.norm import Norm
 from jaxgpt.ops.attention import AttentionKernel, SegmentIds, attend
 from jaxgpt.ops.dropout import dropout
@@ -40,11 +41,11 @@ class BlockInputs(NamedTuple):
     segment_ids_BT: SegmentIds = None
 
 
-class Attention(nn.Module):
+class Attention(Named):
     """Multi-head causal self-attention with grouped keys and values, and an explicit cache.
 
     Attributes:
-        kernel: computes attention without a cache; None: `attend`, which also sows the weights as "attention".
+        kernel: computes attention without a cache; None: `attend`.
         window: the layer's sliding window, which a kernel applies; 0: none.
     """
 
@@ -59,13 +60,14 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Return the output `[B, T, D]`, and with a cache the layer's updated keys and values."""
         c = self.config
-        q_BTNH = self._project(x_BTD, "q_proj", "heads", c.n_head)
-        k_BTKH = self._project(x_BTD, "k_proj", "kv_heads", c.kv_heads)
-        v_BTKH = self._project(x_BTD, "v_proj", "kv_heads", c.kv_heads)
+        q_BTNH = self._project(x_BTD, "q", "heads", c.n_head)
+        k_BTKH = self._project(x_BTD, "k", "kv_heads", c.kv_heads)
+        v_BTKH = self._project(x_BTD, "v", "kv_heads", c.kv_heads)
         if c.qk_norm:
             q_BTNH, k_BTKH = self._normed(q_BTNH, "q_norm"), self._normed(k_BTKH, "k_norm")
         if inputs.rotation is not None:
-            q_BTNH, k_BTKH = rotate(q_BTNH, inputs.rotation), rotate(k_BTKH, inputs.rotation)
+            q_BTNH = self.named("rot_q", rotate(q_BTNH, inputs.rotation))
+            k_BTKH = self.named("rot_k", rotate(k_BTKH, inputs.rotation))
         if c.scale_attn_by_inverse_layer_idx:
             q_BTNH = q_BTNH / jnp.asarray(inputs.layer + 1, self.dtype)
         scale = 1 / math.sqrt(c.head_width) if c.scale_attn_weights else 1.0
@@ -81,9 +83,8 @@ class Attention(nn.Module):
             assert inputs.mask_BNTS is not None
             drop = functools.partial(dropout, rate=c.dropout, key=key)
             k_BSKH, v_BSKH = k_BSKH.astype(self.dtype), v_BSKH.astype(self.dtype)
-            out_BTNH, weights_BNTS = attend(q_BTNH, k_BSKH, v_BSKH, inputs.mask_BNTS, scale, drop)
-            self.sow("intermediates", "attention", weights_BNTS)
-
+            out_BTNH, _ = attend(q_BTNH, k_BSKH, v_BSKH, inputs.mask_BNTS, scale, drop, self.named)
+        out_BTNH = self.named("head_out", out_BTNH)
         if not c.attn_proj:
             return out_BTNH.reshape(x_BTD.shape), updated
         shape, axes = (c.n_head, c.head_width, c.n_embd), ("heads", "head_dim", "embed")
@@ -99,5 +100,5 @@ class Attention(nn.Module):
     def _project(self, x_BTD: jax.Array, name: str, axis: str, heads: int) -> jax.Array:
         c = self.config
         shape, axes = (c.n_embd, heads, c.head_width), ("embed", axis, "head_dim")
-        y = Linear(c, shape, axes, c.bias or c.qkv_bias, self.dtype, name=name)(x_BTD)
-        return constrain(y, ("batch", "length", axis, "head_dim"))
+        y = Linear(c, shape, axes, c.bias or c.qkv_bias, self.dtype, name=f"{name}_proj")(x_BTD)
+        return self.named(name, constrain(y, ("batch", "length", axis, "head_dim")))

@@ -20,6 +20,7 @@ from jaxgpt.model.cache import KVCache
 from jaxgpt.model.embedding import Embedding
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.mlp import MLP
+from jaxgpt.model.named import Named
 from jaxgpt.model.norm import Norm
 from jaxgpt.model.scan import REMAT, STACKED, Remat
 from jaxgpt.ops.attention import AttentionKernel, SegmentIds, causal_mask, segment_positions
@@ -30,7 +31,7 @@ from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
 
-class Block(nn.Module):
+class Block(Named):
     """Compute `y = x + attn(norm(x))`, then `y + mlp(norm(y))`; with `parallel_residual`, `y + mlp(norm(x))`.
 
     `norm_position` puts a norm around each sublayer f: `x + f(norm(x))` (pre), `x + norm(f(x))` (output),
@@ -46,13 +47,15 @@ class Block(nn.Module):
     def __call__(self, x_BTD: jax.Array, inputs: BlockInputs) -> tuple[jax.Array, tuple[jax.Array, jax.Array] | None]:
         """Return the residual stream `[B, T, D]`, and with a cache the layer's updated keys and values."""
         c, key = self.config, inputs.key
+        x_BTD = self.named("resid.pre", x_BTD)
         attention = Attention(c, self.dtype, self.kernel, self.window, name="attn")
         out_BTD, updated = attention(self._input(x_BTD, "ln_1"), inputs, subkey(key, 0))
-        y_BTD = self._add(x_BTD, out_BTD, "ln_1", subkey(key, 1))
+        y_BTD = self._add(x_BTD, self.named("attn.out", out_BTD), "ln_1", subkey(key, 1))
+        y_BTD = self.named("resid.mid", y_BTD)
         if c.mlp != "none":
             out_BTD = MLP(c, self.dtype, name="mlp")(self._input(x_BTD if c.parallel_residual else y_BTD, "ln_2"))
-            y_BTD = self._add(y_BTD, out_BTD, "ln_2", subkey(key, 2))
-        return constrain(y_BTD, ("batch", "length", "width")), updated
+            y_BTD = self._add(y_BTD, self.named("mlp.out", out_BTD), "ln_2", subkey(key, 2))
+        return self.named("resid.post", constrain(y_BTD, ("batch", "length", "width"))), updated
 
     def _input(self, x_BTD: jax.Array, name: str) -> jax.Array:
         return self._norm(x_BTD, name) if self.config.norm_position in ("pre", "both") else x_BTD
@@ -68,12 +71,12 @@ class Block(nn.Module):
         return Norm(self.config, self.dtype, name=name)(x_BTD)
 
 
-class GPT(nn.Module):
+class GPT(Named):
     """A decoder-only transformer.
 
-    `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`; `method="extend"` continues from a cache. With
-    `mutable="intermediates"`, hidden states and attention weights are returned as well. Parameters from `stack_layers` run as a
-    scan over one block, which supports neither a cache nor intermediates.
+    `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`; `method="extend"` continues from a cache. Weights
+    of `stack_layers` run as a scan over one block, which supports no cache. `jaxgpt.study` reads and edits the activations that
+    modules name with `self.named`.
 
     Attributes:
         config: the architecture, with `vocab_size` set.
@@ -146,7 +149,8 @@ class GPT(nn.Module):
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
         x_BTD = constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))
-        return x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.dtype) if self.config.embed_scale else x_BTD
+        x_BTD = x_BTD * jnp.asarray(math.sqrt(self.config.n_embd), self.dtype) if self.config.embed_scale else x_BTD
+        return self.named("embed", x_BTD)
 
     def stack(
         self,
@@ -173,9 +177,9 @@ class GPT(nn.Module):
             positions_BT = segment_positions(segment_ids_BT)
 
         if c.positions == "learned":
-            x_BTD = x_BTD + self.wpe(positions_BT)
+            x_BTD = x_BTD + self.named("pos_embed", self.wpe(positions_BT))
         elif c.positions == "sinusoidal":
-            x_BTD = x_BTD + sinusoidal(positions_BT, c.n_embd).astype(x_BTD.dtype)
+            x_BTD = x_BTD + self.named("pos_embed", sinusoidal(positions_BT, c.n_embd).astype(x_BTD.dtype))
         inputs: dict[int, BlockInputs] = {}  # layers with the same window share the mask and the rotation
         for window in sorted(set(c.windows)):
             mask_BNTS = None if masked_by_kernel else causal_mask(slot_T, slot_S, start_B, window, segment_ids_BT)
@@ -191,7 +195,6 @@ class GPT(nn.Module):
             x_BTD = self._scanned(stacked, x_BTD, inputs, key)
         if c.final_norm:
             x_BTD = self.ln_f(x_BTD)
-        self.sow("intermediates", "hidden", x_BTD)
         if cache is None:
             return x_BTD, None
         k, v = zip(*updated, strict=True)
@@ -202,7 +205,6 @@ class GPT(nn.Module):
     ) -> tuple[jax.Array, list[Any]]:
         updated = []
         for layer, block in enumerate(self.h):
-            self.sow("intermediates", "hidden", x_BTD)
             layer_cache = None if cache is None else (cache.k[layer], cache.v[layer], cache.length)
             layer_inputs = inputs[block.window]._replace(cache=layer_cache, layer=layer, key=subkey(key, layer + 1))
             x_BTD, kv = block(x_BTD, layer_inputs)
@@ -229,7 +231,7 @@ class GPT(nn.Module):
         logits_BTV = self.wte.attend(x_BTD) if self.config.tie_embeddings else self.lm_head(x_BTD)
         logits_BTV = constrain(logits_BTV, ("batch", "length", "vocab")).astype(jnp.float32)
         cap = self.config.logit_softcap
-        return cap * jnp.tanh(logits_BTV / cap) if cap else logits_BTV
+        return self.named("logits", cap * jnp.tanh(logits_BTV / cap) if cap else logits_BTV)
 
 
 def _rotation(config: ModelConfig, positions_BT: jax.Array, window: int) -> Rotation | None:

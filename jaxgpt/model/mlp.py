@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.linear import Linear
+from jaxgpt.model.named import Named
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.sharding import constrain
 
 
-class MLP(nn.Module):
+class MLP(Named):
     """Compute `act(x W_up) W_down`, or gated: `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
 
     config: ModelConfig
@@ -26,8 +27,12 @@ class MLP(nn.Module):
         widen = functools.partial(Linear, c, (c.n_embd, c.mlp_width), ("embed", "mlp"), bias=c.bias, dtype=self.dtype)
         h_BTF = widen(name="up_proj")(x_BTD)
         act = ACTIVATIONS[c.activation]
-        h_BTF = act(widen(name="gate_proj")(x_BTD)) * h_BTF if c.mlp == "gated" else act(h_BTF)
-        h_BTF = constrain(h_BTF, ("batch", "length", "mlp"))
+        if c.mlp == "gated":
+            h_BTF = self.named("up", h_BTF)
+            h_BTF = act(self.named("pre", widen(name="gate_proj")(x_BTD))) * h_BTF
+        else:
+            h_BTF = act(self.named("pre", h_BTF))
+        h_BTF = self.named("post", constrain(h_BTF, ("batch", "length", "mlp")))
         narrow = Linear(
             c, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, self.dtype, residual=True, name="down_proj"
         )

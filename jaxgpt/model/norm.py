@@ -8,10 +8,11 @@ import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.init import partitioned
+from jaxgpt.model.named import Named
 from jaxgpt.ops.norms import NORMS
 
 
-class Norm(nn.Module):
+class Norm(Named):
     """Normalize in float32; if `norm_affine`, multiply by a learned scale and, except for RMSNorm, add a learned bias.
 
     Attributes:
@@ -27,7 +28,7 @@ class Norm(nn.Module):
         kind = self.kind or self.config.norm
         if kind == "none":
             return x
-        y = NORMS[kind](x.astype(jnp.float32), self.config.norm_eps)
+        y = NORMS[kind](x.astype(jnp.float32), self.config.norm_eps, self.named)
         lead = range(x.ndim - 1)
         if self.config.norm_affine:
             ones = partitioned(nn.initializers.ones, ("norm",))
@@ -35,4 +36,4 @@ class Norm(nn.Module):
             if self.config.bias and kind != "rmsnorm":
                 zeros = partitioned(nn.initializers.zeros, ("norm",))
                 y = y + jnp.expand_dims(self.param("bias", zeros, (x.shape[-1],), jnp.float32), lead)
-        return y.astype(self.dtype)
+        return self.named("out", y.astype(self.dtype))

@@ -11,11 +11,19 @@ import chex
 import jax
 import jax.numpy as jnp
 
+# Called with the name of an intermediate result and the array; returns the array to use instead.
+Name = Callable[[str, jax.Array], jax.Array]
+
 # Causal self-attention of whole sequences: (q_BTNH, k_BTKH, v_BTKH, scale, window, segment_ids_BT=None) -> out_BTNH. A window
 # of 0 is no limit.
 AttentionKernel = Callable[..., jax.Array]
 # The document of each position [B, T]: attention does not leave it, and its positions are consecutive. None: one per row.
 SegmentIds = jax.Array | None
+
+
+def unnamed(name: str, x: jax.Array) -> jax.Array:
+    """Return x."""
+    return x
 
 
 def causal_mask(
@@ -58,6 +66,7 @@ def attend(
     mask_BNTS: jax.Array,
     scale: float,
     dropout: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+    named: Name = unnamed,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute `softmax(scale q k^T + mask) v`, the softmax in float32.
 
@@ -70,6 +79,7 @@ def attend(
         mask_BNTS: bool, broadcastable; a query that is masked everywhere attends to all keys equally.
         scale: multiplies the scores, usually `1 / sqrt(H)`.
         dropout: applied to the attention weights.
+        named: called with "scores" and the masked scores `[B, N, T, S]`, then with "pattern" and the weights.
 
     Returns:
         The output `[B, T, N, H]` and the attention weights `[B, N, T, S]`.
@@ -82,7 +92,7 @@ def attend(
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores = scale * jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
     scores_BNTS = jnp.where(mask_BNTS, scores.reshape(B, N, T, S), jnp.finfo(jnp.float32).min)
-    weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
+    weights_BNTS = named("pattern", jax.nn.softmax(named("scores", scores_BNTS), axis=-1))
     mixed = dropout(weights_BNTS).astype(v_BSKH.dtype).reshape(B, K, N // K, T, S)
     out_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", mixed, v_BSKH).reshape(B, T, N, H)
     return out_BTNH, weights_BNTS

@@ -14,6 +14,7 @@ from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
+from jaxgpt.study.run import forward
 
 B, T, N, L, V = 3, 11, 2, 3, 13
 
@@ -75,13 +76,11 @@ def test_without_capture_no_attention_map_is_returned(lm):
     config, shape = lm.config.model, f"f32[{B},{N},{T},{T}]"
     params, ids = abstract_params(config), jax.ShapeDtypeStruct((B, T), jnp.int32)
 
-    def hlo(**options):
-        return (
-            jax.jit(lambda p, i: GPT(config).apply({"params": p}, i, **options)).lower(params, ids).compile().as_text()
-        )
+    def hlo(taps):
+        return jax.jit(lambda p, i: forward(config, "float32", p, i, taps)).lower(params, ids).compile().as_text()
 
-    assert shape in results(hlo(mutable="intermediates"))
-    without = results(hlo())
+    assert shape in results(hlo(("h.0.attn.pattern",)))
+    without = results(hlo(()))
     assert shape not in without
     assert without.startswith(f"f32[{B},{T},{V}]")
 
@@ -90,7 +89,7 @@ def test_gradients_are_the_same_with_capture(lm):
     ids = jnp.asarray(np.random.default_rng(1).integers(0, V, (B, T)), jnp.int32)
     model = GPT(lm.config.model)
     plain = jax.jit(jax.grad(lambda p: model.apply({"params": p}, ids).sum()))(lm.params)
-    seen = jax.jit(jax.grad(lambda p: model.apply({"params": p}, ids, mutable="intermediates")[0].sum()))(lm.params)
+    seen = jax.jit(jax.grad(lambda p: jaxgpt.study.capture(lm._replace(params=p), ids).logits.sum()))(lm.params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), plain, seen)
 
 

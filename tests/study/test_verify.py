@@ -139,7 +139,7 @@ def recomputed_with_another_epsilon(patch: Patch) -> None:
 def compiled_to_something_else(patch: Patch) -> None:
     right = norms.layer_norm
     patch.setitem(
-        norms.NORMS, "layernorm", lambda x, eps: right(x, eps) * (1.001 if jax.config.jax_disable_jit else 1.0)
+        norms.NORMS, "layernorm", lambda x, eps, named: right(x, eps) * (1.001 if jax.config.jax_disable_jit else 1.0)
     )
 
 

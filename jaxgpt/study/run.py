@@ -1,0 +1,364 @@
+"""Read and edit activations by name: in a forward pass, and in generation with a cache.
+
+Modules name their activations with `self.named(name, x)`, which returns x. A run with taps or edits traces the model under an
+observer that sees each name and array; without them the compiled program is that of `GPT.apply`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import SEED, ModelConfig, SamplingParams, UserError, did_you_mean
+from jaxgpt.decoding import Model
+from jaxgpt.errors import shown
+from jaxgpt.lm import LM, Generation
+from jaxgpt.lm.engine import DecodeSession
+from jaxgpt.lm.generation import memory_errors
+from jaxgpt.lm.model import check_lm, functions_of, placed
+from jaxgpt.lm.text import TextStream
+from jaxgpt.model import GPT, init_cache
+from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.prompts import check_stop_ids, encode_prompt, fit, row_keys
+
+Edit = Callable[[jax.Array], Any]
+Edits = Mapping[str, Edit]
+
+
+class Run(NamedTuple):
+    """The result of a forward pass.
+
+    Attributes:
+        logits: `[B, T, V]`, float32.
+        taps: the requested activations by name, after their edits.
+    """
+
+    logits: jax.Array
+    taps: dict[str, jax.Array]
+
+
+def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """List the activations of a model in the order in which they are computed, with shapes and dtypes.
+
+    Args:
+        lm: the model.
+        shape: batch and length `(B, T)` of the ids; None: one row of the context length.
+    """
+    check_lm(lm)
+    c, found = lm.config, {}
+
+    def trace(params: Any, tokens_BT: jax.Array) -> None:
+        taps = forward(c.model, c.train.compute_dtype, params, tokens_BT, ("*",)).taps
+        found.update({name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in taps.items()})
+
+    jax.eval_shape(trace, lm.params, jax.ShapeDtypeStruct(shape or (1, c.model.block_size), jnp.int32))
+    return found
+
+
+def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Edits | None = None) -> Run:
+    """Compute logits and activations in one forward pass, with edits of activations.
+
+    An edit is a pure function of an activation, traced with the model: `{"h.3.mlp.out": lambda x: 0 * x}`. Attention is the
+    reference implementation, whose scores and pattern have names. The result is differentiable, also in the arguments that an
+    edit closes over, and `run` can be called under `jax.vmap`, `jax.grad` and `jax.jit`. Programs are looked up by the identity
+    of the edits: define each once, or call `run` in a jitted function of the values that change.
+
+    Args:
+        lm: the model. Its weights may be quantized, or stacked, in which case they are unstacked.
+        ids: a text, or ids: an integer array `[B, T]` or nested lists.
+        taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
+        edits: functions by name, which may also contain `*`.
+
+    Raises:
+        UserError: no such name, an edit that changes a shape or dtype, ids outside the vocabulary, or more tokens than the
+            context length.
+    """
+    tokens_BT = as_tokens(lm, ids)
+    c, named = lm.config, check_observed(taps, edits)
+    with placed(lm):
+        out = _run(c.model, c.train.compute_dtype, lm.params, tokens_BT, *named)
+    return out._replace(taps=_ordered(named[0], out.taps))
+
+
+class Generated(NamedTuple):
+    """A generated text with its activations.
+
+    Attributes:
+        ids: the ids of the prompt and of the generated text.
+        generation: as `jaxgpt.generate` returns it.
+        logits: `[1, T, V]`, at each of the ids.
+        taps: the requested activations at each of the ids, by name, computed with the cache.
+    """
+
+    ids: list[int]
+    generation: Generation
+    logits: jax.Array
+    taps: dict[str, jax.Array]
+
+
+def generate(
+    lm: LM,
+    prompt: str | Sequence[int],
+    taps: Sequence[str] = (),
+    edits: Edits | None = None,
+    *,
+    max_new_tokens: int | None = None,
+    stop_ids: int | Sequence[int] = (),
+    key: int | jax.Array = SEED,
+    **sampling: Any,
+) -> Generated:
+    """Continue a prompt with a KV cache, with edits of activations, and return activations.
+
+    The edits apply to the prompt in one pass, then to each new token: their arrays have the positions of the prompt, then one.
+
+    Args:
+        lm: the model.
+        prompt: a text or ids.
+        taps: names of activations to return, as for `run`.
+        edits: functions by name, as for `run`.
+        max_new_tokens: maximum number of new tokens, as for `jaxgpt.generate`.
+        stop_ids: ids that end the text, in addition to the end tokens of the tokenizer.
+        key: a seed or a `jax.random.key`.
+        sampling: temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size.
+
+    Raises:
+        UserError: as `run` and `jaxgpt.generate`.
+    """
+    lm, named = _unstacked(lm), check_observed(taps, edits)
+    model = lm.config.model
+    if unknown := [name for name in sampling if name not in SamplingParams.__dataclass_fields__]:
+        known = list(SamplingParams.__dataclass_fields__)
+        raise UserError(f"no setting {unknown[0]}{did_you_mean(unknown[0], known)}: choose from {', '.join(known)}")
+    encoded = encode_prompt(lm.tokenizer, model.vocab_size, prompt)
+    [row], [new] = fit(model, [encoded], max_new_tokens, None)
+    check_ids(model, np.asarray([row]))
+    ends = check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids)
+    session = DecodeSession(
+        lm.params,
+        [row],
+        row_keys(key, 1, 1),
+        [new],
+        model=_edited(functions_of(lm), named[1]),
+        sampling=SamplingParams(**sampling),
+        stop_ids=ends,
+        context=len(row),  # no padding, so that edits see the positions of the prompt
+    )
+    text = TextStream(lm.tokenizer.decode, new, ends, prompt=encoded.text_ids, byte_ids=lm.tokenizer.byte_ids)
+    with placed(lm), memory_errors():
+        text.add(session.next_tokens(new)[0].tolist())
+    assert text.finish_reason is not None
+    generation = Generation(text.text, text.ids, text.finish_reason)
+    out = replay(lm, row, generation.ids, *named)
+    return Generated(row + generation.ids, generation, *out)
+
+
+def replay(
+    lm: LM,
+    prompt: Sequence[int],
+    new: Sequence[int],
+    taps: Sequence[str] = (),
+    edits: tuple[tuple[str, Edit], ...] = (),
+) -> Run:
+    """Compute the activations of a generated text as generation does: the prompt in one pass, then token by token."""
+    lm, c = _unstacked(lm), lm.config
+    ids_1T = np.asarray([[*prompt, *new]])
+    check_ids(c.model, ids_1T)
+    with placed(lm):
+        tokens = jnp.asarray(ids_1T, jnp.int32)
+        out = _replay(c.model, c.train.compute_dtype, lm.params, tokens, len(prompt), tuple(taps), edits)
+    return out._replace(taps=_ordered(taps, out.taps))
+
+
+def forward(
+    config: ModelConfig,
+    dtype: str,
+    params: Any,
+    tokens_BT: jax.Array,
+    taps: tuple[str, ...] = (),
+    edits: tuple[tuple[str, Edit], ...] = (),
+) -> Run:
+    """Run the model under an observer; `run` without checks and without jit."""
+    params = unstack_layers(params, config.n_layer) if STACKED in params else params
+    with _observed(taps, edits) as taken:
+        logits_BTV = GPT(config, dtype=jnp.dtype(dtype)).apply({"params": params}, tokens_BT)
+    return Run(logits_BTV, taken)  # type: ignore[arg-type]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 4, 5))
+def _run(
+    config: ModelConfig,
+    dtype: str,
+    params: Any,
+    tokens_BT: jax.Array,
+    taps: tuple[str, ...],
+    edits: tuple[tuple[str, Edit], ...],
+) -> Run:
+    return forward(config, dtype, params, tokens_BT, taps, edits)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 4, 5, 6))
+def _replay(
+    config: ModelConfig,
+    dtype: str,
+    params: Any,
+    tokens_1T: jax.Array,
+    prompt_length: int,
+    taps: tuple[str, ...],
+    edits: tuple[tuple[str, Edit], ...],
+) -> Run:
+    model = GPT(config, dtype=jnp.dtype(dtype))
+
+    def extend(cache: Any, tokens_1t: jax.Array) -> tuple[Any, Run]:
+        with _observed(taps, edits) as taken:
+            logits_1tV, cache = model.apply({"params": params}, tokens_1t, cache, method="extend")
+        return cache, Run(logits_1tV, taken)
+
+    def join(path: Any, first: jax.Array, steps: jax.Array) -> jax.Array:
+        """Append the steps, which the scan stacked along a new first axis, to the axis of the queries."""
+        axis = 2 if str(getattr(path[-1], "key", "")).endswith((".scores", ".pattern")) else 1
+        return jnp.concatenate([first, jnp.moveaxis(jnp.squeeze(steps, axis + 1), 0, axis)], axis)
+
+    empty = init_cache(config, jnp.zeros((1,), jnp.int32), tokens_1T.shape[1], model.dtype)
+    cache, prompt = extend(empty, tokens_1T[:, :prompt_length])
+    _, steps = jax.lax.scan(extend, cache, tokens_1T[:, prompt_length:].T[:, :, None])
+    return jax.tree_util.tree_map_with_path(join, prompt, steps)
+
+
+@lru_cache(maxsize=64)
+def _edited(model: Model, edits: tuple[tuple[str, Edit], ...]) -> Model:
+    """Return a model's functions with edits. Equal arguments give the same functions, so that programs are reused."""
+    if not edits:
+        return model
+
+    def extend(*args: Any) -> tuple[jax.Array, Any]:
+        with _observed((), edits):
+            return model.extend(*args)
+
+    return Model(extend, model.cache)
+
+
+@contextmanager
+def _observed(taps: Sequence[str], edits: Sequence[tuple[str, Edit]]) -> Iterator[dict[str, jax.Array]]:
+    """Apply edits to the activations of the model traced in this context, and collect taps in the dict it yields.
+
+    Raises:
+        UserError: at the end, a name that is not an activation of the model; or as `_apply`.
+    """
+    taken: dict[str, jax.Array] = {}
+    if not taps and not edits:
+        yield taken
+        return
+    seen: list[str] = []
+
+    def observer(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        x = call(*args, **kwargs)
+        if context.method_name != "named":
+            return x
+        name = _name(context.module.path, args[0])
+        seen.append(name)
+        for wanted, edit in edits:
+            x = _apply(name, edit, x) if fnmatchcase(name, wanted) else x
+        if any(fnmatchcase(name, wanted) for wanted in taps):
+            taken[name] = x
+        return x
+
+    with nn.intercept_methods(observer):
+        yield taken
+    for wanted in (*taps, *(name for name, _ in edits)):
+        if not any(fnmatchcase(name, wanted) for name in seen):
+            raise UserError(
+                f"no activation {shown(wanted)}{did_you_mean(wanted, seen)}: jaxgpt.study.names(lm) lists them"
+            )
+
+
+def _name(path: Sequence[str], name: str) -> str:
+    """Return the full name: `h.3.attn.q` for q in h_3/attn, `resid.pre.3` for resid.pre in h_3."""
+    full = re.sub(r"^h_(\d+)\.", r"h.\1.", ".".join([*path, name]))
+    return re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", full)
+
+
+def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:
+    y = edit(x)
+    found = f"{y.dtype} {list(y.shape)}" if hasattr(y, "shape") and hasattr(y, "dtype") else shown(y)
+    if found != (wanted := f"{x.dtype} {list(x.shape)}"):
+        raise UserError(f"the edit of {name} returned {found} for {wanted}: shape and dtype must stay the same")
+    return jnp.asarray(y)
+
+
+def _ordered(taps: Sequence[str], taken: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Sort as requested, and the names that match a pattern by layer; jit returns dicts sorted as text."""
+
+    def natural(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+    return {name: taken[name] for tap in taps for name in sorted(taken, key=natural) if fnmatchcase(name, tap)}
+
+
+def check_observed(taps: Any, edits: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Edit], ...]]:
+    """Return taps and edits as tuples.
+
+    Raises:
+        UserError: taps are not names, or edits not functions by name.
+    """
+    taps = (taps,) if isinstance(taps, str) else taps
+    if not isinstance(taps, Sequence) or not all(isinstance(name, str) for name in taps):
+        raise UserError(f"taps must be a list of names, such as h.0.attn.pattern: {shown(taps)}")
+    edits = {} if edits is None else edits
+    if not isinstance(edits, Mapping) or not all(isinstance(name, str) and callable(f) for name, f in edits.items()):
+        raise UserError(f"edits must be functions by name, such as {{'h.0.mlp.out': lambda x: 0 * x}}: {shown(edits)}")
+    for name, edit in edits.items():
+        if edit.__hash__ is None:
+            raise UserError(f"the edit of {name} is not hashable: wrap it in a function")
+    return tuple(taps), tuple(edits.items())
+
+
+def as_tokens(lm: LM, ids: Any) -> jax.Array:
+    """Convert a text or ids to an int32 array `[B, T]`.
+
+    Raises:
+        UserError: not ids of that shape, an id outside the vocabulary, or more tokens than the context length.
+    """
+    check_lm(lm)
+    model = lm.config.model
+    if isinstance(ids, str):
+        ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids).ids]
+    if isinstance(ids, jax.core.Tracer):
+        check_ids(model, np.zeros(ids.shape, ids.dtype))
+        return ids.astype(jnp.int32)
+    try:
+        ids_BT = np.asarray(ids)
+    except ValueError:
+        raise UserError("the rows of ids have different lengths: give rows of equal length") from None
+    check_ids(model, ids_BT)
+    return jnp.asarray(ids_BT, jnp.int32)
+
+
+def check_ids(config: ModelConfig, ids_BT: np.ndarray) -> None:
+    """Check that ids are an integer array `[B, T]` within the vocabulary and the context length.
+
+    Raises:
+        UserError: they are not.
+    """
+    if ids_BT.ndim != 2 or not ids_BT.size or not np.issubdtype(ids_BT.dtype, np.integer):
+        raise UserError(f"expected integer ids of shape [B, T], not {ids_BT.dtype} of shape {ids_BT.shape}")
+    if ids_BT.shape[1] > config.block_size:
+        raise UserError(f"{ids_BT.shape[1]} tokens do not fit the context of {config.block_size} (model.block_size)")
+    for extreme in (int(ids_BT.min()), int(ids_BT.max())):
+        if not 0 <= extreme < config.vocab_size:
+            raise UserError(f"id {extreme} is outside the vocabulary of {config.vocab_size}")
+
+
+def _unstacked(lm: LM) -> LM:
+    check_lm(lm)
+    if STACKED not in lm.params:
+        return lm
+    return lm._replace(params=unstack_layers(lm.params, lm.config.model.n_layer))

@@ -1,0 +1,280 @@
+"""Taps and edits: names, laws, gradients, batches of edits, generation with a cache, and errors."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import every_model, make, random_ids, repository, small
+
+import jaxgpt
+from jaxgpt.config import Config, UserError
+from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.model import GPT
+from jaxgpt.model.named import Named
+from jaxgpt.model.scan import stack_layers
+from jaxgpt.ops.quantize import quantize
+from jaxgpt.study import names, run
+from jaxgpt.study.run import _run
+
+B, T, V = 2, 7, 17
+LONG = pytest.mark.long
+
+
+def lm_of(name, **changes):
+    config = small(name, **changes)
+    return jaxgpt.LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, V))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return lm_of("gpt2")
+
+
+@pytest.fixture(scope="module")
+def one():
+    """A model of one layer, which compiles faster."""
+    return lm_of("gpt2", n_layer=1)
+
+
+@pytest.fixture(scope="module")
+def ids(lm):
+    return random_ids(lm.config.model, (B, T))
+
+
+def plain_logits(lm, ids):
+    return jax.jit(lambda params, ids: GPT(lm.config.model).apply({"params": params}, ids))(lm.params, ids)
+
+
+def close(a, b):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@every_model
+def test_names_are_those_of_the_taps(name):
+    """Of one trace; the values are compared with TransformerLens's in tests/parity/test_taps.py."""
+    lm = lm_of(name)
+    c = lm.config.model
+    listed = names(lm, (B, T))
+    D, N, K, H = c.n_embd, c.n_head, c.kv_heads, c.head_width
+    expected = {"embed": (B, T, D), "logits": (B, T, V)}
+    for layer in range(c.n_layer):
+        heads = {"q": (B, T, N, H), "k": (B, T, K, H), "v": (B, T, K, H), "head_out": (B, T, N, H)}
+        heads |= {"scores": (B, N, T, T), "pattern": (B, N, T, T), "out": (B, T, D)}
+        expected |= {f"h.{layer}.attn.{part}": shape for part, shape in heads.items()}
+        expected |= {f"resid.{place}.{layer}": (B, T, D) for place in ("pre", "mid", "post")}
+        if c.mlp != "none":
+            expected |= {f"h.{layer}.mlp.{part}": (B, T, c.mlp_width) for part in ("pre", "post")}
+            expected[f"h.{layer}.mlp.out"] = (B, T, D)
+    assert expected.items() <= {key: x.shape for key, x in listed.items()}.items()
+    kinds = {key.split(".", 2)[-1] if key.startswith("h.") else key.split(".")[0] for key in listed.keys() - expected}
+    allowed = {
+        "pos_embed": c.positions in ("learned", "sinusoidal"),
+        "ln_f": c.final_norm,
+        "attn.rot_q": c.positions == "rope",
+        "attn.rot_k": c.positions == "rope",
+        "mlp.up": c.mlp == "gated",
+        **{f"attn.{q}_norm.{part}": c.qk_norm for q in "qk" for part in ("scale", "out")},
+        **{
+            f"ln_{i}.{part}": c.norm != "none" and c.norm_position != "output"
+            for i in "12"
+            for part in ("scale", "out")
+        },
+        **{f"ln_{i}_out.{p}": c.norm_position in ("output", "both") for i in "12" for p in ("scale", "out")},
+    }
+    assert kinds == {kind for kind, named in allowed.items() if named}
+    assert next(iter(listed)) == "embed"
+    assert list(listed)[-1] == "logits"
+    assert {str(x.dtype) for x in listed.values()} == {"float32"}
+
+
+def test_the_page_lists_every_name():
+    """docs/inside.md, for a model of T = S and n_layer 1; the two models have all kinds of activations between them."""
+    page = (repository() / "docs" / "inside.md").read_text()
+    table = dict(re.findall(r"^\| `(\S+)` \| ([A-Z1 ]+) \|", page, re.M))
+    found = {}
+    for name in ("gpt2", "gemma"):
+        lm = lm_of(name, n_layer=1, n_kv_head=2, n_inner=24, head_dim=6)
+        c = lm.config.model
+        sizes = {
+            "B": B,
+            "T": T,
+            "S": T,
+            "D": c.n_embd,
+            "N": c.n_head,
+            "K": c.kv_heads,
+            "H": c.head_width,
+            "F": c.mlp_width,
+        }
+        letters = sizes | {"V": V, "1": 1}
+        for key, x in names(lm, (B, T)).items():
+            found[key] = x.shape
+            assert x.shape == tuple(letters[letter] for letter in table[key].split()), key
+    assert list(found.keys() - table.keys()) == list(table.keys() - found.keys()) == []
+
+
+def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkeypatch):
+    """And that of a model whose activations have no names."""
+    config = lm.config.model
+
+    def lowered(taps, edits):
+        text = _run.lower(config, "float32", lm.params, ids, taps, edits).as_text()
+        return text.replace("jit__run", "jit_plain").replace("result.logits", "result")
+
+    def plain():
+        def plain(params, tokens_BT):
+            return GPT(config).apply({"params": params}, tokens_BT)
+
+        return jax.jit(plain).lower(lm.params, ids).as_text()
+
+    text = plain()
+    assert lowered((), ()) == text
+    assert lowered(("h.0.attn.q",), ()) != text
+    assert lowered((), (("h.0.attn.q", jnp.tanh),)) != text
+    monkeypatch.setattr(Named, "named", lambda self, name, x: x)
+    assert plain() == text
+
+
+def test_taps_are_in_the_requested_order_and_change_nothing(lm, ids):
+    plain = run(lm, ids)
+    assert plain.taps == {}
+    close(plain.logits, plain_logits(lm, ids))
+    out = run(lm, ids, ["logits", "h.*.attn.pattern", "embed"])
+    assert list(out.taps) == ["logits", "h.0.attn.pattern", "h.1.attn.pattern", "embed"]
+    close(out.logits, plain.logits)
+    close(out.taps["logits"], plain.logits)
+    close(run(lm, np.asarray(ids).tolist(), "embed").taps["embed"], out.taps["embed"])
+
+
+def scaled(lm, a):
+    """Scale what layer 0's heads add, through the weights."""
+    attn = lm.params["h_0"]["attn"]
+    o_proj = attn["o_proj"] | {"kernel": attn["o_proj"]["kernel"] * a[:, None, None]}
+    return lm._replace(params=lm.params | {"h_0": lm.params["h_0"] | {"attn": attn | {"o_proj": o_proj}}})
+
+
+def test_edits_gradients_and_batches_of_edits(one, ids):
+    """Scaling each head's output by an edit equals scaling its rows of o_proj: values, gradients, and under vmap."""
+    N = one.config.model.n_head
+    a_N = jnp.linspace(-1.0, 1.5, N)
+
+    def edited(a_N, taps=()):
+        return run(one, ids, taps, {"h.0.attn.head_out": lambda x: x * a_N[None, None, :, None]})
+
+    @jax.jit
+    def by_weights(a_N):
+        return GPT(one.config.model).apply({"params": scaled(one, a_N).params}, ids)
+
+    out = edited(a_N, ["h.0.attn.head_out", "h.0.attn.out"])
+    close(out.logits, by_weights(a_N))
+    before = run(one, ids, ["h.0.attn.head_out"]).taps["h.0.attn.head_out"]
+    close(out.taps["h.0.attn.head_out"], before * a_N[None, None, :, None])  # a tap is taken after the edit
+
+    slope = jax.random.normal(jax.random.key(0), out.logits.shape)
+    close(
+        jax.jit(jax.grad(lambda a: (edited(a).logits * slope).sum()))(a_N),
+        jax.jit(jax.grad(lambda a: (by_weights(a) * slope).sum()))(a_N),
+    )
+    each = jax.jit(jax.vmap(lambda a: edited(a).logits))(jnp.stack([a_N, 0 * a_N]))
+    close(each[0], out.logits)
+    close(each[1], run(one, ids, edits={"h.0.attn.head_out": jnp.zeros_like}).logits)
+
+
+def test_gradient_of_an_activation(one, ids):
+    """Against a difference quotient along a random direction."""
+    shape = names(one, (B, T))["resid.mid.0"].shape
+    direction = jax.random.normal(jax.random.key(1), shape)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(change):
+        logits = run(one, ids, edits={"resid.mid.0": lambda x: x + change}).logits
+        return jnp.square(logits).mean()
+
+    _, gradient = loss(jnp.zeros(shape))
+    (up, _), (down, _) = loss(0.05 * direction), loss(-0.05 * direction)
+    assert float(jnp.vdot(gradient, direction)) == pytest.approx(float(up - down) / 0.1, rel=1e-2)
+
+
+def test_stacked_and_quantized_weights(one, ids):
+    taps = ["h.0.attn.pattern"]
+    expected = run(one, ids, taps)
+    out = run(one._replace(params=jax.jit(stack_layers)(one.params)), ids, taps)
+    jax.tree.map(close, expected, out)
+    int8 = one._replace(params=jax.jit(quantize, static_argnums=1)(one.params, "int8"))
+    out = run(int8, ids, taps)
+    close(out.logits, plain_logits(int8, ids))
+    assert np.abs(out.taps[taps[0]] - expected.taps[taps[0]]).max() < 0.05
+
+
+def halve(x):
+    return x / 2
+
+
+def twice_at_1(x):
+    return x.at[:, 1].multiply(2)  # of the prompt; a new token has no position 1, and nothing is changed
+
+
+EDITS = {"h.0.attn.head_out": halve, "embed": twice_at_1, "resid.post.0": jnp.sin}
+
+
+@pytest.mark.parametrize(
+    ("name", "n_layer"), [("gpt2", 1), pytest.param("gpt2", 2, marks=LONG), pytest.param("gemma", 2, marks=LONG)]
+)
+def test_generation_with_edits_equals_full_passes(name, n_layer):
+    """The greedy text of the edited model, and every tap, computed with a cache and without."""
+    lm = lm_of(name, n_layer=n_layer)
+    out = jaxgpt.study.generate(lm, [3, 1, 4], ["*"], EDITS, max_new_tokens=6, temperature=0)
+    full = run(lm, [out.ids], ["*"], EDITS)
+    assert out.ids[:3] == [3, 1, 4]
+    assert out.ids[3:] == np.argmax(full.logits[0, 2:-1], -1).tolist() == out.generation.ids
+    assert out.generation.finish_reason == "length"
+    assert np.argmax(run(lm, [out.ids]).logits[0, 2:-1], -1).tolist() != out.generation.ids
+    close(out.logits, full.logits)
+    assert list(out.taps) == list(full.taps)
+    for key, x in full.taps.items():
+        close(out.taps[key], np.broadcast_to(x, out.taps[key].shape))
+
+
+@pytest.mark.long
+def test_generation_without_edits_is_that_of_generate(lm):
+    settings = {"max_new_tokens": 6, "top_k": 5, "key": 3}
+    assert jaxgpt.study.generate(lm, [3, 1, 4], **settings).generation == jaxgpt.generate(lm, [3, 1, 4], **settings)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"taps": ["h.0.attn.patern"]}, r"no activation 'h.0.attn.patern' \(did you mean h.0.attn.pattern\?\)"),
+        ({"taps": ["h.7.*"]}, r"no activation 'h.7.\*': .*names\(lm\)"),
+        ({"edits": {"resid.pre.9": jnp.tanh}}, r"no activation 'resid.pre.9' \(did you mean resid.pre.\d\?\)"),
+        ({"edits": {"embed": lambda x: x[:, 1:]}}, r"embed returned float32 \[1, 1, 16\] for float32 \[1, 2, 16\]"),
+        ({"edits": {"embed": lambda x: x.astype(jnp.bfloat16)}}, "returned bfloat16"),
+        ({"edits": {"embed": lambda x: 0.0}}, "returned 0.0 for float32"),
+        ({"edits": {"embed": lambda x: None}}, "returned None"),
+        ({"edits": {"embed": 3}}, "edits must be functions by name"),
+        ({"edits": ["embed"]}, "edits must be functions by name"),
+        ({"taps": [3]}, "taps must be a list of names"),
+        ({"ids": [[0] * 13]}, "13 tokens do not fit the context of 12"),
+        ({"ids": [[V]]}, f"id {V}"),
+        ({"ids": [[1], [1, 2]]}, "different lengths"),
+    ],
+)
+def test_bad_input_is_one_line(lm, arguments, message):
+    with pytest.raises(UserError, match=message) as error:
+        run(lm, **({"ids": [[1, 2]]} | arguments))
+    assert "\n" not in str(error.value)
+
+
+def test_bad_settings_of_generation_are_one_line(lm):
+    with pytest.raises(UserError, match=r"no setting temperatur \(did you mean temperature\?\)"):
+        jaxgpt.study.generate(lm, [1], temperatur=0)
+    with pytest.raises(UserError, match="exceed the context"):
+        jaxgpt.study.generate(lm, [1], max_new_tokens=13)
+
+
+@pytest.mark.long
+def test_a_wrong_tap_of_generation_is_one_line(lm):
+    with pytest.raises(UserError, match="no activation"):
+        jaxgpt.study.generate(lm, [1], ["hidden"], max_new_tokens=1)
