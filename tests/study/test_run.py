@@ -212,11 +212,11 @@ def halve(x):
     return x / 2
 
 
-def twice_at_1(x):
-    return x.at[:, 1].multiply(2)  # of the prompt; a new token has no position 1, and nothing is changed
+def opposite_at_1(x):
+    return x.at[:, 1].multiply(-3)  # of the prompt; a new token has no position 1, and nothing is changed
 
 
-EDITS = {"h.0.attn.head_out": halve, "embed": twice_at_1, "resid.post.0": jnp.sin}
+EDITS = {"h.0.attn.head_out": halve, "embed": opposite_at_1, "resid.post.0": jnp.sin}
 
 
 @pytest.mark.parametrize(
