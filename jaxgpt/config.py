@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError as UserError
@@ -25,6 +27,7 @@ MAX_VOCAB = 2**24  # the largest published vocabularies have about 2**18 ids
 MAX_PARAMETERS = 10**13  # 40 TB in float32
 MAX_BATCH = 2**28  # token ids per batch, 1 GB of int32
 MAX_TOKENS = 2**24  # tokens of one generated text; equals the maximum context length
+MIX_PARTS = 2**20  # the weights of a mixture are integers with at most this sum
 MAX_ROWS = 2**16  # texts generated for one prompt
 
 NEW_TOKENS = 200  # default number of new tokens, if they fit the context
@@ -206,6 +209,8 @@ class DataConfig:
     dataset: Literal["python", "shakespeare", "statquest", "none"] = "python"
     # text file, folder of text files, token files (.bin) or conversations (.jsonl); empty: the built-in dataset
     path: str = ""
+    # several paths to mix, each with its share of the training windows: --data.mix web=0.7 code=0.3
+    mix: tuple[str, ...] = ()
     tokenizer: str = "char"  # char, word, byte, gpt2, bpe (trained on the text), ids, or a tokenizer.json or its folder
     vocab_size: int = 4096  # vocabulary size of a BPE tokenizer trained on the text
     # leading fraction of the tokens used for training; 1: train and evaluate on all of them
@@ -214,18 +219,44 @@ class DataConfig:
     sampling: Literal["epoch", "random"] = "epoch"
     stride: int = 0  # tokens between the starts of consecutive windows; 0: block_size, with a new offset each epoch
     # flow: documents follow one another in a window; mask: attention, positions and targets do not cross their borders, as is
-    # always the case for conversations
-    documents: Literal["flow", "mask"] = "flow"
+    # always the case for conversations; pack: as mask, with short documents whole in a window
+    documents: Literal["flow", "mask", "pack"] = "flow"
 
     def __post_init__(self) -> None:
         _types(self, "data")
         _bounds("data", self, "train_fraction", 0.0, 1.0, open_start=True)
         _bounds("data", self, "vocab_size", 2, MAX_VOCAB)
         _bounds("data", self, "stride", 0, 2**31 - 1)
-        if self.stride and self.conversations:
+        if self.stride and (self.conversations or self.documents == "pack"):
+            what = "conversations" if self.conversations else "documents"
             raise UserError(
-                f"data.stride {self.stride} does not apply to conversations, which are packed whole into windows: set it to 0"
+                f"data.stride {self.stride} does not apply to {what}, which are packed whole into windows: set it to 0"
             )
+        if self.path and self.mix:
+            raise UserError(f"data.path {self.path} and data.mix both name the data: leave one of them out")
+        paths = [each.path for each, _ in self.sources]
+        if len(set(paths)) < len(paths):
+            twice = next(path for path in paths if paths.count(path) > 1)
+            raise UserError(f"data.mix names {twice} twice: add up its weights")
+
+    @property
+    def sources(self) -> list[tuple[DataConfig, int]]:
+        """The settings of each source of `mix`, and its weight as an integer.
+
+        Weights of few digits are kept exactly; others are rounded to a millionth of their sum.
+        """
+        words = [word.rpartition("=") for word in self.mix]
+        for word, (path, _, weight) in zip(self.mix, words, strict=True):
+            if not path or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or not 0 < float(weight) <= 1e6:
+                raise UserError(f"data.mix needs PATH=WEIGHT with a weight above 0 and at most 1e6, not {shown(word)}")
+        exact = [Fraction(weight) for _, _, weight in words]
+        total = math.lcm(*(weight.denominator for weight in exact))
+        if sum(exact) * total > MIX_PARTS:
+            exact, total = [weight / sum(exact) for weight in exact], MIX_PARTS
+        return [
+            (dataclasses.replace(self, path=path, mix=()), max(round(weight * total), 1))
+            for (path, _, _), weight in zip(words, exact, strict=True)
+        ]
 
     @property
     def conversations(self) -> bool:
@@ -235,7 +266,7 @@ class DataConfig:
     @property
     def segmented(self) -> bool:
         """Whether windows have segment ids; those of conversations always do."""
-        return self.documents == "mask" or self.conversations
+        return self.documents != "flow" or self.conversations or any(each.segmented for each, _ in self.sources)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -586,6 +617,8 @@ def _build(cls: type, data: Any, where: str) -> Any:
             value = _build(hint, value, f"{where}: {key}")  # type: ignore[arg-type]
         elif hint is float and type(value) is int:
             value = float(value)  # JSON does not distinguish 1 from 1.0
+        elif get_origin(hint) is tuple and isinstance(value, list):
+            value = tuple(value)
         values[key] = value
     return cls(**values)
 
@@ -603,6 +636,9 @@ def _types(config: Any, section: str) -> None:
             # A comparison, because math.isfinite fails for huge integers; NaN fails the comparison.
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
                 raise UserError(f"{section}.{name} must be a finite number, not {shown(value)}")
+        elif hint == tuple[str, ...]:
+            if not isinstance(value, tuple) or not all(isinstance(word, str) and _is_text(word) for word in value):
+                raise UserError(f"{section}.{name} must be a list of strings, not {shown(value)}")
         elif type(value) is not hint:
             raise UserError(f"{section}.{name} must be of type {hint.__name__}, not {shown(value)}")
         elif isinstance(value, str) and not _is_text(value):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.options import build
-from jaxgpt.cli.parse import Command, named_config, print_json
+from jaxgpt.cli.parse import Command, named_config, other_data, print_json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import DataConfig, UserError, did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, preset
@@ -60,7 +60,7 @@ def run(args: Sequence[str]) -> int:
         raise UserError(f"no preset, run, file or folder {target!r}{near}; jaxgpt presets lists the presets")
     if given.get("data.path") == "":
         raise UserError("--data.path is empty: name a file or folder, or leave it out")
-    parsed = build(Args, given, Args(base.data))
+    parsed = build(Args, given, Args(other_data(base.data, given)))
     config = replace(base, data=parsed.data)
 
     from jaxgpt.data.report import describe, open_source

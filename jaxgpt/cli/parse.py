@@ -141,6 +141,7 @@ def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S,
     rank = given.get("lora.rank")
     if isinstance(rank, int) and rank < 1:
         raise UserError(f"--lora.rank must be at least 1, not {rank}: leave it out to train all weights")
+    base = replace(base, data=other_data(base.data, given))
     parsed = build(cls, given, _instance(cls, base))
     config = replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
     if config.lora.rank:
@@ -148,6 +149,19 @@ def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S,
 
         config = replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
     return parsed, config
+
+
+def other_data(data: DataConfig, given: dict[str, Any]) -> DataConfig:
+    """Drop the path of a preset or run if a mixture is given instead, or its mixture if a path is.
+
+    Raises:
+        UserError: an option names no data.
+    """
+    if given.get("data.mix") == ():
+        raise UserError("--data.mix is empty: give paths and weights, such as --data.mix web=0.7 code=0.3")
+    if "data.path" in given:
+        return data if "data.mix" in given else replace(data, mix=())
+    return replace(data, path="") if "data.mix" in given else data
 
 
 def _instance(cls: type[S], base: Config) -> S:

@@ -26,7 +26,7 @@ from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig, UserError
-from jaxgpt.data import Dataset, Packed, Tokenizer, Tokens
+from jaxgpt.data import Dataset, Mixture, Packed, Tokenizer, Tokens
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
@@ -216,7 +216,7 @@ class Report(Reporter):
                 f"model.vocab_size {size} exceeds the tokenizer's {vocabulary} ids: the extra ids are trained but never "
                 f"sampled; to match the tokenizer, use --model.vocab-size 0"
             )
-        fits = isinstance(self.data.val, Packed) or self._prompt[0] == config.train.prompt
+        fits = config.data.conversations or self._prompt[0] == config.train.prompt
         if not fits and config.train.sample_tokens:
             self.note(
                 f"train.prompt {config.train.prompt!r} does not fit this tokenizer or context length: the sample after "
@@ -252,7 +252,7 @@ class Report(Reporter):
         self.console.write(text)
 
 
-def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed) -> tuple[str, list[int]]:
+def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed | Mixture) -> tuple[str, list[int]]:
     """Choose the prompt of the sample at the end of training.
 
     This is `train.prompt`, truncated if it exceeds the context. If the tokenizer cannot encode it, because the user's text
@@ -283,7 +283,7 @@ def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed) ->
     return "", beginning(tokenizer)[0]
 
 
-def typed_prompt(tokenizer: Tokenizer, text: Tokens | Packed, context: int) -> str:
+def typed_prompt(tokenizer: Tokenizer, text: Tokens | Packed | Mixture, context: int) -> str:
     """Return the first words of a text that fit in half of the context and can be typed; "" if there are none."""
     size = min(TYPED, context // 2)
     for line in map(str.strip, tokenizer.decode(text.take(0, min(len(text), TYPED * TYPED))).splitlines()):

@@ -159,7 +159,7 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.data import load_dataset
 
-    if not lm.config.data.path and lm.config.data.dataset == "none":
+    if not (lm.config.data.path or lm.config.data.mix) and lm.config.data.dataset == "none":
         raise UserError(
             f"--check-memorized needs the training data, and {target} names none: it was imported or saved from Python"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from jaxgpt.data.batches import Batches, Windows
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
-from jaxgpt.data.packing import Packed
+from jaxgpt.data.mixture import Mixture
+from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 
@@ -19,6 +21,7 @@ __all__ = [
     "Batches",
     "Dataset",
     "EvalData",
+    "Mixture",
     "Packed",
     "Tokenizer",
     "Tokens",
@@ -42,11 +45,11 @@ class Dataset:
         source: one-line description of where the data came from.
         characters: number of characters of the text; 0 for token files and conversations.
         fingerprint: SHA-256 of the text in UTF-8 or of the file of conversations, or `Tokens.fingerprint` of token files, in
-            hexadecimal.
+            hexadecimal; of a mixture, the SHA-256 of the fingerprints of its sources.
     """
 
-    train: Tokens | Packed
-    val: Tokens | Packed
+    train: Tokens | Packed | Mixture
+    val: Tokens | Packed | Mixture
     held_out: bool
     tokenizer: Tokenizer
     source: str
@@ -76,7 +79,7 @@ class EvalData:
         text_bytes: length of the text in UTF-8 bytes; 0 if unknown.
     """
 
-    tokens: Tokens | Packed
+    tokens: Tokens | Packed | Mixture
     source: str
     text_bytes: int
 
@@ -93,6 +96,8 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         UserError: the data cannot be read, or has ids beyond the model's vocabulary.
     """
     data, path = config.data, Path(config.data.path)
+    if data.mix:
+        return _load_mixture(config, tokenizer or _shared_tokenizer(config, progress), progress)
     if data.conversations:
         tokenizer = tokenizer or _existing(
             config, "conversations, not text: start from a model with --init-from RUN, or"
@@ -117,17 +122,70 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         fingerprint = text.sha256
     vocab_size = _vocab_size(config, tokenizer)
     train, val = train.below(vocab_size), val.below(vocab_size)
-    if data.documents == "mask":
-        train, val = with_documents(train, tokenizer.end_ids), Tokens(val.parts, vocab_size, tokenizer.end_ids)
     fingerprint = fingerprint or Tokens([*train.parts, *val.parts], vocab_size).fingerprint()
+    if data.documents != "flow":
+        train = with_documents(train, tokenizer.end_ids, data.documents)
+        val = Tokens(val.parts, vocab_size, tokenizer.end_ids)
     held_out = len(val) > 0
     val = val if held_out else train
-    if len(val) <= config.model.block_size:
+    T = config.model.block_size
+    if len(val) <= T:
         raise UserError(
-            f"model.block_size {config.model.block_size} needs at least {config.model.block_size + 1} validation tokens, "
+            f"model.block_size {T} needs at least {T + 1} validation tokens, "
             f"but there are {len(val)}: lower it, lower data.train_fraction, or use a longer text"
         )
-    return Dataset(train, val, held_out, tokenizer, source, characters, fingerprint)
+    if data.documents != "pack":
+        return Dataset(train, val, held_out, tokenizer, source, characters, fingerprint)
+    packed = pack_documents(train, T)
+    rest = pack_documents(val, T) if held_out else packed
+    source += f"; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
+    return Dataset(packed, rest, held_out, tokenizer, source, characters, fingerprint)
+
+
+def _load_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Dataset:
+    """Read, tokenize and split each source of a mixture.
+
+    The validation data are those of all sources, whole, so that runs with other weights have comparable losses.
+    """
+    sources = config.data.sources
+    found = [load_dataset(replace(config, data=each), tokenizer, progress) for each, _ in sources]
+    weights = [weight for _, weight in sources]
+    held_out = any(each.held_out for each in found)
+    val = [each.val for each in found if each.held_out or not held_out]
+    digest = hashlib.sha256("\n".join(each.fingerprint for each in found).encode())
+    return Dataset(
+        _mixture([each.train for each in found], weights),
+        _mixture(val, [1] * len(val)),
+        held_out,
+        tokenizer,
+        "; ".join(f"{weight / sum(weights):.1%} {each.source}" for each, weight in zip(found, weights, strict=True)),
+        sum(each.characters for each in found) if all(each.characters for each in found) else 0,
+        digest.hexdigest(),
+    )
+
+
+def _mixture(sources: Sequence[Tokens | Packed | Mixture], weights: Sequence[int]) -> Mixture:
+    plain = [each for each in sources if not isinstance(each, Mixture)]  # mixtures have no mixtures
+    if len({each.segmented for each in plain}) > 1:
+        raise UserError("data.mix has conversations and other data: add --data.documents mask")
+    return Mixture(plain, weights)
+
+
+def _shared_tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
+    """Make the tokenizer of a mixture, of the text of all sources if it is made from text.
+
+    Raises:
+        UserError: it is made from text, and a source is not text; or it cannot be made.
+    """
+    data, texts = config.data, list[Text]()
+    if data.tokenizer in ("char", "word", "bpe"):
+        for each, _ in data.sources:
+            if each.conversations or is_token_path(Path(each.path)):
+                _existing(
+                    replace(config, data=each), f"{'conversations' if each.conversations else 'token ids'}, not text:"
+                )
+            texts.append(read_text(each))
+    return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size, progress)
 
 
 def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progress: Progress = no_progress) -> EvalData:
@@ -143,7 +201,15 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     Raises:
         UserError: the data cannot be read, has fewer than two ids, or has ids beyond the vocabulary.
     """
-    data = replace(config.data, path=path, train_fraction=1.0) if path else config.data
+    data = replace(config.data, path=path, mix=(), train_fraction=1.0) if path else config.data
+    if data.mix:
+        found = [load_eval_data(replace(config, data=each), tokenizer, "", progress) for each, _ in data.sources]
+        known = all(each.text_bytes for each in found)
+        return EvalData(
+            _mixture([each.tokens for each in found], [1] * len(found)),
+            "; ".join(each.source for each in found),
+            sum(each.text_bytes for each in found) if known else 0,
+        )
     text_bytes, vocab_size = 0, _vocab_size(config, tokenizer)
     if data.conversations:
         T = config.model.block_size
@@ -163,9 +229,10 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     split = "validation split" if len(val) else "all" if path else "training text"
     if len(chosen) < 2:
         raise UserError(f"{source} ({split}) has {len(chosen)} token(s), too few to evaluate on: use a longer text")
-    if data.documents == "mask":
+    if data.documents != "flow":
         chosen = Tokens(chosen.parts, vocab_size, tokenizer.end_ids)
-    return EvalData(chosen, f"{source} ({split})", text_bytes)
+    tokens = pack_documents(chosen, config.model.block_size) if data.documents == "pack" else chosen
+    return EvalData(tokens, f"{source} ({split})", text_bytes)
 
 
 def _existing(config: Config, holds: str) -> Tokenizer:
@@ -215,5 +282,7 @@ def known_vocab_size(config: Config) -> int:
         return config.model.vocab_size
     if not config.data.path and config.data.dataset in KNOWN_VOCAB:
         return KNOWN_VOCAB[config.data.dataset]
+    if config.data.mix:
+        return _shared_tokenizer(config).vocab_size
     text = Text(b"", "") if config.data.tokenizer in ("byte", "gpt2") else read_text(config.data)
     return make_tokenizer(config.data.tokenizer, text, config.data.vocab_size, 0).vocab_size

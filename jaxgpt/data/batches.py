@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.order import draw, shuffled
+from jaxgpt.data.mixture import Mixture
+from jaxgpt.data.order import WindowOrder, draw
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Tokens
 
@@ -25,7 +26,7 @@ class Windows:
         block_size: T.
     """
 
-    tokens: Tokens | Packed
+    tokens: Tokens | Packed | Mixture
     starts_B: np.ndarray
     block_size: int
 
@@ -47,6 +48,8 @@ class Batches:
     T apart, from a position that is drawn for every epoch, so that their borders fall elsewhere each time.
     `random`: every window starts anywhere, independently (as in nanoGPT).
 
+    Each source of a mixture has epochs of its own: the rows of a batch that belong to it are its next ones (`Mixture.turns`).
+
     Attributes:
         tokens: the ids.
         block_size: T.
@@ -56,7 +59,7 @@ class Batches:
         stride: ids between starts; 0: T, from a random position.
     """
 
-    tokens: Tokens | Packed
+    tokens: Tokens | Packed | Mixture
     block_size: int
     batch_size: int
     seed: int
@@ -64,18 +67,18 @@ class Batches:
     stride: int = 0
 
     def __post_init__(self) -> None:
-        if self._places < 1:
-            raise UserError(
-                f"model.block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
-                f"there are {len(self.tokens)}"
-            )
+        for source in self._sources:
+            if source.places < 1:
+                raise UserError(
+                    f"model.block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
+                    f"there are {len(source.tokens)}"
+                )
 
     @staticmethod
-    def of(config: Config, tokens: Tokens | Packed) -> Batches:
+    def of(config: Config, tokens: Tokens | Packed | Mixture) -> Batches:
         """Make the batches that a config describes."""
         train, data = config.train, config.data
-        stride = 1 if isinstance(tokens, Packed) else data.stride
-        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, stride)
+        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride)
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""
@@ -83,30 +86,29 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
-        """Windows in an epoch."""
-        return (self._places - self._phases) // (self.stride or self.block_size) + 1
+        """Windows in an epoch, of all sources."""
+        return sum(source.per_epoch for source in self._sources)
 
     def _starts(self, step: int) -> np.ndarray:
-        if self.sampling == "random":
-            return draw(self.seed, "window", step, self.batch_size) % self._places
-        epochs, places = np.divmod(np.arange(step * self.batch_size, (step + 1) * self.batch_size), self.per_epoch)
+        rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
+        sources = self._sources
+        if not isinstance(self.tokens, Mixture):
+            return sources[0].starts(rows, drawn)
         starts = np.empty(self.batch_size, np.int64)
-        for epoch in np.unique(epochs).tolist():
-            inside = epochs == epoch
-            phase = int(draw(self.seed, "phase", epoch, 1)[0] % self._phases)
-            order = shuffled(places[inside], self.per_epoch, self.seed, epoch)
-            starts[inside] = phase + order * (self.stride or self.block_size)
+        turn, before = self.tokens.turns(rows)
+        for index in np.unique(turn).tolist():
+            mine = turn == index
+            found = sources[index].starts(before[mine], None if drawn is None else drawn[mine])
+            starts[mine] = self.tokens.offsets[index] + found
         return starts
 
     @property
-    def _places(self) -> int:
-        """Number of positions at which a window can start."""
-        return self.tokens.starts(self.block_size)
-
-    @property
-    def _phases(self) -> int:
-        """Number of positions at which an epoch can start."""
-        return 1 if self.stride else min(self.block_size, self._places)
+    def _sources(self) -> list[WindowOrder]:
+        options = self.block_size, self.seed, self.stride
+        if isinstance(self.tokens, Mixture):
+            return [WindowOrder(each, *options, f" of source {i}") for i, each in enumerate(self.tokens.sources)]
+        return [WindowOrder(self.tokens, *options)]
 
 
 def batches(

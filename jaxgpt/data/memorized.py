@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgpt.config import Config, UserError
-from jaxgpt.data import Dataset, Packed, Tokens
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.data import Dataset, Mixture, Packed, Tokens
 from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.statistics import MIX, mix
 from jaxgpt.data.tokens import is_token_path
@@ -136,9 +137,8 @@ def find_memorized(
     if data.held_out and 0 < n <= len(data.val):
         pieces = [data.val.take(int(start), n) for start in np.linspace(0, len(data.val) - n, PIECES)]
     matches = longest_matches([*samples, *pieces], data.train, progress)
-    is_text = not (config.data.conversations or (config.data.path and is_token_path(Path(config.data.path))))
-    text = read_text(config.data) if is_text else None
-    spans = [_span(ids, match, config, data, text) for ids, match in zip(samples, matches, strict=False)]
+    text_of = cache(_text)
+    spans = [_span(ids, match, config, data, text_of) for ids, match in zip(samples, matches, strict=False)]
     return spans, float(median(match.length for match in matches[len(samples) :])) if pieces else None
 
 
@@ -217,7 +217,15 @@ def _row(ids: ArrayLike) -> np.ndarray:
     return row.astype(np.int64)
 
 
-def _span(ids: Sequence[int], match: Match, config: Config, data: Dataset, text: Text | None) -> Span:
+def _text(data: DataConfig) -> Text | None:
+    """Read the text of a config; None for token files and conversations."""
+    is_text = not (data.conversations or (data.path and is_token_path(Path(data.path))))
+    return read_text(data) if is_text else None
+
+
+def _span(
+    ids: Sequence[int], match: Match, config: Config, data: Dataset, text_of: Callable[[DataConfig], Text | None]
+) -> Span:
     n, start, place = match
     if not n:
         return Span(0, len(ids), 0, "", 0, 0, "", "", "")
@@ -229,17 +237,22 @@ def _span(ids: Sequence[int], match: Match, config: Config, data: Dataset, text:
             data.train.take(place + n, min(CONTEXT, len(data.train) - place - n)),
         )
     )
-    where = (_line(span, text, config) if text else _part(place, data.train)) or f"training token {place:,}"
+    source, train, within = config.data, data.train, place
+    if isinstance(train, Mixture):
+        index, within, _ = next(train.parts(place, 1))
+        source, train = source.sources[index][0], train.sources[index]
+    text = text_of(source)
+    where = (_line(span, text, source) if text else _part(within, train)) or f"training token {place:,}"
     return Span(n, len(ids), len(span), span, start, place, where, before, after)
 
 
-def _line(span: str, text: Text, config: Config) -> str:
+def _line(span: str, text: Text, data: DataConfig) -> str:
     """Return the file and line where a span first occurs in a text; "" if the tokenizer does not preserve the text."""
     wanted = span.strip("\ufffd").encode()  # ids of bytes may begin and end within a character
     place = text.data.find(wanted) if wanted else -1
     if place < 0:
         return ""
-    name, begin = config.data.path or config.data.dataset, 0
+    name, begin = data.path or data.dataset, 0
     for file, size in text.files:
         name = file
         if place < begin + size:

@@ -1,34 +1,96 @@
-"""The order of an epoch: a permutation of n items as a function of (seed, epoch)."""
+"""The order of windows. That of an epoch is a permutation of n items, as a function of (seed, epoch)."""
 
 from __future__ import annotations
 
 import functools
 import math
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
+
+from jaxgpt.data.packing import Packed
+from jaxgpt.data.tokens import Tokens
 
 SORTED = 1 << 20  # items up to which the order is an array, of at most 8 MB
 ROUNDS = 8
 
 
-def shuffled(places: np.ndarray, n: int, seed: int, epoch: int, stream: str = "order") -> np.ndarray:
+@dataclass(frozen=True)
+class WindowOrder:
+    """The windows of one source, in the order in which a run uses them.
+
+    Attributes:
+        tokens: the ids.
+        block_size: T.
+        seed: of the order.
+        stride: ids between starts in an epoch; 0: T, from a random position.
+        name: name of the source within a mixture, part of the names of its random streams; empty: the only source.
+    """
+
+    tokens: Tokens | Packed
+    block_size: int
+    seed: int
+    stride: int
+    name: str = ""
+
+    def starts(self, rows: np.ndarray, drawn: np.ndarray | None) -> np.ndarray:
+        """Return the starts of rows: anywhere if random numbers are given, else by epochs.
+
+        Args:
+            rows: numbers of rows of this source from the start of the run.
+            drawn: a random number for each; None: by epochs.
+        """
+        if drawn is not None:
+            return drawn % self.places
+        epochs, places = np.divmod(rows, self.per_epoch)
+        starts = np.empty(len(rows), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            inside = epochs == epoch
+            phase = int(draw(self.seed, "phase" + self.name, epoch, 1)[0] % self._phases)
+            order = shuffled(places[inside], self.per_epoch, self.seed, epoch, self.name)
+            starts[inside] = phase + order * self._step
+        return starts
+
+    @property
+    def places(self) -> int:
+        """Number of positions at which a window can start."""
+        return self.tokens.starts(self.block_size)
+
+    @property
+    def per_epoch(self) -> int:
+        """Windows in an epoch."""
+        return (self.places - self._phases) // self._step + 1
+
+    @property
+    def _step(self) -> int:
+        """Distance between starts in an epoch; the starts of packed windows are their indices."""
+        return 1 if isinstance(self.tokens, Packed) else self.stride or self.block_size
+
+    @property
+    def _phases(self) -> int:
+        """Number of positions at which an epoch can start."""
+        return 1 if self.stride or isinstance(self.tokens, Packed) else min(self.block_size, self.places)
+
+
+def shuffled(places: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
     """Return the items at some places of the order of an epoch, int64 below n.
 
-    Up to `SORTED` items, the order is that of n random numbers, whose array is cached. Beyond that, it is `permute`, which
-    needs memory for the requested places only: an epoch of 10 billion tokens has no array of its windows. The rule depends
-    on n alone, because the order of an epoch must not change between versions: runs resume within it.
+    Up to `SORTED` items, the order is that of n random numbers, whose array is cached. Beyond that, and for the sources of a
+    mixture, it is `permute`, which needs memory for the requested places only: an epoch of 10 billion tokens has no array
+    of its windows. The rule depends on nothing else, because the order of an epoch must not change between versions: runs
+    resume within it.
 
     Args:
         places: positions in the order, int64 from 0 to n - 1.
         n: number of items.
         seed: seed of the run.
         epoch: number of the epoch.
-        stream: name of the random stream.
+        source: name of the source within a mixture; empty: the only one.
     """
-    if n > SORTED:
-        return permute(places, n, draw(seed, stream, epoch, ROUNDS))
-    found: np.ndarray = _sorted(n, seed, epoch, stream)[places]
+    if n > SORTED or source:
+        return permute(places, n, draw(seed, "order" + source, epoch, ROUNDS))
+    found: np.ndarray = _sorted(n, seed, epoch)[places]
     return found
 
 
@@ -68,8 +130,8 @@ def draw(seed: int, stream: str, index: int, n: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=2)
-def _sorted(n: int, seed: int, epoch: int, stream: str) -> np.ndarray:
-    return np.argsort(draw(seed, stream, epoch, n), kind="stable")
+def _sorted(n: int, seed: int, epoch: int) -> np.ndarray:
+    return np.argsort(draw(seed, "order", epoch, n), kind="stable")
 
 
 def _rounds(numbers: np.ndarray, a: int, b: int, keys: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ class Packed:
         begins: position of the first input of each piece, window after window, int64 `[n]`.
         lengths: number of inputs of each piece, int32 `[n]`; each predicts the next id.
         bounds: the pieces of window i are those from `bounds[i]` to `bounds[i + 1]`, int64 `[windows + 1]`.
+        documents: number of documents that the pieces come from.
     """
 
     tokens: Tokens
@@ -33,11 +34,17 @@ class Packed:
     begins: np.ndarray
     lengths: np.ndarray
     bounds: np.ndarray
+    documents: int
     segmented = True
 
     @staticmethod
     def of(
-        tokens: Tokens, begins: np.ndarray, lengths: np.ndarray, block_size: int, trained: np.ndarray | None = None
+        tokens: Tokens,
+        begins: np.ndarray,
+        lengths: np.ndarray,
+        block_size: int,
+        trained: np.ndarray | None = None,
+        documents: int = 0,
     ) -> Packed:
         """Pack pieces of 1 to T inputs. The result depends on nothing else, so an epoch is an order of its windows.
 
@@ -52,7 +59,9 @@ class Packed:
             order += [some[np.fromiter((i for each in bins for i in each), np.int64, len(some))]]
             counts += [np.fromiter(map(len, bins), np.int64, len(bins))]
         places, bounds = np.concatenate(order), np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
-        return Packed(tokens, trained, begins[places], lengths[places].astype(np.int32), bounds)
+        return Packed(
+            tokens, trained, begins[places], lengths[places].astype(np.int32), bounds, documents or len(lengths)
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -110,7 +119,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     begins = np.repeat(bounds[:-1], pieces)
     place = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # of a piece in its document
     lengths = np.minimum(np.repeat(inputs, pieces) - place, block_size).astype(np.int32)
-    return Packed.of(tokens, begins + place, lengths, block_size)
+    return Packed.of(tokens, begins + place, lengths, block_size, documents=len(bounds) - 1)
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:

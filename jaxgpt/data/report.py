@@ -17,6 +17,7 @@ from jaxgpt.data import statistics
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
+from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
@@ -71,6 +72,8 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, progress: Pr
         UserError: the data cannot be read, or its tokenizer cannot be made.
     """
     data, path, size = config.data, Path(config.data.path), config.model.vocab_size
+    if data.mix:
+        raise UserError("a mixture is described one source at a time: use jaxgpt data report RUN --data.path PATH")
     if data.conversations:
         if tokenizer is None and data.tokenizer in NEED_TEXT:
             raise UserError(
@@ -192,11 +195,13 @@ def describe(source: Source, progress: Progress = no_progress) -> dict[str, Any]
     }
 
 
-def baselines(train: Tokens | Packed, held_out: Tokens | Packed, vocab_size: int) -> dict[str, Any] | None:
+def baselines(
+    train: Tokens | Packed | Mixture, held_out: Tokens | Packed | Mixture, vocab_size: int
+) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens for training and for evaluation.
 
     Args:
-        train: ids for training.
+        train: ids for training; of a mixture, those of all sources, whatever their weights.
         held_out: ids to compute cross entropies on.
         vocab_size: V, of the tokenizer.
 
@@ -205,15 +210,19 @@ def baselines(train: Tokens | Packed, held_out: Tokens | Packed, vocab_size: int
         of tokens they were counted in and evaluated on. None for conversations, whose targets do not follow one another, and
         if there are too few tokens.
     """
-    if isinstance(train, Packed) or vocab_size > statistics.MAX_BASE:
+    sources = train.sources if isinstance(train, Mixture) else [train]
+    if (
+        any(isinstance(each, Packed) and each.trained is not None for each in sources)
+        or vocab_size > statistics.MAX_BASE
+    ):
         return None
     results = _entropies(train, held_out, vocab_size, np.arange(vocab_size), vocab_size, QUICK, QUICK)
     return dict(zip(("losses", "counted_tokens", "evaluated_tokens"), results, strict=True)) if results else None
 
 
 def _entropies(
-    train: Tokens | Packed,
-    held_out: Tokens | Packed,
+    train: Tokens | Packed | Mixture,
+    held_out: Tokens | Packed | Mixture,
     vocab_size: int,
     rank: np.ndarray,
     base: int,
@@ -231,11 +240,11 @@ def _entropies(
 
 
 def _documents(config: Config, train: Tokens, val: Tokens, tokenizer: Tokenizer | None) -> tuple[Tokens, Tokens]:
-    """With `data.documents` mask, mark where documents end, as for training."""
+    """With `data.documents` mask or pack, mark where documents end."""
     if config.data.documents == "flow":
         return train, val
     end_ids = tokenizer.end_ids if tokenizer else ()
-    return with_documents(train, end_ids), Tokens(val.parts, val.vocab_size, end_ids)
+    return with_documents(train, end_ids, config.data.documents), Tokens(val.parts, val.vocab_size, end_ids)
 
 
 def _sample(length: int, limit: int) -> list[tuple[int, int]]:
@@ -245,16 +254,21 @@ def _sample(length: int, limit: int) -> list[tuple[int, int]]:
     return [(int(start), BLOCK) for start in np.linspace(0, length - BLOCK, limit // BLOCK)]
 
 
-def _keys(split: Tokens | Packed, rank: np.ndarray, base: int, start: int, n: int) -> np.ndarray:
+def _keys(split: Tokens | Packed | Mixture, rank: np.ndarray, base: int, start: int, n: int) -> np.ndarray:
     """Return the trigrams whose last token is a target and whose tokens are of the same document."""
+    if isinstance(split, Mixture):
+        parts = split.parts(start, n)
+        return np.concatenate([_keys(split.sources[index], rank, base, *place) for index, *place in parts])
+    if isinstance(split, Packed) and split.trained is None:
+        return _keys(split.tokens, rank, base, start, n)
     ids = split.take(start, n)
     keys = statistics.trigrams(rank[ids], base)
-    if isinstance(split, Packed):
+    if isinstance(split, Packed) and split.trained is not None:
         index = np.arange(start, start + n)
         begins = np.sort(split.begins)
         inside = index >= begins[np.searchsorted(begins, index, side="right") - 1] + 2
-        return keys[(inside if split.trained is None else inside & split.trained[start : start + n])[2:]]
-    if split.end_ids:
+        return keys[(inside & split.trained[start : start + n])[2:]]
+    if isinstance(split, Tokens) and split.end_ids:
         ends = np.isin(ids, split.end_ids)
         return keys[~(ends[:-2] | ends[1:-1])]
     return keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,23 @@ GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633
 
 
 def make_tokenizer(
-    kind: str, text: str | Text, vocab_size: int, model_vocab_size: int, progress: Progress = no_progress
+    kind: str,
+    text: str | Text | Sequence[Text],
+    vocab_size: int,
+    model_vocab_size: int,
+    progress: Progress = no_progress,
 ) -> Tokenizer:
     """Make the tokenizer of `data.tokenizer`.
 
     Args:
         kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a folder with one or with GPT-2's two files.
-        text: text to build char, word and bpe from.
+        text: text to build char, word and bpe from, or several.
         vocab_size: vocabulary size of bpe.
         model_vocab_size: vocabulary size of ids, whose tokens are the numbers below it.
         progress: called while the text is read.
     """
-    blocks = (Text(text.encode(), "") if isinstance(text, str) else text).blocks(progress=progress)
+    texts = [Text(text.encode(), "")] if isinstance(text, str) else [text] if isinstance(text, Text) else text
+    blocks = itertools.chain.from_iterable(each.blocks(progress=progress) for each in texts)
     match kind:
         case "char":
             return CharTokenizer(set[str]().union(*map(set, blocks)))

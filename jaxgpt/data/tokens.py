@@ -162,8 +162,13 @@ class Tokens:
         return Tokens(before, self.vocab_size, self.end_ids), Tokens(after, self.vocab_size, self.end_ids)
 
 
-def with_documents(tokens: Tokens, end_ids: tuple[int, ...]) -> Tokens:
+def with_documents(tokens: Tokens, end_ids: tuple[int, ...], setting: str) -> Tokens:
     """Return the same ids as documents, each of which ends with one of `end_ids`.
+
+    Args:
+        tokens: the ids.
+        end_ids: those of the tokenizer.
+        setting: value of `data.documents`, for the error.
 
     Raises:
         UserError: there are no such ids among the first million.
@@ -171,8 +176,8 @@ def with_documents(tokens: Tokens, end_ids: tuple[int, ...]) -> Tokens:
     if not end_ids or not np.isin(tokens.take(0, min(len(tokens), FIRST)), end_ids).any():
         lack = f"the data does not contain {' or '.join(map(str, end_ids))}" if end_ids else "the tokenizer has none"
         raise UserError(
-            f"data.documents mask needs an end-of-text id after each document, but {lack}: use token files (.bin) with this "
-            f"id between documents, or --data.documents flow"
+            f"data.documents {setting} needs an end-of-text id after each document, but {lack}: use token files (.bin) with "
+            f"this id between documents, or --data.documents flow"
         )
     return Tokens(tokens.parts, tokens.vocab_size, end_ids)
 

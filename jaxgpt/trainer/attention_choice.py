@@ -74,7 +74,7 @@ def _cudnn_lacks(config: Config, device: jax.Device) -> str:
     if width % 8 or width > widest:
         return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
     if config.data.segmented:
-        return "does not support documents (data.documents mask, conversations)"
+        return "does not support documents (data.documents mask or pack, conversations)"
     return _dropout(config)
 
 

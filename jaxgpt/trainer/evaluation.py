@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.data import Packed, Tokens, Windows
+from jaxgpt.data import Mixture, Packed, Tokens, Windows
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
 from jaxgpt.trainer.prefetch import one_ahead
@@ -44,7 +44,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     program: Program,
     params: Any,
-    tokens: Tokens | Packed,
+    tokens: Tokens | Packed | Mixture,
     interrupted: Callable[[], bool] = lambda: False,
     whole: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,

@@ -78,3 +78,26 @@ def test_documents_are_masked_at_end_ids() -> None:
         result = jaxgpt("train", "nanogpt-cpu", *TINY, "--data.path", "none.bin", *data[2:], *settings)
         assert result.code == 2
         assert said in result.err
+
+
+def test_a_mixture_of_packed_documents() -> None:
+    Path("a.txt").write_text("x y z <EOS> " * 60)
+    Path("b.txt").write_text("y z <EOS> " * 60)
+    data = ["--data.mix", "a.txt=2", "b.txt=1", *flags(data__tokenizer="word", data__documents="pack")]
+    result = jaxgpt("train", "nanogpt-cpu", *TINY, *data, "--out", "out")
+    assert result.code == 0, result.err
+    assert "data     66.7% a.txt; 54 documents, windows 75.0% full; 33.3% b.txt; 54 documents, windows" in result.out
+    result = jaxgpt("train", "--resume", "--out", "out", "--train.steps", "3", "--data.mix", "a.txt=1", "b.txt=1")
+    assert "a resumed run keeps its data: data.mix is" in result.err
+    Path("b.txt").write_text("z y <EOS> " * 60)
+    result = jaxgpt("train", "--resume", "--out", "out", "--train.steps", "3")
+    assert "the data of out has changed since step 1: 66.7% a.txt" in result.err
+    result = jaxgpt("data", "report", "out")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "described one source at a time: use jaxgpt data report RUN --data.path PATH" in result.err
+    result = jaxgpt("data", "report", "out", "--data.path", "b.txt")
+    assert result.code == 0, result.err
+    for options in (["--data.path", "a.txt"], []):
+        result = jaxgpt("train", "nanogpt-cpu", *options, "--data.mix", *(["b.txt=1"] if options else []))
+        assert result.code == 2
+        assert ("both name the data" if options else "--data.mix is empty") in result.err

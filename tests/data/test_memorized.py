@@ -104,3 +104,15 @@ def test_the_place_in_token_files() -> None:
     assert (span.tokens, span.start, span.token) == (3, 1, 60)
     assert Path(span.place.split(",")[0]).name == "train_1.bin"
     assert span.place.endswith(", token 10")
+
+
+def test_the_place_in_a_mixture() -> None:
+    Path("a.txt").write_text("first\n" * 30)
+    Path("b.txt").write_text("other\nsecond line\n" * 20)
+    config = Config(
+        model=ModelConfig(block_size=4),
+        data=DataConfig(mix=("a.txt=1", "b.txt=1"), tokenizer="byte", train_fraction=0.8),
+    )
+    spans, _ = memorized.find_memorized([list(b"xfirstx"), list(b"a second line.")], config, load_dataset(config))
+    assert [(span.text, span.place) for span in spans] == [("first", "a.txt:1"), ("second line", "b.txt:2")]
+    assert spans[1].before.endswith("other\n")

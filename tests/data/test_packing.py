@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.data import packing
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.data import Batches, load_dataset, load_eval_data, packing
 from jaxgpt.data.packing import Packed, pack, pack_documents
 from jaxgpt.data.tokens import Tokens
 
@@ -58,3 +61,22 @@ def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     sums = np.add.reduceat(packed.lengths, packed.bounds[:-1])
     assert sums.max() <= 16
     assert len(sums) == packed.starts(16)
+
+
+def test_the_data_line_shows_the_fill(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a b c d <EOS> " * 20 + "e f <EOS> " * 20)
+    data = DataConfig(path=str(path), tokenizer="word", documents="pack", train_fraction=0.5)
+    config = Config(data=data, model=ModelConfig(block_size=8), train=TrainConfig(batch_size=3))
+    found = load_dataset(config)
+    assert isinstance(found.train, Packed)
+    assert isinstance(found.val, Packed)
+    # 80 ids are 16 documents of 4 predictions, two to a window.
+    assert found.source == f"{path}; 16 documents, windows 100.0% full"
+    assert Batches.of(config, found.train).at(0)[:].shape == (3, 8, 3)
+    evaluated = load_eval_data(config, found.tokenizer)
+    assert len(evaluated.tokens) == len(found.val) == 80
+    with pytest.raises(UserError, match=r"data\.documents pack needs an end-of-text id after each document"):
+        load_dataset(replace(config, data=replace(data, tokenizer="byte")))
+    with pytest.raises(UserError, match=r"data\.stride 3 does not apply to documents, .*: set it to 0"):
+        replace(data, stride=3)

@@ -1,0 +1,154 @@
+"""Several sources in fixed shares: which rows are of which source is a function of the row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import small_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import DataConfig, UserError
+from jaxgpt.data import Batches, Mixture, Tokens, load_dataset, load_eval_data
+from jaxgpt.data.report import baselines
+
+A, B = Tokens([np.arange(230)]), Tokens([np.arange(100) + 1000])
+T = 10
+
+
+def batches(size: int = 8, weights: tuple[int, ...] = (7, 3), **options) -> Batches:  # type: ignore[no-untyped-def]
+    return Batches(Mixture([A, B], weights), T, size, **({"seed": 1} | options))
+
+
+weights = st.lists(st.integers(1, 99), min_size=1, max_size=5)
+
+
+@given(weights, st.integers(0, 2**40), st.integers(1, 300))
+def test_shares_are_exact_at_any_time(shares: list[int], first: int, n: int) -> None:
+    """Rows before a row are counted without visiting them, and shares are exact up to about one row."""
+    mixture = Mixture([A] * len(shares), shares)
+    rows = np.arange(first, first + n)
+    source, before = mixture.turns(rows)
+    for index, weight in enumerate(shares):
+        mine = before[source == index]
+        assert (np.diff(mine) == 1).all()
+        share = weight / sum(shares)
+        assert (np.abs(mine - rows[source == index] * share) < 2).all()
+    again = [np.concatenate(parts) for parts in zip(*(mixture.turns(row[None]) for row in rows[:9]), strict=True)]
+    assert (again == np.stack([source, before])[:, :9]).all()
+
+
+@pytest.mark.parametrize("stride", [0, 11])
+def test_an_epoch_of_each_source_uses_every_window_once(stride: int) -> None:
+    mixed = batches(stride=stride)
+    starts = np.concatenate([mixed.at(step).starts_B for step in range(40)])
+    for tokens, first in ((A, 0), (B, len(A))):
+        mine = starts[(starts >= first) & (starts < first + len(tokens))] - first
+        alone = Batches(tokens, T, 1, 1, stride=stride).per_epoch
+        for epoch in (0, 1):
+            used = np.sort(mine[epoch * alone :][:alone])
+            assert len(used) == alone
+            assert (np.diff(used) == (stride or T)).all()
+
+
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_a_batch_is_a_function_of_seed_and_step(sampling: str) -> None:
+    known = {"epoch": [143, 282, 43, 173, 83, 262, 3, 123], "random": [26, 234, 124, 88, 69, 233, 170, 111]}
+    batch = batches(seed=1337, sampling=sampling).at(5)
+    assert batch.starts_B.tolist() == known[sampling], "the same in every version"
+    assert ((batch[:] >= 1000).all(axis=1) == (batch.starts_B >= len(A))).all()
+    assert (batch[2:6] == batch[:][2:6]).all(), "rows of a process"
+
+
+def test_the_order_does_not_depend_on_the_batch_size() -> None:
+    small = [batches(2).at(step).starts_B for step in range(4)]
+    assert batches(8).at(0).starts_B.tolist() == np.concatenate(small).tolist()
+
+
+def test_a_mixture_reads_like_its_sources() -> None:
+    mixture = Mixture([A, B], (1, 1))
+    assert len(mixture) == 330
+    ids = np.concatenate([A.take(0, 230), B.take(0, 100)])
+    for start, n in ((0, 330), (229, 2), (230, 1), (225, 0), (0, 3)):
+        assert mixture.take(start, n).tolist() == ids[start : start + n].tolist()
+    starts = mixture.eval_starts(T, T)
+    rows = mixture.windows(starts, T)
+    assert len(rows) == len(A.eval_starts(T, T)) + len(B.eval_starts(T, T))
+    assert (np.diff(rows, axis=1) == 1).all(), "no window spans two sources"
+
+
+def write(name: str, ids: np.ndarray) -> str:
+    Path(name).mkdir()
+    ids[:-100].astype("<u2").tofile(f"{name}/train.bin")
+    ids[-100:].astype("<u2").tofile(f"{name}/val.bin")
+    return name
+
+
+def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both splits of each source; the shares in the description; another file has another fingerprint."""
+    monkeypatch.chdir(tmp_path)
+    write("a", np.arange(1000) % 40)
+    write("b", np.arange(700) % 50)
+    config = small_run().with_model(vocab_size=50)
+    data = DataConfig(mix=("a=1", "b=0.25"), tokenizer="ids")
+    found = load_dataset(replace(config, data=data))
+    assert isinstance(found.train, Mixture)
+    assert (list(found.train.weights), len(found.train), len(found.val)) == ([4, 1], 1500, 200)
+    assert found.source == "80.0% 2 token files at a; 20.0% 2 token files at b"
+    assert found.held_out
+    assert set(Batches.of(replace(config, data=data), found.train).at(0)[:].max(axis=1)) <= set(range(50))
+    evaluated = load_eval_data(replace(config, data=data), found.tokenizer)
+    assert len(evaluated.tokens) == 200
+    assert len(load_eval_data(replace(config, data=data), found.tokenizer, "b").tokens) == 100
+    write("c", np.arange(700) % 49)
+    other = load_dataset(replace(config, data=replace(data, mix=("a=1", "c=0.25"))))
+    assert other.fingerprint != found.fingerprint == load_dataset(replace(config, data=data)).fingerprint
+    with pytest.raises(UserError, match=r"b/train\.bin: id 4\d is outside the vocabulary of 40"):
+        load_dataset(replace(config.with_model(vocab_size=40), data=data))
+    with pytest.raises(UserError, match=r"a holds token ids, not text: choose their tokenizer with --data\.tokenizer"):
+        load_dataset(replace(config, data=replace(data, tokenizer="char")))
+
+
+def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer is made from all of them."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("ab" * 200)
+    Path("b.txt").write_text("bc" * 300)
+    found = load_dataset(replace(small_run(), data=DataConfig(mix=("a.txt=1", "b.txt=1"))))
+    assert found.tokenizer.decode([0, 1, 2]) == "abc"
+    assert found.characters == 1000
+    losses = baselines(found.train, found.val, 3)
+    assert losses is not None
+    assert losses["losses"]["bigram"] < 0.5 < losses["losses"]["unigram"], "of both, each by itself"
+    Path("talk.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 3)
+    mixed = DataConfig(mix=("a.txt=1", "talk.jsonl=1"), tokenizer="byte")
+    assert mixed.segmented
+    with pytest.raises(UserError, match=r"data\.mix has conversations and other data: add --data\.documents mask"):
+        load_dataset(replace(small_run(), data=mixed))
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        (("a",), "needs PATH=WEIGHT with a weight above 0 and at most 1e6, not 'a'"),
+        (("a=0",), "a weight above 0 .* not 'a=0'"),
+        (("a=1", "b=-2"), "a weight above 0 .* not 'b=-2'"),
+        (("a=nan",), "not 'a=nan'"),
+        (("=1",), "not '=1'"),
+        (("a=1", "a=2"), "data.mix names a twice"),
+        ("a=1", "data.mix must be a list of strings, not 'a=1'"),
+    ],
+)
+def test_bad_weights_are_one_line(mix: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DataConfig(mix=mix)
+
+
+def test_weights_are_kept_exactly_or_to_a_millionth() -> None:
+    assert [weight for _, weight in DataConfig(mix=("a=0.7", "b=.3", "c=2")).sources] == [7, 3, 20]
+    parts = [weight for _, weight in DataConfig(mix=("a=0.333333333", "b=1000", "c=0.0000001")).sources]
+    assert parts[2] == 1
+    assert parts[0] / parts[1] == pytest.approx(0.000333333, rel=2e-3)
