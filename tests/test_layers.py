@@ -12,7 +12,7 @@ from helpers import repository
 
 ORDER = [
     {"errors", "cache", "ops"},
-    {"config"},
+    {"config", "lock"},
     {"presets"},
     {"model", "data", "decoding"},
     {"parallel"},

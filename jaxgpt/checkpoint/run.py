@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from jaxgpt.checkpoint.lock import sole_writer
 from jaxgpt.config import Config, UserError, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special import GENERATION, TOKENIZER
 from jaxgpt.errors import read_bytes
+from jaxgpt.lock import sole_writer
 
 REPLACED = "checkpoints.replaced"  # where `--overwrite` puts the old checkpoints until they are deleted
 

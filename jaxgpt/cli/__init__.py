@@ -26,7 +26,8 @@ COMMANDS = {
     "chat": "chat with an instruction-tuned model",
     "explain": "show how the next token is sampled",
     "eval": "compute the loss of a run on its validation split or a text",
-    "data": "describe a dataset, and compute baselines of its loss",
+    "data prepare": "tokenize documents to shards of token ids",
+    "data report": "describe a dataset, and compute baselines of its loss",
     "plot": "draw the losses of runs in one picture",
     "info": "print parameters, FLOPs and bytes of a run or preset",
     "presets": "list the presets and the results to expect",
@@ -38,7 +39,12 @@ COMMANDS = {
     "bench": "measure training and generation speed on this machine",
     "replay": "replay a training run recorded from another trainer",
 }
-FILES = {"import": "import_", "prove-resume": "prove_resume"}  # commands whose names are not module names
+FILES = {  # commands whose names are not module names
+    "import": "import_",
+    "prove-resume": "prove_resume",
+    "data prepare": "data_prepare",
+    "data report": "data_report",
+}
 USAGE = "usage: jaxgpt COMMAND [ARGUMENTS] [OPTIONS]\n\ncommands:\n"
 USAGE += "\n".join(f"  {name:12}  {about}" for name, about in COMMANDS.items())
 USAGE += """
@@ -62,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] and args[0] in ("-h", "--help", "help"):
-        args = [*args[1:2], "--help"] if args[1:2] and args[1] not in ("-h", "--help", "help") else []
+        args = [*args[1:], "--help"] if args[1:2] and args[1] not in ("-h", "--help", "help") else []
     try:
         if not args:
             print(USAGE, end="", flush=True)
@@ -72,7 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(f"jaxgpt {jaxgpt.__version__}", flush=True)
             return 0
-        name, rest = args[0], args[1:]
+        words = 2 if " ".join(args[:2]) in COMMANDS else 1
+        name, rest = " ".join(args[:words]), args[words:]
+        if group := [command for command in COMMANDS if command.startswith(f"{name} ")]:
+            if rest[:1] in (["-h"], ["--help"]):
+                print("\n".join(f"{command:12}  {COMMANDS[command]}" for command in group), flush=True)
+                return 0
+            raise UserError(f"jaxgpt {name} needs one of: {', '.join(word.split()[1] for word in group)}")
         if name not in COMMANDS:
             from jaxgpt.cli.suggest import unknown_command
             from jaxgpt.presets import PRESETS

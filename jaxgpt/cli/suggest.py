@@ -138,7 +138,7 @@ COMMANDS = {
     "convert": "jaxgpt import or jaxgpt export",
     "download pull fetch load": "jaxgpt import NAME RUN",
     "save": "jaxgpt export RUN DIR",
-    "tokenize prepare preprocess": "jaxgpt train --data.path FILE",
+    "tokenize prepare preprocess": "jaxgpt data prepare SRC --out DIR",
     "distributed torchrun multi": "jaxgpt launch --processes N train",
     "serve server api": "there is no server; in Python, use jaxgpt.load and jaxgpt.generate",
     "version": "jaxgpt --version",

@@ -72,6 +72,8 @@ def run(args: Sequence[str]) -> int:
         config = _checked_start(source, config, init_from)
     elif base.preset == "finetune":
         raise UserError("finetune needs the weights of a run: add --init-from RUN")
+    else:
+        config = _with_prepared_tokenizer(config, "data.tokenizer" in given)
     if config.lora.rank and parsed.overwrite and Path(parsed.out).resolve() in Path(config.init_from).resolve().parents:
         raise UserError(f"--out {parsed.out} --overwrite would delete the base of the adapters: choose another --out")
 
@@ -91,12 +93,12 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     keep_memory(config)
     from jaxgpt.checkpoint.base import check_base, find_base
     from jaxgpt.checkpoint.index import last_saved
-    from jaxgpt.checkpoint.lock import sole_writer
     from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint, write_atomically
     from jaxgpt.checkpoint.versions import versions
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
+    from jaxgpt.lock import sole_writer
     from jaxgpt.trainer.init_from import cropped
     from jaxgpt.trainer.loop import fit
     from jaxgpt.trainer.plots import plot_losses
@@ -222,6 +224,26 @@ def _checked_resume(old: Config, config: Config, args: Args) -> Config:
         started = f"started from {old.init_from}" if old.init_from else "did not start from another run's weights"
         raise UserError(f"--init-from {args.init_from}: {args.out} {started}; leave out the flag, or start a new run")
     return resumed_config(old, config)
+
+
+def _with_prepared_tokenizer(config: Config, named: bool) -> Config:
+    """Record the tokenizer of a folder written by `jaxgpt data prepare`, unless the user has named one.
+
+    Raises:
+        UserError: the user has named one that would have to be built from a text.
+    """
+    from jaxgpt.data.shards import find_prepared
+
+    data = config.data
+    prepared = find_prepared(Path(data.path)) if data.path else None
+    if prepared is None:
+        return config
+    name = prepared.index["tokenizer"]["name"]
+    if named and data.tokenizer in ("char", "word", "bpe") and data.tokenizer != name:
+        raise UserError(
+            f"{data.path} was prepared with the tokenizer {name}, not {data.tokenizer}: leave out --data.tokenizer"
+        )
+    return config if named else replace(config, data=replace(data, tokenizer=str(prepared.tokenizer_path)))
 
 
 def _begun(base: Config, init_from: str) -> Config:

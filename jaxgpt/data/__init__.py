@@ -14,6 +14,7 @@ from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_te
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
+from jaxgpt.data.shards import find_prepared, prepared_tokenizer
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 
@@ -109,6 +110,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         return Dataset(packed, rest if len(rest) else packed, len(rest) > 0, tokenizer, source, 0, sha256)
     characters = 0
     if data.path and is_token_path(path):
+        tokenizer = prepared_tokenizer(path, data.tokenizer, tokenizer) or tokenizer
         train, val, source = open_splits(path, data.train_fraction)
         fingerprint = ""
         tokenizer = tokenizer or _existing(config, "token ids, not text:")
@@ -217,6 +219,7 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
         split = "validation split" if len(rest) else "all" if path else "training text"
         return EvalData(rest if len(rest) else packed, f"{source} ({split})", 0)
     if data.path and is_token_path(Path(data.path)):
+        prepared_tokenizer(Path(data.path), data.tokenizer, tokenizer)  # must be the same
         train, val, source = open_splits(Path(data.path), data.train_fraction)
         chosen = (val if len(val) else train).below(vocab_size)
         text_bytes = _decoded_bytes(tokenizer, chosen)
@@ -284,5 +287,7 @@ def known_vocab_size(config: Config) -> int:
         return KNOWN_VOCAB[config.data.dataset]
     if config.data.mix:
         return _shared_tokenizer(config).vocab_size
+    if config.data.path and (prepared := find_prepared(Path(config.data.path))):
+        return prepared.vocab_size
     text = Text(b"", "") if config.data.tokenizer in ("byte", "gpt2") else read_text(config.data)
     return make_tokenizer(config.data.tokenizer, text, config.data.vocab_size, 0).vocab_size

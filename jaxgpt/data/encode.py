@@ -262,7 +262,7 @@ class SubwordTokenizer(_Special):
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         cuts = known_cuts(tokenizer.to_str())
-        self.find = find_by(cuts) if cuts else find_tried(self._encode)
+        self.find = find_by(cuts) if cuts else find_tried(self.encode_batch)
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         # In tokenizers like Llama 2's, a byte is a token <0xF0>. The decoder joins bytes; without one, the name is shown.
@@ -316,11 +316,11 @@ class SubwordTokenizer(_Special):
         return np.array(encoding.ids, np.int32), inside
 
     def encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
-        return np.concatenate([np.array(ids, np.int32) for ids in self._encode(pieces)] or [np.zeros(0, np.int32)])
+        return np.concatenate([np.array(ids, np.int32) for ids in self.encode_batch(pieces)] or [np.zeros(0, np.int32)])
 
     def offset(self, text: str, index: int) -> int:
         pieces, begin = cut(text, self.find), 0
-        for piece, ids in zip(pieces, self._encode(pieces), strict=True):
+        for piece, ids in zip(pieces, self.encode_batch(pieces), strict=True):
             if index < len(ids):
                 encode = partial(self._tokenizer.encode, piece, add_special_tokens=False)
                 return begin + len(piece[: call_tokenizers(encode, "this text").offsets[index][0]].encode())
@@ -335,7 +335,7 @@ class SubwordTokenizer(_Special):
     def to_json(self) -> str:
         return self._tokenizer.to_str(pretty=True)
 
-    def _encode(self, pieces: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, pieces: Sequence[str]) -> list[list[int]]:
         """Encode each piece. The library encodes pieces in parallel, on all cores."""
         encodings = call_tokenizers(
             lambda: self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False), "this text"

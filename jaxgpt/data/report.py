@@ -19,6 +19,7 @@ from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed
+from jaxgpt.data.shards import prepared_tokenizer
 from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
 from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
 
@@ -85,6 +86,7 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, progress: Pr
         )
         return Source(packed, rest, tokenizer, source, [(str(path), len(packed) + len(rest))])
     if data.path and is_token_path(path):
+        tokenizer = prepared_tokenizer(path, data.tokenizer, tokenizer) or tokenizer
         if tokenizer is None and data.tokenizer not in NEED_TEXT:
             tokenizer = make_tokenizer(data.tokenizer, "", data.vocab_size, size)
         train, val, source = open_splits(path, data.train_fraction)

@@ -61,7 +61,7 @@ def make_tokenizer(
         case "gpt2":
             return _gpt2_from_hub()
         case "bpe":
-            return _train_bpe(blocks, vocab_size)
+            return train_bpe(rejoin(blocks, find_by(GPT2_CUTS)), vocab_size)
     return load_tokenizer(Path(kind))
 
 
@@ -189,7 +189,16 @@ def _gpt2_from_hub() -> SubwordTokenizer:
     return SubwordTokenizer(HFTokenizer.from_file(path))
 
 
-def _train_bpe(blocks: Iterable[str], vocab_size: int) -> SubwordTokenizer:
+def train_bpe(pieces: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
+    """Train a byte-level BPE tokenizer.
+
+    Args:
+        pieces: lists of texts; no word of the vocabulary crosses the border of two texts.
+        vocab_size: maximum size of the vocabulary, with the 256 bytes and the end-of-text token.
+
+    Raises:
+        UserError: the vocabulary is too small.
+    """
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:
@@ -201,7 +210,7 @@ def _train_bpe(blocks: Iterable[str], vocab_size: int) -> SubwordTokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(rejoin(blocks, find_by(GPT2_CUTS)), trainer)
+    tokenizer.train_from_iterator(pieces, trainer)
     return SubwordTokenizer(tokenizer)
 
 

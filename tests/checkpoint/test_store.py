@@ -28,12 +28,12 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import damage, latest_valid, resolve_step, steps, val_losses
-from jaxgpt.checkpoint.lock import NAME, sole_writer
 from jaxgpt.checkpoint.run import new_run
 from jaxgpt.checkpoint.store import Checkpoints, Keep, read_params, restore_state
 from jaxgpt.config import Config, MeshConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.errors import TrainingFailed
+from jaxgpt.lock import NAME, sole_writer
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import placements
@@ -361,7 +361,7 @@ def test_one_writer() -> None:
 
 
 def test_a_killed_writer_releases_its_lock() -> None:
-    code = "import sys, time; from pathlib import Path; from jaxgpt.checkpoint.lock import sole_writer\n"
+    code = "import sys, time; from pathlib import Path; from jaxgpt.lock import sole_writer\n"
     code += "with sole_writer(Path()): print('mine', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

@@ -217,9 +217,10 @@ def test_examples_of_every_command_parse() -> None:
         for example in command.examples:
             words = shlex.split(example, comments=True)
             assert words[0] == "jaxgpt"
-            module = module_of(words[1])
+            n = 1 + len(name.split()) if example.startswith(f"jaxgpt {name} ") else 2
+            module = module_of(" ".join(words[1:n]))
             if "--help" not in words:
-                module.COMMAND.read(module.Args, words[2:])
+                module.COMMAND.read(module.Args, words[n:])
 
 
 def test_help_comes_before_errors() -> None:

@@ -168,7 +168,7 @@ def test_conversations(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["report"], "missing argument: PRESET|RUN|PATH (usage: jaxgpt data report PRESET|RUN|PATH [OPTIONS])"),
-        (["reprot", "x"], "expected 'report', not 'reprot' (usage: jaxgpt data report PRESET|RUN|PATH [OPTIONS])"),
+        (["reprot", "x"], "jaxgpt data needs one of: prepare, report"),
         (["report", "nosuch"], "no preset, run, file or folder 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "gpt2"], "this preset has no dataset: name a text with --data.path FILE"),

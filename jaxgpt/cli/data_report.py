@@ -14,8 +14,8 @@ from jaxgpt.config import DataConfig, UserError, did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 COMMAND = Command(
-    "data",
-    "report PRESET|RUN|PATH",
+    "data report",
+    "PRESET|RUN|PATH",
     """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it: tokens, documents,
 repetitions, the overlap of validation with training, and baselines to compare a loss with.
 
@@ -38,7 +38,7 @@ class Args:
 
 
 def run(args: Sequence[str]) -> int:
-    (_, target), given = COMMAND.read(Args, args)
+    (target,), given = COMMAND.read(Args, args)
     # A folder of text may hold a config.json of its own.
     is_run = target not in PRESETS and all(
         (Path(target) / f"{name}.json").is_file() for name in ("config", "tokenizer")

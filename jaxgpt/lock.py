@@ -1,4 +1,4 @@
-"""One writer per run: a lock that is released when its holder dies, by kill -9 and power cuts too.
+"""One writer per folder: a lock that is released when its holder dies, by kill -9 and power cuts too.
 
 Not filelock's: in many of its releases a second process erases the holder's name, or the lock file of a renamed folder
 stays; and without flock it falls back by default to a file that outlives a killed process.
@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 
 NAME = ".lock"
 UNSUPPORTED = (
@@ -28,7 +28,7 @@ UNSUPPORTED = (
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing the run in a folder.
+    """Keep other processes from writing to a folder.
 
     The kernel holds the lock (flock), the file only names its holder. It is removed at the end, even if the folder has
     been renamed. A file left behind by a killed process is not locked.
@@ -70,7 +70,7 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as e:
-        raise UserError(f"cannot write the run to {path.parent}: {e.strerror}") from None
+        raise UserError(f"cannot write to {path.parent}: {e.strerror}") from None
 
 
 def _holder(path: Path) -> str:
