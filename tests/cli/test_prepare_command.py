@@ -143,9 +143,10 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def index_time(folder: str) -> int:
+def saved_tokens(folder: str) -> int:
     path = Path(folder, "index.json")
-    return path.stat().st_mtime_ns if path.exists() else 0
+    splits = json.loads(path.read_text()).get("progress", {}).get("splits", {}) if path.exists() else {}
+    return sum(split["tokens"] for split in splits.values())
 
 
 @pytest.mark.long
@@ -154,12 +155,12 @@ def test_kills_at_random_moments_change_nothing(workers: int, processes: list[su
     assert subprocess.run(command("whole", 1), check=True, capture_output=True).returncode == 0
     chosen, kills = random.Random(workers), 0
     while True:
-        saved = index_time("out")
+        saved = saved_tokens("out")
         process = subprocess.Popen(command("out", workers), stderr=subprocess.PIPE)
         processes.append(process)
         begun, wait = time.monotonic(), chosen.uniform(0.0, 0.8)
         while process.poll() is None and time.monotonic() - begun < wait:
-            if kills % 3 and index_time("out") == saved:  # every third time, do not wait for progress
+            if kills % 3 and saved_tokens("out") == saved:  # every third time, do not wait for progress
                 begun = time.monotonic()
             time.sleep(0.01)
         if process.poll() is not None:
