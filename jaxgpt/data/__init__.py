@@ -174,12 +174,15 @@ def _mixture(sources: Sequence[Tokens | Packed | Mixture], weights: Sequence[int
 
 
 def _shared_tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
-    """Make the tokenizer of a mixture, of the text of all sources if it is made from text.
+    """Make the tokenizer of a mixture: that of a prepared source, or of the text of all sources if it is made from text.
 
     Raises:
         UserError: it is made from text, and a source is not text; or it cannot be made.
     """
     data, texts = config.data, list[Text]()
+    for each, _ in data.sources:
+        if tokenizer := prepared_tokenizer(Path(each.path), data.tokenizer):
+            return tokenizer
     if data.tokenizer in ("char", "word", "bpe"):
         for each, _ in data.sources:
             if each.conversations or is_token_path(Path(each.path)):

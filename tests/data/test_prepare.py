@@ -199,6 +199,20 @@ def test_training_reads_the_folder(settings: Settings) -> None:
         load_dataset(config(), make_tokenizer("char", TEXT, 0, 0))
 
 
+def test_a_mixture_uses_the_tokenizer_of_its_prepared_sources(settings: Settings) -> None:
+    write_sources()
+    prepare(settings, Path("out"), 1)
+    Path("text.txt").write_text(TEXT)
+    mixed = Config(data=DataConfig(mix=("out=1", "text.txt=1")), model=ModelConfig(block_size=16))
+    assert load_dataset(mixed).tokenizer.to_json() == load_tokenizer(Path(settings.tokenizer)).to_json()
+    prepare(replace(settings, tokenizer="bpe", vocab_size=300), Path("other"), 1)
+    mixed = Config(data=DataConfig(mix=("out=1", "other=1")), model=ModelConfig(block_size=16))
+    with pytest.raises(
+        UserError, match=r"other was prepared with another tokenizer .* than the tokenizer of the model"
+    ):
+        load_dataset(mixed)
+
+
 def damage_index(change: Callable[[dict[str, Any]], None]) -> None:
     index = json.loads(Path("out/index.json").read_text())
     change(index)
