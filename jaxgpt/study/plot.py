@@ -46,8 +46,8 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     heads, T, S = (1, *weights.shape) if weights.ndim == 2 else weights.shape
     names = _names("tokens", tokens, S)
     if weights.ndim == 2:
-        size = max(3.0, 0.28 * S + 1.2), max(2.6, 0.28 * T + 1.2)
-        figure = new_figure(min(size[0], 18.0), min(size[1], 18.0))
+        margin = 1.0 + 0.07 * max(map(len, names))
+        figure = new_figure(min(max(3.0, 0.28 * S + margin + 0.3), 18.0), min(max(2.6, 0.28 * T + margin), 18.0))
         figure.set_layout_engine("compressed")
         axes = figure.subplots()
         image = _image(axes, weights, _colors(SEQUENTIAL), 0.0, 1.0)
@@ -104,7 +104,7 @@ def lens(
     L, T = numbers.shape
     below, left = _names("tokens", tokens, T), _names("layers", layers, L)
     low, high = limits or (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
-    figure = new_figure(min((0.85 if words else 0.4) * T + 1.9, 24.0), min(0.3 * L + 1.5, 18.0))
+    figure = new_figure(min(0.85 * T + 1.9, 64.0) if words else min(0.4 * T + 1.9, 24.0), min(0.3 * L + 1.5, 18.0))
     axes = figure.subplots()
     colors = _colors(SEQUENTIAL)
     image = _image(axes, numbers, colors, low, high, aspect="auto", origin="lower")
