@@ -70,7 +70,7 @@ def test_no_code_runs_what_it_reads(path: Path) -> None:
 
 def test_importing_starts_no_backend() -> None:
     code = (
-        "import sys, jaxgpt; assert 'jax' not in sys.modules; import jaxgpt.lm; from jax._src import xla_bridge as b; "
+        "import sys, jaxgpt; assert 'jax' not in sys.modules; import jaxgpt.lm; import jaxgpt.study.plot; assert 'matplotlib' not in sys.modules; from jax._src import xla_bridge as b; "
     )
     code += "assert not b.backends_are_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -187,17 +187,11 @@ def test_memorized_spans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
         longer = [sample["text"][i : i + n + 1] for i in range(12 - n)]
         assert not any(text in TEXT for text in longer)
     assert told["validation_tokens"] == 12, "every line of the text is the same"
-    out = [line for f in ((), ("--stream",)) for line in run_lines(capsys, *flags, *f)]
-    spans = [line for line in out if line.startswith("longest span of the sample in the training data: ")]
-    assert len(spans) == 2
-    assert spans[0] == spans[1]
-    assert spans[0].endswith("text.txt:1")
-
-
-def run_lines(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
-    capsys.readouterr()
-    assert main(list(args)) == 0
-    return capsys.readouterr().out.splitlines()
+    assert main([*flags, "--stream"]) == 0
+    printed = capsys.readouterr().out
+    assert "\n---\nlongest span of the sample in the training data: " in printed
+    assert f" of 12 tokens, {len(told['samples'][0]['memorized']['text'])} characters, at " in printed
+    assert "text.txt:1\n" in printed
 
 
 def test_memorized_spans_need_the_training_data(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,8 @@ def test_the_place_in_conversations() -> None:
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = Config(model=ModelConfig(block_size=64), data=DataConfig(path="talks.jsonl", train_fraction=1.0))
     data = load_dataset(config, ByteTokenizer())
-    [span], _ = memorized.find_memorized([list(b"it is 169?")], config, data)
+    [span, first], _ = memorized.find_memorized([list(b"it is 169?"), list(b"what is 13")], config, data)
+    assert (first.text, first.place) == ("what is 13", span.place)
     assert (span.text, span.place) == ("it is 169", "conversation 14 of the training data")
     assert span.before.endswith("what is 13? ")
 

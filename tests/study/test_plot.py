@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -146,8 +144,3 @@ def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
         result = jaxgpt("plot", *args)
         assert (result.code, result.err.splitlines()[-1].startswith("jaxgpt: ")) == (2, True)
         assert message in result.err
-
-
-def test_importing_the_package_does_not_import_matplotlib() -> None:
-    code = "import sys, jaxgpt, jaxgpt.study.plot, jaxgpt.cli.plot; assert 'matplotlib' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
