@@ -69,10 +69,9 @@ def test_no_code_runs_what_it_reads(path: Path) -> None:
 
 
 def test_importing_starts_no_backend() -> None:
-    code = (
-        "import sys, jaxgpt; assert 'jax' not in sys.modules; import jaxgpt.lm; import jaxgpt.study.plot; assert 'matplotlib' not in sys.modules; from jax._src import xla_bridge as b; "
-    )
-    code += "assert not b.backends_are_initialized()"
+    code = "import sys, jaxgpt; assert 'jax' not in sys.modules; import jaxgpt.lm, jaxgpt.study.plot; "
+    code += "from jax._src import xla_bridge as b; assert not b.backends_are_initialized(); "
+    code += "assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

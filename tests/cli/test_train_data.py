@@ -38,7 +38,10 @@ def test_an_invalid_sample_prompt_is_replaced_with_a_warning(tokenizer: str, pro
     assert result.code == 0, result.err
     assert "--- a sample, after" in result.out
     assert "uniform baseline: ln 2,000 = 7.60" in result.out, "vocab_size is that of the head"
-    assert "training ends at step 1, within the 100 steps of learning-rate warmup: the rate reaches 9.9e-06 of " in result.err
+    assert (
+        "training ends at step 1, within the 100 steps of learning-rate warmup: the rate reaches 9.9e-06 of "
+        in result.err
+    )
     assert f"next     jaxgpt sample runs/nanogpt-cpu --prompt {'722.' if prompt == '' else ''}" in result.out
     assert ("train.prompt" in result.err) == bool(prompt)
     assert ("model.vocab_size 2000 exceeds" in result.err) == (tokenizer == "char")
