@@ -20,10 +20,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+SHAPES = {"gpt2": (12, 12, 768), "gpt2-xl": (48, 25, 1600), "toy": (1, 2, 32)}  # layers, heads, width
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--shape", choices=SHAPES, default="gpt2")
+    parser.add_argument("--layers", type=int, default=0, help="0: those of the shape")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=128)
@@ -52,10 +55,14 @@ def main() -> None:
 
     torch.set_num_threads(cores)
     transformers.logging.set_verbosity_error()
-    hf_config = transformers.GPT2Config(n_layer=args.layers, eos_token_id=None, bos_token_id=None, pad_token_id=0)
+    layers, heads, width = SHAPES[args.shape]
+    layers = args.layers or layers
+    hf_config = transformers.GPT2Config(
+        n_layer=layers, n_head=heads, n_embd=width, eos_token_id=None, bos_token_id=None, pad_token_id=0
+    )
     torch.manual_seed(0)
     hf = transformers.GPT2LMHeadModel(hf_config).eval()
-    config, params = ours(hf, args.layers, args.devices)
+    config, params = ours(hf, layers, heads, width, args.devices)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     hf = hf.to(device)
     rng = np.random.default_rng(0)
@@ -128,6 +135,7 @@ def main() -> None:
             "read_gb_per_second": statistics.median(read),
             "limit_float32": limit,
             "of_limit": speed["jaxgpt float32"] / limit if "float32" in args.kinds else None,
+            "peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
             "over_transformers": {n: s / speed["transformers float32"] for n, s in speed.items()},
         }
         print(
@@ -166,7 +174,7 @@ def placed(config: Any, devices: int) -> Any:
     return use_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
 
 
-def ours(hf: Any, layers: int, devices: int) -> tuple[Any, Any]:
+def ours(hf: Any, layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
     """transformers' weights in our tree, split over the devices."""
     import jax
 
@@ -176,7 +184,7 @@ def ours(hf: Any, layers: int, devices: int) -> tuple[Any, Any]:
     from jaxgpt.model.params import boxed_params
     from jaxgpt.parallel import make_mesh, shardings
 
-    config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=768, n_layer=layers, n_head=12)
+    config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=width, n_layer=layers, n_head=heads)
     tensors = {k: v.numpy() for k, v in hf.state_dict().items() if k != "lm_head.weight"}
     # transformers keeps W as (in, out), nanoGPT as (out, in).
     tensors = {k: v.T if v.ndim == 2 and ".h." in k else v for k, v in tensors.items()}

@@ -5,10 +5,12 @@ python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT
 python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a look whether it works
 python benchmarks/train_step.py --nanogpt DIR               a checkout of nanoGPT's model.py besides
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
-python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled     1.5B, 8 x 1,024 (80 GB)
+python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024
 
 Every side is a process of its own, which has compiled and warmed up before the first round; only one works at a time. All use
-the GPU where there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory.
+the GPU where there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory;
+with --in-turn, a side starts when the one before has ended, for models of which the memory holds one. The shapes for GPUs
+read the loss every 10 steps, the others after each step.
 A round of a side lasts about --seconds; printed are the median over the rounds and their range. Peers: `torch`
 (benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and
 clipping by the global norm, as our own step has. MFU: 6 x weights in products + 12 L D T FLOPs a token (attention not
@@ -21,6 +23,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,8 +36,8 @@ from typing import Any, NamedTuple
 
 
 class Shape(NamedTuple):
-    """What is trained: layers, heads, width, context, vocabulary, windows a batch, whether there are biases, and how many
-    steps a call of ours makes (as the preset has it)."""
+    """What is trained: layers, heads, width, context, vocabulary, windows a batch, whether there are biases, how many
+    steps a call of ours makes (as the preset has it), and after how many calls each side reads the loss."""
 
     layers: int
     heads: int
@@ -44,6 +47,7 @@ class Shape(NamedTuple):
     batch: int
     bias: bool
     steps_per_call: int = 1
+    calls: int = 1
 
     @property
     def flops(self) -> int:
@@ -56,8 +60,10 @@ SHAPES = {
     "nanogpt-cpu": Shape(4, 4, 128, 64, 65, 12, False, 10),
     "medium": Shape(6, 6, 384, 256, 65, 8, False),
     "gpt2": Shape(12, 12, 768, 128, 50257, 4, True),
-    "gpt2-gpu": Shape(12, 12, 768, 1024, 50304, 16, False),
-    "gpt2-xl-gpu": Shape(48, 25, 1600, 1024, 50304, 8, False),
+    "gpt2-gpu": Shape(12, 12, 768, 1024, 50304, 16, False, calls=10),
+    "gpt2-gpu-64": Shape(12, 12, 768, 1024, 50304, 64, False, calls=10),
+    "gpt2-xl-gpu": Shape(48, 25, 1600, 1024, 50304, 8, False, calls=10),
+    "toy": Shape(1, 2, 32, 16, 64, 2, False, calls=2),
 }
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
 
@@ -70,6 +76,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round of a side")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of products")
+    parser.add_argument("--in-turn", action="store_true", help="run one side after another instead of alternating")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
@@ -88,13 +95,15 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> dict[str, 
     """Medians of one shape, printed as they are returned."""
     shape = SHAPES[name]
     flags = ["--shape", name, "--nanogpt", args.nanogpt, "--dtype", args.dtype]
-    with processes(["peak-jax", "peak-torch", *sides], flags) as ask:
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
-        peaks = []
-        for _ in range(args.rounds):
-            peaks.append(max(ask("peak-jax", 0.5), ask("peak-torch", 0.5)))
-            for side in sides:
-                seconds[side].append(ask(side, args.seconds))
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    peaks, memory = [], {}
+    for together in [[side] for side in sides] if args.in_turn else [sides]:
+        with processes(["peak-jax", "peak-torch", *together], flags) as ask:
+            for _ in range(args.rounds):
+                peaks.append(max(ask("peak-jax", 0.5), ask("peak-torch", 0.5)))
+                for side in together:
+                    seconds[side].append(ask(side, args.seconds))
+            memory |= {side: ask(side, 0) for side in together}
     peak = statistics.median(peaks)
     tokens = shape.batch * shape.context
     ours = statistics.median(seconds["jaxgpt"])
@@ -107,18 +116,21 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> dict[str, 
             "range": [round(1e3 * min(times), 2), round(1e3 * max(times), 2)],
             "tokens_per_second": round(tokens / median),
             "mfu": round(shape.flops / median / peak, 3),
+            "peak_bytes": round(memory[side]),
             "ours_is_faster_by": round(median / ours, 3),
         }
         print(
             f"  {side:22} {1e3 * median:8.2f} ms ({1e3 * min(times):.2f} to {1e3 * max(times):.2f})  "
-            f"{tokens / median:8,.0f} tokens/s  {shape.flops / median / peak:4.0%} of peak  {median / ours:5.2f} x ours"
+            f"{tokens / median:8,.0f} tokens/s  {shape.flops / median / peak:4.0%} of peak  "
+            f"{memory[side] / 2**30:5.1f} GiB  {median / ours:5.2f} x ours"
         )
-    return {"peak_gflops": round(peak / 1e9, 1), "sides": rows}
+    return {"peak_gflops": round(peak / 1e9, 1), "gflop_per_step": shape.flops / 1e9, "sides": rows}
 
 
 @contextmanager
 def processes(sides: list[str], flags: list[str]) -> Iterator[Callable[[str, float], float]]:
-    """A process for each side; asked for so many seconds of work, one answers with its figure."""
+    """A process for each side; asked for so many seconds of work, one answers with its figure, and asked for 0 with the
+    largest number of bytes it has used: of the GPU where there is one."""
     running: dict[str, subprocess.Popen[str]] = {}
     try:
         for side in sides:
@@ -152,26 +164,45 @@ def _line(process: subprocess.Popen[str], side: str) -> str:
 
 def serve(side: str, shape: Shape, nanogpt: str, dtype: str) -> None:
     """In a process of its own: answer requests for seconds of work until standard input ends."""
-    steps = 1
+    steps = shape.calls
     if side.startswith("peak"):
+        steps = 1
         work, flops = peak_jax(dtype) if side == "peak-jax" else peak_torch(dtype)
     else:
         flops = 0
         if side == "jaxgpt":
-            steps = shape.steps_per_call
-            work = ours(shape, compute_dtype=dtype, steps_per_call=steps)
+            steps *= shape.steps_per_call
+            work = ours(shape, compute_dtype=dtype, steps_per_call=shape.steps_per_call)
         else:
             work = peer(side, shape, nanogpt, dtype)
     for _ in range(3):
         work()
     print("ready", flush=True)
     for line in sys.stdin:
+        if not float(line):
+            print(peak_bytes(side), flush=True)
+            continue
         start, times = time.perf_counter(), []
         while time.perf_counter() - start < float(line) or len(times) < 3:
             before = time.perf_counter()
             work()
             times.append((time.perf_counter() - before) / steps)
         print(flops / min(times) if flops else statistics.median(times), flush=True)
+
+
+def peak_bytes(side: str) -> int:
+    """The largest memory in use so far: of the GPU where there is one, else of the process."""
+    if side == "jaxgpt":
+        import jax
+
+        if stats := jax.devices()[0].memory_stats():
+            return int(stats["peak_bytes_in_use"])
+    else:
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
@@ -237,8 +268,9 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
 
     def work() -> None:
         nonlocal state
-        batches = rng.integers(0, shape.vocab, (n, shape.batch, shape.context + 1), dtype=np.int32)
-        state, metrics = program.steps(state, program.put_steps(list(batches)), n)
+        for _ in range(shape.calls):
+            batches = rng.integers(0, shape.vocab, (n, shape.batch, shape.context + 1), dtype=np.int32)
+            state, metrics = program.steps(state, program.put_steps(list(batches)), n)
         metrics()
 
     return work
@@ -294,14 +326,15 @@ def peer(side: str, shape: Shape, nanogpt: str, dtype: str = "float32") -> Calla
     generator = torch.Generator().manual_seed(0)
 
     def work() -> None:
-        batch = torch.randint(0, shape.vocab, (shape.batch, shape.context + 1), generator=generator)
-        batch = batch.to(device)
-        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for _ in range(shape.calls):
+            batch = torch.randint(0, shape.vocab, (shape.batch, shape.context + 1), generator=generator)
+            batch = batch.to(device)
+            with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+                loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         loss.item()
 
     return work

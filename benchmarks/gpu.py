@@ -1,0 +1,409 @@
+"""Everything to run when a GPU is at hand, in slices of less than 8 minutes that can be run in any order and resumed.
+
+python benchmarks/gpu.py --out results                   run the slices that have no result in that folder
+python benchmarks/gpu.py --out results train-124m-16     run these, again if need be
+python benchmarks/gpu.py --out results --list            list slices and results; run nothing
+python benchmarks/gpu.py --out results --toy             run all at toy size, to check the script on a CPU
+
+Needs jax, flax, optax, orbax, torch and transformers; pytest for the slice `tests`; for `recipe` the text of tinyshakespeare
+(--text FILE). jaxgpt need not be installed, and nothing is downloaded. Each slice runs in a process of its own and saves
+SLICE.json with its results, or with its error and the end of its output; a slice without a result is run again next time.
+Afterwards, all results are printed as a table and as one line of JSON.
+
+MFU: tokens/s x (6 x weights in products + 12 L D T FLOPs) / peak (attention not halved). The peak is that of the data sheet
+where the GPU is known, else the best product of a large matrix measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+LIMIT = 480  # seconds of a slice
+PEERS = ["torch-compiled", "transformers-compiled"]
+
+
+def slices(toy: bool, text: str) -> dict[str, list[str]]:
+    """Return the command of each slice: a script of this folder and its arguments."""
+    dtype = ["--dtype", "float32" if toy else "bfloat16"]
+    rounds = ["--rounds", "1", "--seconds", "0.1"] if toy else ["--rounds", "5", "--seconds", "4"]
+
+    def train(shape: str, *more: str) -> list[str]:
+        return ["train_step.py", "--shape", "toy" if toy else shape, *dtype, *rounds, *more]
+
+    def decode(shape: str, batch: int) -> list[str]:
+        sizes = ["--shape", "toy", "--repeats", "1", "--new", "4"] if toy else ["--shape", shape, "--compiled"]
+        kinds = ["--kinds", "float32", "int8"] if toy else ["--kinds", "float32", "bfloat16", "int8"]
+        return ["decode.py", *sizes, *kinds, "--batches", str(batch)]
+
+    def own(name: str) -> list[str]:
+        return ["gpu.py", "--run", name, *(["--toy"] if toy else []), *(["--text", text] if text else [])]
+
+    eager = ["torch", "transformers"] if toy else ["torch", *PEERS]
+    return {
+        "verify": own("verify"),
+        "tests": own("tests"),
+        "train-124m-16": train("gpt2-gpu", "--peers", *eager),
+        "train-124m-64": train("gpt2-gpu-64", "--in-turn", "--peers", *(eager if toy else PEERS)),
+        "train-1.5b": train("gpt2-xl-gpu", "--in-turn", "--peers", eager[0] if toy else PEERS[0]),
+        "recipe": own("recipe"),
+        "recipe-torch": own("recipe-torch"),
+        **{f"decode-124m-{batch}": decode("gpt2", batch) for batch in (1, 8, 64)},
+        **{f"decode-1.5b-{batch}": decode("gpt2-xl", batch) for batch in (1, 8, 64)},
+        "profile": own("profile"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("slices", nargs="*", help="run these; default: those without a result")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--text", default="", help="tinyshakespeare as a text file")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no slice after so many minutes")
+    parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.run:
+        print(json.dumps(RUNS[args.run](args.toy, args.text)))
+        return
+    commands = slices(args.toy, args.text and str(Path(args.text).resolve()))
+    if unknown := set(args.slices) - set(commands):
+        parser.error(f"no slice {', '.join(sorted(unknown))}: one of {', '.join(commands)}")
+    if not args.out:
+        parser.error("--out FOLDER is missing")
+    args.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    for name in () if args.list else args.slices or commands:
+        file = args.out / f"{name}.json"
+        if name not in args.slices and file.exists() and "result" in json.loads(file.read_text()):
+            continue
+        if time.monotonic() - began > 60 * args.minutes:
+            break
+        print(f"{name}: {' '.join(commands[name])}", flush=True)
+        outcome = run(commands[name])
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(outcome, indent=1))
+        temporary.replace(file)
+        print(f"  {outcome.get('error', 'done')}, {outcome['seconds']:.0f} s", flush=True)
+    found = {name: args.out / f"{name}.json" for name in commands}
+    results = {name: json.loads(file.read_text()) for name, file in found.items() if file.exists()}
+    print("\n".join(table(results)))
+    print(json.dumps(results))
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    """Run the script of a slice in a process group of its own, and return the JSON of its last line."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / command[0]), *command[1:]],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env, start_new_session=True,
+    )  # fmt: skip
+    error = ""
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        error = f"timed out after {LIMIT} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    if error:
+        output, _ = process.communicate()
+    about: dict[str, Any] = {"command": command, "seconds": round(time.monotonic() - began, 1)} | machine()
+    lines = output.strip().splitlines() or [""]
+    if not error and process.returncode:
+        error = f"exit code {process.returncode}"
+    if not error and not lines[-1].startswith("{"):
+        error = "no JSON in the last line"
+    return about | ({"error": error, "output": lines[-60:]} if error else {"result": json.loads(lines[-1])})
+
+
+def machine() -> dict[str, Any]:
+    """The GPU's name as the driver has it, or the CPU's."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        gpu = ""
+    if gpu:
+        return {"device": gpu}
+    try:
+        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    except OSError:
+        names = []
+    return {"device": names[0].split(":", 1)[1].strip() if names else "cpu"}
+
+
+def sheet_peak(device: str) -> float:
+    """bfloat16 FLOP/s of a GPU according to its data sheet; 0: unknown."""
+    from jaxgpt.parallel.chips import CHIPS
+
+    name = next((key for key in CHIPS if key.upper() in device.upper().split(",")[0].split()), "")
+    return CHIPS[name].flops if name else 0.0
+
+
+def table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """One line or more for each slice that has been run."""
+    lines = []
+    for name, outcome in results.items():
+        if "error" in outcome:
+            lines.append(f"{name:16} {outcome['error']}")
+            continue
+        kind = next(kind for kind in TABLES if name.startswith(kind))
+        lines += [f"{name:16} {line}" for line in TABLES[kind](outcome["result"], outcome["device"])]
+    return lines
+
+
+def table_of_training(result: dict[str, Any], device: str) -> list[str]:
+    [shape] = result["args"]["shape"]
+    peak = sheet_peak(device) or result[shape]["peak_gflops"] * 1e9
+    flops = result[shape]["gflop_per_step"] * 1e9
+    return [
+        f"{side:22} {row['tokens_per_second']:>11,} tokens/s  {row['milliseconds']:9.2f} ms  "
+        f"MFU {flops / row['milliseconds'] * 1e3 / peak:5.1%}  {row['peak_bytes'] / 2**30:5.1f} GiB  "
+        f"{row['ours_is_faster_by']:.2f} x ours"
+        for side, row in result[shape]["sides"].items()
+    ]
+
+
+def table_of_decoding(result: dict[str, Any], device: str) -> list[str]:
+    del device
+    return [
+        f"{side:32} {speed:>10,.1f} tokens/s  {row['over_transformers'][side]:.2f} x transformers float32"
+        for batch, row in result.items()
+        if batch.startswith("batch")
+        for side, speed in row["tokens_per_second"].items()
+    ]
+
+
+def table_of_rows(result: dict[str, Any], device: str) -> list[str]:
+    del device
+    return [f"{name:32} {value}" for name, value in result.items()]
+
+
+TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
+    "train": table_of_training,
+    "decode": table_of_decoding,
+    "": table_of_rows,
+}
+
+
+def run_verify(toy: bool, text: str) -> dict[str, Any]:
+    """The laws of `jaxgpt verify` on this device, with products in full float32, on models of three kinds."""
+    del text
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+    from jaxgpt.config import Config, DataConfig, ModelConfig
+    from jaxgpt.study.verify import fresh, verify
+
+    models = {
+        "gpt2": {"bias": True},
+        "llama": {"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "activation": "silu", "bias": False},
+    }
+    outcome: dict[str, Any] = {}
+    for name, settings in list(models.items())[: 1 if toy else None]:
+        model = ModelConfig(vocab_size=101, block_size=64, n_layer=2, n_head=4, n_embd=64, **settings)  # type: ignore[arg-type]
+        for row in verify(fresh(Config(model=model, data=DataConfig(dataset="none")))):
+            state = {True: "holds", False: "FAILS", None: "skipped"}[row.ok]
+            outcome[f"{name}: {row.name}"] = f"{state}, difference {row.difference}"
+    return outcome
+
+
+def run_tests(toy: bool, text: str) -> dict[str, Any]:
+    """The tests of operations, model and decoding on this device, in full float32; those of several devices are left out."""
+    del text
+    files = ["tests/ops/test_quantize.py"] if toy else ["tests/ops", "tests/model", "tests/decoding"]
+    env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", *files]
+        command += ["-k", "not mesh and not device and not sharded", f"--junitxml={report}"]
+        subprocess.run(command, cwd=ROOT, env=env, stdout=sys.stderr, check=False)
+        suite = next(iter(ET.parse(report).getroot()))
+    counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
+    if not counts["tests"]:
+        raise SystemExit("pytest ran no test")
+    failed = [
+        f"{case.get('classname')}::{case.get('name')}: {bad.get('message', '')[:200]}"
+        for case in suite
+        for bad in case
+        if bad.tag in ("failure", "error")
+    ]
+    return counts | {f"failed {i}": name for i, name in enumerate(failed[:40])}
+
+
+def run_profile(toy: bool, text: str) -> dict[str, Any]:
+    """Where the time of a step of the 124M model goes, by kind (`jaxgpt bench`)."""
+    del text
+    from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
+    from jaxgpt.study.bench import bench
+
+    sizes = (64, 16, 1, 2, 32) if toy else (50304, 1024, 12, 12, 768)
+    names = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+    model = ModelConfig(**dict(zip(names, sizes, strict=True)), bias=False)  # type: ignore[arg-type]
+    train = TrainConfig(batch_size=2 if toy else 16, compute_dtype="float32" if toy else "bfloat16")
+    figures = bench(Config(model=model, train=train, data=DataConfig(dataset="none")), 0.1 if toy else 10, decode=False)
+    step = figures["step"]
+    return {
+        "tokens/s": round(step["tokens_per_second"]),
+        "MFU of the measured peak": round(step["mfu"], 3),
+        **{kind: f"{share:.1%}" for kind, share in figures["where"].items()},
+        "compiled in seconds": round(figures["start_seconds"]["compiled"], 1),
+    }
+
+
+def run_recipe(toy: bool, text: str) -> dict[str, Any]:
+    """Train nanoGPT's GPU recipe for Shakespeare (the preset nanogpt-gpu), and time it to a validation loss of 1.47."""
+    import numpy as np
+
+    from jaxgpt.presets import preset
+    from jaxgpt.trainer.program import build
+
+    ids, vocab = shakespeare(text, toy)
+    config = preset("nanogpt-gpu")
+    if toy:
+        config = config.with_model(n_layer=1, n_embd=32, n_head=2, block_size=16)
+    config = config.with_model(vocab_size=vocab)
+    program = build(config)
+    state = program.init()
+
+    def step(windows: np.ndarray) -> None:
+        nonlocal state
+        state, _ = program.step(state, program.put(windows))
+
+    def evaluate(windows: np.ndarray) -> float:
+        losses, counts = program.eval(state.params, program.put(windows))
+        return float(losses.sum() / counts.sum())
+
+    return race(config, ids, step, evaluate, toy) | {"note": program.note}
+
+
+def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
+    """The same recipe and the same batches in PyTorch, compiled (eager at toy size)."""
+    import numpy as np
+    import torch
+    from torch_gpt import TorchGPT
+
+    from jaxgpt.presets import preset
+
+    ids, vocab = shakespeare(text, toy)
+    config = preset("nanogpt-gpu")
+    if toy:
+        config = config.with_model(n_layer=1, n_embd=32, n_head=2, block_size=16)
+    m, o = config.model, config.optim
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(config.train.seed)
+    plain = TorchGPT(vocab, m.block_size, m.n_layer, m.n_head, m.n_embd, m.bias, m.dropout).to(device)
+    model = plain if toy else torch.compile(plain)
+    decayed = [p for p in plain.parameters() if p.dim() >= 2]
+    rest = [p for p in plain.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": o.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    betas = (o.beta1, o.beta2)
+    optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=betas, fused=device == "cuda")
+    done = 0
+
+    def loss_of(windows: np.ndarray) -> Any:
+        batch = torch.from_numpy(windows.astype(np.int64)).to(device)
+        with torch.autocast(device, torch.bfloat16):
+            return model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+
+    def step(windows: np.ndarray) -> None:
+        nonlocal done
+        warm = min(1.0, (done + 1) / (o.warmup_steps + 1))
+        share = min(max((done - o.warmup_steps) / max(o.decay_steps - o.warmup_steps, 1), 0.0), 1.0)
+        cosine = o.min_lr + 0.5 * (o.learning_rate - o.min_lr) * (1 + float(np.cos(np.pi * share)))
+        for group in optimizer.param_groups:
+            group["lr"] = o.learning_rate * warm if done < o.warmup_steps else cosine
+        loss_of(windows).backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        done += 1
+
+    def evaluate(windows: np.ndarray) -> float:
+        plain.eval()
+        with torch.no_grad():
+            loss = float(loss_of(windows))
+        plain.train()
+        return loss
+
+    return race(config, ids, step, evaluate, toy)
+
+
+def shakespeare(text: str, toy: bool) -> tuple[Any, int]:
+    """Ids of the characters of a text, and their number."""
+    import numpy as np
+
+    if not text and not toy:
+        raise SystemExit("this slice needs the text of tinyshakespeare: --text FILE")
+    content = Path(text).read_text(encoding="utf-8") if text else "To be, or not to be, that is the question.\n" * 200
+    letters = {c: i for i, c in enumerate(sorted(set(content)))}
+    return np.fromiter(map(letters.__getitem__, content), np.int32, len(content)), len(letters)
+
+
+def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[[Any], float], toy: bool) -> Any:
+    """Train on the batches of the recipe; evaluate every 250 steps on 200 x 64 windows, as nanoGPT does.
+
+    Times are wall clock with compilation, and without the first 10 steps and without evaluations.
+    """
+    import numpy as np
+
+    from jaxgpt.data import Batches, Tokens
+
+    T, B = config.model.block_size, config.train.batch_size
+    cut = int(0.9 * len(ids))
+    batches = Batches(Tokens([ids[:cut]]), T, B, config.train.seed, "random")
+    held_out = Batches(Tokens([ids[cut:]]), T, B, 1, "random")
+    steps, every, evaluations = (20, 10, 2) if toy else (config.train.steps, config.train.eval_every, 200)
+    began = time.perf_counter()
+    training, reached, best, at = 0.0, None, np.inf, 0
+    for i in range(steps):
+        if i == 10:
+            evaluate(held_out.at(0)[:])  # waits for the steps so far
+            warm = time.perf_counter()
+            training = 0.0
+        step(batches.at(i)[:])
+        if (i + 1) % every == 0 or i + 1 == steps:
+            evaluate(held_out.at(0)[:])  # waits for the steps
+            if i >= 10:
+                training += time.perf_counter() - warm
+            loss = float(np.mean([evaluate(held_out.at(n)[:]) for n in range(evaluations)]))
+            if loss < best:
+                best, at = loss, i + 1
+            if reached is None and loss <= 1.47:
+                reached = {"step": i + 1, "seconds": time.perf_counter() - began, "training_seconds": training}
+            print(f"step {i + 1}: validation loss {loss:.4f}", flush=True)
+            warm = time.perf_counter()
+    return {
+        "best validation loss": round(best, 4),
+        "at step": at,
+        "to 1.47": reached,
+        "steps/s": round((steps - 10) / training, 1),
+        "seconds in all": round(time.perf_counter() - began, 1),
+    }
+
+
+RUNS: dict[str, Callable[[bool, str], dict[str, Any]]] = {
+    "verify": run_verify,
+    "tests": run_tests,
+    "recipe": run_recipe,
+    "recipe-torch": run_recipe_torch,
+    "profile": run_profile,
+}
+
+if __name__ == "__main__":
+    main()
