@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import mmap
+import os
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from jaxgpt.data.download import fetch
 from jaxgpt.data.kinds import HEAD, Kind, kind_of
 
 BLOCK = 1 << 22  # bytes of text to process at once
+MAPPED = 1 << 26  # bytes from which a file is mapped instead of read
 Progress = Callable[[int, int], None]  # called with (done, total)
 
 
@@ -52,24 +55,28 @@ class Text:
     """A text in UTF-8, and a one-line description of its source.
 
     Attributes:
-        data: the text.
+        data: the text; a large file is mapped, and its pages are dropped after each block.
         source: one-line description.
         files: name and size in bytes of each file whose contents follow one another in the text; empty if it is one file.
     """
 
-    data: bytes | bytearray
+    data: bytes | bytearray | mmap.mmap
     source: str
     files: tuple[tuple[str, int], ...] = ()
 
     @property
     def text(self) -> str:
         """The whole text as a string, which takes up to four times as much memory."""
-        return self.data.decode("utf-8")
+        return bytes(self.data).decode("utf-8")
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the text, in hexadecimal."""
-        return hashlib.sha256(self.data).hexdigest()
+        digest = hashlib.sha256()
+        for start in range(0, len(self.data), BLOCK):
+            digest.update(self.data[start : start + BLOCK])
+            _forget(self.data, start)
+        return digest.hexdigest()
 
     @property
     def characters(self) -> int:
@@ -82,6 +89,15 @@ class Text:
         for done, block in decode_blocks(data):
             yield block
             progress(done, len(data))
+            _forget(self.data, begin + done)
+
+
+def _forget(data: bytes | bytearray | mmap.mmap, end: int) -> None:
+    """Drop the pages of a mapped file before byte `end` from this process; the kernel may keep them."""
+    if isinstance(data, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        first, last = (max(place, 0) // mmap.PAGESIZE * mmap.PAGESIZE for place in (end - 2 * BLOCK, end))
+        if last > first:
+            data.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
 def decode_blocks(data: memoryview) -> Iterator[tuple[int, str]]:
@@ -150,7 +166,7 @@ def read_path(path: Path) -> Text:
     if not path.exists():
         raise UserError(f"no such file or folder: {path}")
     if path.is_file():
-        data = _read_file(path)
+        data = _open_file(path)
         if not data:
             raise UserError(f"{path} is empty")
         return Text(data, str(path))
@@ -191,25 +207,41 @@ def _read_file(path: Path) -> bytes:
     Raises:
         NotText: the file is not UTF-8 text.
     """
+    data = _open_file(path)
+    return data if isinstance(data, bytes) else data[:]
+
+
+def _open_file(path: Path) -> bytes | mmap.mmap:
+    """Read a UTF-8 file without its byte-order mark, or map a large one that has none.
+
+    Raises:
+        NotText: the file is not UTF-8 text.
+    """
     try:
         with path.open("rb") as f:
-            if kind := kind_of(path, f.read(HEAD)):
+            head = f.read(HEAD)
+            if kind := kind_of(path, head):
                 raise NotText(path, kind)
             f.seek(0)
-            data = f.read()
+            if os.fstat(f.fileno()).st_size < MAPPED or head.startswith(codecs.BOM_UTF8):
+                data: bytes | mmap.mmap = f.read()
+            else:
+                data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as e:
         raise UserError(f"cannot read {path}: {e.strerror}") from None
+    nul = False
     try:
-        for _ in decode_blocks(memoryview(data)):
-            pass
+        with memoryview(data) as view:
+            for done, text in decode_blocks(view):
+                nul = nul or "\0" in text
+                _forget(data, done)
     except UnicodeDecodeError as e:
         to = quote(str(path.with_suffix(".utf8.txt")))
         convert = (
             f"convert it (iconv -f LATIN1 -t UTF-8 {quote(str(path))} > {to}), or rename a file of token ids to .bin"
         )
         raise NotText(path, Kind("not UTF-8", convert), f"not UTF-8 text (byte {e.start})") from None
-    if (nul := data.find(0)) >= 0:
-        raise NotText(
-            path, Kind("binary", "use UTF-8 text, or token ids in .bin files"), f"not text (NUL at byte {nul})"
-        )
-    return data.removeprefix(codecs.BOM_UTF8)
+    if nul:
+        kind = Kind("binary", "use UTF-8 text, or token ids in .bin files")
+        raise NotText(path, kind, f"not text (NUL at byte {data.find(bytes(1))})")
+    return data.removeprefix(codecs.BOM_UTF8) if isinstance(data, bytes) else data

@@ -26,6 +26,7 @@ from jaxgpt.errors import parse_json
 
 FORMAT = 1  # version of the file format and of how this module and `pieces` encode a text
 SMALLEST = 1 << 20  # bytes of text from which ids are cached; shorter texts are encoded within a second
+SMALLEST_CHAR = 1 << 26  # the same for characters, which are quicker to encode
 CACHE_BYTES = 16 * 2**30  # beyond this size, the least recently used files are deleted
 ENDING = 40  # bytes at the end of a file: SHA-256 of everything before, and the length of the JSON before that
 
@@ -46,9 +47,9 @@ class Encoded:
 def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progress) -> Encoded:
     """Encode a text, or load its ids from the cache.
 
-    The ids of a byte tokenizer are the text itself, and characters are quick to encode. The ids of other tokenizers are
-    cached in `cache_dir()/tokens`, which can be deleted at any time. A damaged file is replaced. If the cache cannot be
-    written, the ids are kept in memory.
+    The ids of a byte tokenizer are the text itself. Those of other tokenizers are cached in `cache_dir()/tokens`, which can
+    be deleted at any time, unless the text is short. A damaged file is replaced. If the cache cannot be written, the ids are
+    kept in memory.
 
     Args:
         tokenizer: the tokenizer.
@@ -57,7 +58,7 @@ def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progre
     """
     if isinstance(tokenizer, ByteTokenizer):
         return Encoded(Tokens([np.frombuffer(text.data, np.uint8)]), np.array([[len(text.data)] * 2]))
-    if isinstance(tokenizer, CharTokenizer) or len(text.data) < SMALLEST:
+    if len(text.data) < (SMALLEST_CHAR if isinstance(tokenizer, CharTokenizer) else SMALLEST):
         return _in_memory(tokenizer, text, progress)
     path = cache_dir() / "tokens" / f"{_key(tokenizer, text)}.ids"
     if found := _read(path):

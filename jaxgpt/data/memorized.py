@@ -258,7 +258,7 @@ def _line(span: str, text: Text, data: DataConfig) -> str:
         if place < begin + size:
             break
         begin += size
-    return f"{name}:{text.data.count(10, begin, place) + 1}"
+    return f"{name}:{text.data[begin:place].count(10) + 1}"
 
 
 def _part(place: int, train: Tokens | Packed) -> str:

@@ -283,6 +283,8 @@ def open_tokens(path: Path) -> np.ndarray:
                 raise UserError(
                     f"{path}: the header declares {count:,} ids, but the file has {size:,} bytes: it is truncated or damaged"
                 )
+            if not count:
+                raise UserError(f"{path} is empty: its header declares 0 ids")
             return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
     if size % 2:
         raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,3 +165,26 @@ def test_statquest_is_two_sentences() -> None:
     data = load_dataset(preset("statquest"))
     assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]
     assert not data.held_out
+
+
+def test_large_files_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same text, checksum and errors."""
+    content = "ümläute 日本 and\r\nso on\n" * 50_000
+    wrong = {"nul": content.encode() + b"a\0b", "latin": content.encode() + b"\xfc "}
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    plain = read_path(tmp_path / "a.txt")
+    errors = dict[str, str]()
+    for mapped in (False, True):
+        monkeypatch.setattr(corpus, "MAPPED", 1 if mapped else 2**40)
+        monkeypatch.setattr(corpus, "BLOCK", 1 << 14)
+        text = read_path(tmp_path / "a.txt")
+        assert isinstance(text.data, mmap.mmap) == mapped
+        assert (text.text, text.sha256, text.characters) == (content, plain.sha256, len(content))
+        assert "".join(text.blocks(8, 10_000)) == content.encode()[8:10_000].decode()
+        for name, data in wrong.items():
+            (tmp_path / name).write_bytes(data)
+            with pytest.raises(UserError, match="not") as caught:
+                read_path(tmp_path / name)
+            assert errors.setdefault(name, str(caught.value)) == str(caught.value)
+    (tmp_path / "bom.txt").write_bytes(codecs.BOM_UTF8 + content.encode())
+    assert read_path(tmp_path / "bom.txt").text == content

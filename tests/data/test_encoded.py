@@ -217,3 +217,42 @@ def test_memory_is_a_small_multiple_of_the_text(kind: str, megabytes: int) -> No
     command = [sys.executable, "-c", MEMORY, kind, str(megabytes)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(done.stdout) < 4 * megabytes + 60
+
+
+def test_long_texts_of_characters_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_tokenizer("char", WORDS, 0, 0)
+    first = encode_text(made, TEXT)
+    assert not files()
+    monkeypatch.setattr(encoded, "SMALLEST_CHAR", 1)
+    again = encode_text(made, TEXT)
+    assert len(files()) == 1
+    assert isinstance(again.tokens.parts[0], np.memmap)
+    assert ids_of(again) == ids_of(first)
+
+
+STREAMED = """
+import re, sys
+from pathlib import Path
+from jaxgpt.data import corpus, encoded
+from jaxgpt.data.tokenizer import make_tokenizer
+
+corpus.BLOCK, corpus.MAPPED, encoded.SMALLEST_CHAR = 1 << 18, 1 << 20, 1 << 20
+memory = lambda kind: int(re.search(kind + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
+before = memory("VmRSS")
+text = corpus.read_path(Path(sys.argv[1]))
+tokenizer = make_tokenizer("char", text, 0, 0)
+tokens = encoded.encode_text(tokenizer, text).tokens
+assert len(tokens) == text.characters == 60 * 2**20
+print((memory("VmHWM") - before) / 2**10)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_does_not_grow_with_a_text(tmp_path: Path) -> None:
+    """Reading and encoding a text of 60 MB takes the memory of a few blocks."""
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        for _ in range(60):
+            file.write((b"the cat sat on a mat\n" * 2**16)[: 2**20])
+    done = subprocess.run([sys.executable, "-c", STREAMED, str(path)], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 25
