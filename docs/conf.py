@@ -1,0 +1,54 @@
+"""The site: `python -m sphinx -W --keep-going docs build/site`, then `python -m http.server -b 127.0.0.1 -d build/site`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jaxgpt
+
+project = "jaxgpt"
+html_title = "jaxgpt"
+version = release = jaxgpt.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["*.py"]
+
+smartquotes = False  # -- begins an option
+
+html_theme = "furo"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+copybutton_prompt_text = "$ "
+
+# Pages without cells are not executed; a cell that fails is an error.
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 4
+
+default_role = "literal"  # docstrings mark code with single backquotes, as Markdown does
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_use_legacy_class_based = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+python_display_short_literal_types = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # fields are described once, in the docstring of their class
+napoleon_use_rtype = False
+nitpicky = False
+
+
+def setup(app: Any) -> None:
+    """Leave the fields of named tuples and dataclasses to the docstrings of their classes."""
+    app.connect("autodoc-skip-member", lambda app, what, name, obj, skip, options: skip or _is_field(obj))
+
+
+def _is_field(obj: object) -> bool:
+    return type(obj).__name__ in ("_tuplegetter", "member_descriptor")
