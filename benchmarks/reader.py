@@ -1,6 +1,6 @@
 """Tokens per second of the reader alone: batches of windows from token files, without a model.
 
-python benchmarks/reader.py                  1 B random tokens in 1 and 10 files, in random order and by epochs
+python benchmarks/reader.py                  200 M random tokens in 1 and 10 files, in random order and by epochs
 python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a look whether it works
 python benchmarks/reader.py --sparse 1e10    an epoch of a sparse file, which takes no space on disk, and its memory
 
@@ -29,12 +29,13 @@ from jaxgpt.data.tokens import open_tokens
 
 WIDTH, VOCAB, END = 1024, 50_257, 50_256
 DOCUMENT = 700  # mean length of a document in tokens
+CHUNK = 10**7  # tokens to write at once
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=1e9)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each of the repeats of a row")
+    parser.add_argument("--tokens", type=float, default=2e8)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each of the repeats of a row")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--sparse", type=float, default=0, help="tokens of a sparse file to read an epoch of")
@@ -54,9 +55,11 @@ def table(folder: Path, n: int, args: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     for files in (1, 10):
         for i in range(files):
-            ids = rng.integers(0, END, n // files, np.uint16)
-            ids[rng.random(len(ids)) < 1 / DOCUMENT] = END
-            ids.tofile(folder / f"{files}_{i}.bin")
+            with (folder / f"{files}_{i}.bin").open("wb") as file:
+                for start in range(0, n // files, CHUNK):
+                    ids = rng.integers(0, END, min(CHUNK, n // files - start), np.uint16)
+                    ids[rng.random(len(ids)) < 1 / DOCUMENT] = END
+                    ids.tofile(file)
     print(f"{n:,} tokens; memory before reading {_resident():.0f} MB, of which mapped files {_mapped():.0f} MB\n")
     print("files  documents  order   batch   M tokens/s")
     for files in (1, 10):

@@ -50,6 +50,8 @@ def run(args: Sequence[str]) -> int:
         base = replace(base, data=replace(base.data, path=target))
         if "data.path" in given:
             raise UserError(f"two paths: {target} and --data.path {given['data.path']}; leave one of them out")
+        if "data.mix" in given:
+            raise UserError(f"{target} and --data.mix both name the data: leave one of them out")
         if base.data.conversations:
             raise UserError(
                 f"conversations need the tokenizer and context length of a model: use jaxgpt data report RUN "
@@ -63,26 +65,38 @@ def run(args: Sequence[str]) -> int:
     parsed = build(Args, given, Args(other_data(base.data, given)))
     config = replace(base, data=parsed.data)
 
-    from jaxgpt.data.report import describe, open_source
+    from jaxgpt.data.report import describe, open_sources
 
     tokenizer = None
     if is_run and "data.tokenizer" not in given:
         from jaxgpt.checkpoint.run import open_run
 
         tokenizer = open_run(Path(target)).tokenizer()
+    found = list[dict[str, Any]]()
     with progress("tokenizing") as activity:
-        source = open_source(config, tokenizer, activity)
-        activity.stage("counting")
-        results = describe(source, activity)
+        for path, share, source in open_sources(config, tokenizer, activity):
+            activity.stage("counting")
+            found.append({"path": path, "share": share} | describe(source, activity))
+            activity.stage("tokenizing")
     if parsed.json:
-        print_json({"name": target} | results)
+        print_json({"name": target} | ({"sources": found} if config.data.mix else _without_share(found[0])))
         return 0
-    for label, text in _facts(results):
-        print(f"{label:<14} {text}")
-    print()
-    for line in _table(results):
-        print(line)
+    for number, results in enumerate(found):
+        if config.data.mix:
+            print(
+                "\n" * (number > 0)
+                + f"{'source':<14} {results['path']}, {results['share']:.1%} of the training windows"
+            )
+        for label, text in _facts(results):
+            print(f"{label:<14} {text}")
+        print()
+        for line in _table(results):
+            print(line)
     return 0
+
+
+def _without_share(results: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in results.items() if name not in ("path", "share")}
 
 
 def _facts(results: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ __all__ = [
     "load_dataset",
     "load_eval_data",
 ]
-__all__ += ["load_tokenizer"]
+__all__ += ["load_tokenizer", "shared_tokenizer"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
     """
     data, path = config.data, Path(config.data.path)
     if data.mix:
-        return _load_mixture(config, tokenizer or _shared_tokenizer(config, progress), progress)
+        return _load_mixture(config, tokenizer or shared_tokenizer(config, progress), progress)
     if data.conversations:
         tokenizer = tokenizer or _existing(
             config, "conversations, not text: start from a model with --init-from RUN, or"
@@ -173,7 +173,7 @@ def _mixture(sources: Sequence[Tokens | Packed | Mixture], weights: Sequence[int
     return Mixture(plain, weights)
 
 
-def _shared_tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
+def shared_tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
     """Make the tokenizer of a mixture: that of a prepared source, or of the text of all sources if it is made from text.
 
     Raises:
@@ -289,7 +289,7 @@ def known_vocab_size(config: Config) -> int:
     if not config.data.path and config.data.dataset in KNOWN_VOCAB:
         return KNOWN_VOCAB[config.data.dataset]
     if config.data.mix:
-        return _shared_tokenizer(config).vocab_size
+        return shared_tokenizer(config).vocab_size
     if config.data.path and (prepared := find_prepared(Path(config.data.path))):
         return prepared.vocab_size
     text = Text(b"", "") if config.data.tokenizer in ("byte", "gpt2") else read_text(config.data)

@@ -6,14 +6,14 @@ import heapq
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxgpt.config import MAX_VOCAB, Config, UserError
-from jaxgpt.data import statistics
+from jaxgpt.data import shared_tokenizer, statistics
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
@@ -61,6 +61,26 @@ class Source:
         return self.tokenizer.end_ids if self.tokenizer else ()
 
 
+def open_sources(
+    config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress
+) -> Iterator[tuple[str, float, Source]]:
+    """Yield the path of each source of a mixture, its share of the training windows, and its data; or the only source.
+
+    Args: as for `open_source`.
+    """
+    data = config.data
+    if not data.mix:
+        yield data.path, 1.0, open_source(config, tokenizer, progress)
+        return
+    if tokenizer is None and not (
+        data.tokenizer in NEED_TEXT and all(is_token_path(Path(p.path)) for p, _ in data.sources)
+    ):
+        tokenizer = shared_tokenizer(config, progress)
+    total = sum(weight for _, weight in data.sources)
+    for each, weight in data.sources:
+        yield each.path, weight / total, open_source(replace(config, data=each), tokenizer, progress)
+
+
 def open_source(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Source:
     """Read, tokenize and split data as for training. Token files need no tokenizer.
 
@@ -73,8 +93,6 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, progress: Pr
         UserError: the data cannot be read, or its tokenizer cannot be made.
     """
     data, path, size = config.data, Path(config.data.path), config.model.vocab_size
-    if data.mix:
-        raise UserError("a mixture is described one source at a time: use jaxgpt data report RUN --data.path PATH")
     if data.conversations:
         if tokenizer is None and data.tokenizer in NEED_TEXT:
             raise UserError(

@@ -97,11 +97,6 @@ def test_a_mixture_of_packed_documents() -> None:
     Path("b.txt").write_text("z y <EOS> " * 60)
     result = jaxgpt("train", "--resume", "--out", "out", "--train.steps", "3")
     assert "the data of out has changed since step 1: 66.7% a.txt" in result.err
-    result = jaxgpt("data", "report", "out")
-    assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "described one source at a time: use jaxgpt data report RUN --data.path PATH" in result.err
-    result = jaxgpt("data", "report", "out", "--data.path", "b.txt")
-    assert result.code == 0, result.err
     for options in (["--data.path", "a.txt"], []):
         result = jaxgpt("train", "nanogpt-cpu", *options, "--data.mix", *(["b.txt=1"] if options else []))
         assert result.code == 2

@@ -198,3 +198,18 @@ def test_errors(args: list[str], message: str) -> None:
     result = jaxgpt("data", *args)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
+
+
+def test_the_sources_of_a_mixture() -> None:
+    Path("a.txt").write_text("ab" * 200)
+    Path("b.txt").write_text("bc\n" * 300)
+    result = jaxgpt("data", "report", "python-char", "--data.mix", "a.txt=3", "b.txt=1")
+    assert result.code == 0, result.err
+    assert "source         a.txt, 75.0% of the training windows\ndata           a.txt\n" in result.out
+    assert "\nsource         b.txt, 25.0% of the training windows\n" in result.out
+    assert result.out.count("of 4 tokens occur") == 2, "one vocabulary"
+    result = jaxgpt("data", "report", "python-char", "--data.mix", "a.txt=3", "b.txt=1", "--json")
+    sources = json.loads(result.out)["sources"]
+    assert [(source["path"], source["share"]) for source in sources] == [("a.txt", 0.75), ("b.txt", 0.25)]
+    result = jaxgpt("data", "report", "a.txt", "--data.mix", "b.txt=1")
+    assert (result.code, result.err) == (2, "jaxgpt: a.txt and --data.mix both name the data: leave one of them out\n")

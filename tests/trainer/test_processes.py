@@ -337,6 +337,20 @@ def test_as_one_process(place: None, processes: int, mesh: str) -> None:
 
 
 @pytest.mark.long
+def test_a_mixture_as_one_process(place: None) -> None:
+    """Two processes read the rows of one, and one resumes where they ended."""
+    Path("more.txt").write_text(TEXT[::-1])
+    settings = flags(optim__decay_steps=8, train__eval_windows=0)
+    common = [*TINY[TINY.index("text.txt") + 1 :], "--data.mix", "text.txt=3", "more.txt=1", *settings]
+    with launched(2, "shakespeare", *common, "--train.steps", "4", "--out", "several") as launcher:
+        _, err = launcher.communicate(timeout=300)
+    assert (launcher.returncode, err) == (0, "")
+    assert jaxgpt("train", "--resume", "--out", "several", "--train.steps", "8", "--mesh.data", "1").code == 0
+    assert jaxgpt("train", "shakespeare", *common, "--train.steps", "8", "--out", "one", "--mesh.data", "1").code == 0
+    assert_same_figures("several", "one")
+
+
+@pytest.mark.long
 def test_process_zero_is_killed(place: None) -> None:
     with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
         wait_until(lambda: reached("run", 6), launcher)
