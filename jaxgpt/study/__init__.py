@@ -1,20 +1,50 @@
-"""Inspect a model: read and edit activations, verify invariants, benchmark."""
+"""Inspect a model: read and edit activations, ask questions of them, verify invariants, benchmark."""
 
 from jaxgpt.study.capture import Captured, CapturedGeneration, capture, capture_generation
+from jaxgpt.study.heads import (
+    Heads,
+    entropy,
+    heads,
+    induction_score,
+    previous_score,
+    repeated_tokens,
+    rollout,
+)
+from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, ablate_neurons, patch
+from jaxgpt.study.lens import Attribution, Lens, Neighbours, attribution, lens, neighbours
 from jaxgpt.study.run import Generated, Run, generate, names, run
 from jaxgpt.study.verify import Row, fresh, verify
 
 __all__ = [
+    "Ablation",
+    "Attribution",
     "Captured",
     "CapturedGeneration",
     "Generated",
+    "Heads",
+    "Lens",
+    "LogitDifference",
+    "Neighbours",
+    "Patching",
     "Row",
     "Run",
+    "ablate_heads",
+    "ablate_neurons",
+    "attribution",
     "capture",
     "capture_generation",
+    "entropy",
     "fresh",
     "generate",
+    "heads",
+    "induction_score",
+    "lens",
     "names",
+    "neighbours",
+    "patch",
+    "previous_score",
+    "repeated_tokens",
+    "rollout",
     "run",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Every activation equals TransformerLens's on the same weights."""
+"""Every activation equals TransformerLens's on the same weights; so do grids of activation patching."""
 
 import os
 
@@ -115,3 +115,41 @@ def test_every_tap(pair):
         ours = np.broadcast_to(ours, wanted.shape)
         assert wanted.std() > 1e-3
         assert np.abs(ours - wanted).max() < TOLERANCE, name
+
+
+WORDS = "When Mary and John went to the store , John gave a drink to".split()
+
+
+def test_grids_of_activation_patching(pair):
+    """Indirect object identification (Wang et al. 2022): the corrupted prompt has the other name at its second place."""
+    torch, patching = pytest.importorskip("torch"), pytest.importorskip("transformer_lens.patching")
+    theirs, lm, _ = pair
+    vocabulary = {word: 7 + i for i, word in enumerate(dict.fromkeys(WORDS))}
+    mary, john = vocabulary["Mary"], vocabulary["John"]
+    clean = np.array([[vocabulary[word] for word in WORDS]])
+    clean = np.concatenate([clean, np.where(clean == mary, john, np.where(clean == john, mary, clean))])
+    corrupted = clean.copy()
+    corrupted[:, WORDS.index("gave") - 1] = [mary, john]
+    right, wrong = (mary, john), (john, mary)
+
+    def difference(logits):
+        rows = torch.arange(2)
+        return (logits[rows, -1, list(right)] - logits[rows, -1, list(wrong)]).mean()
+
+    metric = jaxgpt.study.LogitDifference(right, wrong)
+    with torch.no_grad():
+        _, cache = theirs.run_with_cache(torch.tensor(clean))
+        for function, arguments in {
+            "resid_pre": ("resid.pre",),
+            "attn_out": ("attn.out",),
+            "mlp_out": ("mlp.out",),
+            "attn_head_out_all_pos": ("attn.head_out", "heads"),
+        }.items():
+            expected = getattr(patching, f"get_act_patch_{function}")(
+                theirs, torch.tensor(corrupted), cache, difference
+            )
+            found = jaxgpt.study.patch(lm, clean, corrupted, metric, *arguments)
+            assert found.grid.shape == tuple(expected.shape)
+            error = np.abs(found.grid - expected.numpy()).max()
+            assert error < TOLERANCE
+            assert error < 1e-3 * float(expected.std())  # effects of a patch in random weights are small

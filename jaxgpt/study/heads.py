@@ -1,0 +1,133 @@
+"""Describe attention heads by their patterns: previous-token and induction scores, entropy, rollout."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.errors import as_int
+from jaxgpt.lm import LM
+from jaxgpt.lm.model import placed
+from jaxgpt.study.run import as_tokens, forward
+
+
+class Heads(NamedTuple):
+    """Scores of each head, means over rows and positions.
+
+    Attributes:
+        previous: attention to the previous token, `[L, N]`.
+        induction: attention to the tokens that followed earlier occurrences of the query's token, `[L, N]`; NaN if no token
+            occurs twice.
+        entropy: of the attention weights, in nats, `[L, N]`.
+    """
+
+    previous: jax.Array
+    induction: jax.Array
+    entropy: jax.Array
+
+
+def heads(lm: LM, ids: Any) -> Heads:
+    """Score the heads of a model on some text. Ids from `repeated_tokens` show induction best.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+
+    Raises:
+        UserError: as `run`.
+    """
+    tokens_BT, c = as_tokens(lm, ids), lm.config
+    with placed(lm):
+        return _heads(c.model, c.train.compute_dtype, lm.params, tokens_BT)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _heads(config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array) -> Heads:
+    patterns = _patterns(config, dtype, params, tokens_BT)
+    return Heads(
+        jnp.stack([previous_score(pattern) for pattern in patterns]),
+        jnp.stack([induction_score(pattern, tokens_BT) for pattern in patterns]),
+        jnp.stack([entropy(pattern).mean((0, 2)) for pattern in patterns]),
+    )
+
+
+def rollout(lm: LM, ids: Any) -> jax.Array:
+    """Compute attention rollout: how much of each position's input reaches each position through the attention of all layers.
+
+    `R_l = (A_l + I) / 2 R_(l-1)`, `A_l` the mean pattern of the heads of layer l. Source: Abnar & Zuidema 2020.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+
+    Returns:
+        `[L, B, T, T]` after each layer; rows sum to 1.
+
+    Raises:
+        UserError: as `run`.
+    """
+    tokens_BT, c = as_tokens(lm, ids), lm.config
+    with placed(lm):
+        return _rollout(c.model, c.train.compute_dtype, lm.params, tokens_BT)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _rollout(config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array) -> jax.Array:
+    same_1TT = jnp.eye(tokens_BT.shape[1])[None]
+    reached, layers = same_1TT, []
+    for pattern_BNTS in _patterns(config, dtype, params, tokens_BT):
+        reached = jnp.matmul((pattern_BNTS.mean(1) + same_1TT) / 2, reached)
+        layers.append(reached)
+    return jnp.stack(layers)
+
+
+def _patterns(config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array) -> list[jax.Array]:
+    names = tuple(f"h.{layer}.attn.pattern" for layer in range(config.n_layer))
+    taps = forward(config, dtype, params, tokens_BT, names).taps
+    return [taps[name] for name in names]
+
+
+def previous_score(pattern_BNTS: jax.Array) -> jax.Array:
+    """Compute the mean attention to the previous token, `[N]`, of all queries but the first."""
+    return jnp.diagonal(pattern_BNTS, -1, 2, 3).mean((0, 2))
+
+
+def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """Compute the mean attention to tokens that followed an earlier occurrence of the query's token, `[N]`.
+
+    The mean is over queries with an earlier occurrence. Source: Olsson et al. 2022.
+    """
+    T = tokens_BT.shape[1]
+    before_BTS = tokens_BT[:, :, None] == jnp.roll(tokens_BT, 1, 1)[:, None, :]  # is key s - 1 the query's token?
+    at = jnp.arange(T)
+    follows_BTS = before_BTS & ((at[None, :] <= at[:, None]) & (at[None, :] > 0))[None]
+    repeated_BT = follows_BTS.any(-1)
+    mass_N = jnp.where(follows_BTS[:, None], pattern_BNTS, 0.0).sum((0, 2, 3))
+    return mass_N / repeated_BT.sum().astype(mass_N.dtype)
+
+
+def entropy(pattern_BNTS: jax.Array) -> jax.Array:
+    """Compute the entropy of each query's attention weights, in nats, `[B, N, T]`."""
+    return -jnp.where(pattern_BNTS > 0, pattern_BNTS * jnp.log(jnp.maximum(pattern_BNTS, 1e-30)), 0.0).sum(-1)
+
+
+def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0) -> jax.Array:
+    """Draw rows of random tokens that are repeated once, int32 `[rows, 2 * period]`.
+
+    Args:
+        lm: the model.
+        period: number of random tokens, at most half the context length.
+        rows: number of rows.
+        key: a seed or a `jax.random.key`.
+
+    Raises:
+        UserError: a number that is out of range.
+    """
+    c = lm.config.model
+    shape = as_int("rows", rows, 1, 2**20), as_int("period", period, 1, c.block_size // 2)
+    key = jax.random.key(key) if isinstance(key, int) else key
+    return jnp.tile(jax.random.randint(key, shape, 0, c.vocab_size, jnp.int32), (1, 2))

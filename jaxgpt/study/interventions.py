@@ -1,0 +1,217 @@
+"""Measure what changes when parts of a model are removed (ablation) or taken from a run on another prompt (patching)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.errors import as_int, shown
+from jaxgpt.lm import LM
+from jaxgpt.lm.model import placed
+from jaxgpt.study.run import as_tokens, forward
+
+Metric = Callable[[jax.Array], jax.Array]  # a pure function of logits [B, T, V], such as LogitDifference
+Replacement = Literal["zero", "mean"]
+AT_ONCE = 32  # edited runs computed as one batch
+
+
+@dataclass(frozen=True)
+class LogitDifference:
+    """The mean over rows of `logits[:, position, right] - logits[:, position, wrong]`.
+
+    Attributes:
+        right: an id, or a tuple of one per row.
+        wrong: as `right`.
+        position: of the logits.
+    """
+
+    right: int | tuple[int, ...]
+    wrong: int | tuple[int, ...]
+    position: int = -1
+
+    def __call__(self, logits_BTV: jax.Array) -> jax.Array:
+        """Compute the difference of two logits."""
+        logits_BV = logits_BTV[:, self.position]
+
+        def of(ids: int | tuple[int, ...]) -> jax.Array:
+            ids_B1 = jnp.broadcast_to(jnp.asarray(ids), logits_BV.shape[:1])[:, None]
+            return jnp.take_along_axis(logits_BV, ids_B1, -1).mean()
+
+        return of(self.right) - of(self.wrong)
+
+
+class Ablation(NamedTuple):
+    """The effect of removing parts of a model, one at a time.
+
+    Attributes:
+        clean: the metric of the unchanged model.
+        ablated: the metric without each part: `[L, N]` for heads, `[F]` for neurons.
+    """
+
+    clean: jax.Array
+    ablated: jax.Array
+
+
+def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Replacement = "zero") -> Ablation:
+    """Compute a metric without each attention head.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+        metric: a function of the logits `[B, T, V]` that returns a scalar.
+        replacement: of the head's output: zero, or its mean over these rows and positions.
+
+    Raises:
+        UserError: as `run`, or another replacement.
+    """
+    names = tuple(f"h.{layer}.attn.head_out" for layer in range(lm.config.model.n_layer))
+    return _ablate(lm, ids, metric, replacement, names)
+
+
+def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Replacement = "zero") -> Ablation:
+    """Compute a metric without each hidden unit of an MLP.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+        layer: index of the layer, from 0.
+        metric: a function of the logits `[B, T, V]` that returns a scalar.
+        replacement: of the unit's activation: zero, or its mean over these rows and positions.
+
+    Raises:
+        UserError: as `run`, or another replacement.
+    """
+    layer = as_int("layer", layer, 0, lm.config.model.n_layer - 1)
+    out = _ablate(lm, ids, metric, replacement, (f"h.{layer}.mlp.post",))
+    return out._replace(ablated=out.ablated[0])
+
+
+def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: tuple[str, ...]) -> Ablation:
+    if replacement not in get_args(Replacement):
+        raise UserError(f"replacement must be zero or mean: {shown(replacement)}")
+    tokens_BT, c = as_tokens(lm, ids), lm.config
+    with placed(lm):
+        return _ablation(c.model, c.train.compute_dtype, metric, replacement, names, lm.params, tokens_BT)
+
+
+class Patching(NamedTuple):
+    """The effect of patching single activations of a clean run into a corrupted run.
+
+    Attributes:
+        clean: the metric of the clean prompt.
+        corrupted: the metric of the corrupted prompt.
+        grid: the metric of the corrupted prompt with one clean activation: `[L, T]` over positions, `[L, N]` over heads.
+    """
+
+    clean: jax.Array
+    corrupted: jax.Array
+    grid: jax.Array
+
+
+def patch(
+    lm: LM,
+    clean: Any,
+    corrupted: Any,
+    metric: Metric,
+    site: str = "resid.pre",
+    over: Literal["positions", "heads"] = "positions",
+) -> Patching:
+    """Run the corrupted prompt with single activations of the clean one, for each layer and position (or head).
+
+    Args:
+        lm: the model.
+        clean: a text, or ids `[B, T]`.
+        corrupted: of the same shape.
+        metric: a function of the logits `[B, T, V]` that returns a scalar, such as `LogitDifference(right, wrong)`.
+        site: the activation of each layer: resid.pre, resid.mid, attn.out, mlp.out, attn.head_out, attn.q, ...
+        over: patch one position at a time, or, for activations of heads, one head at all positions.
+
+    Raises:
+        UserError: as `run`, prompts of different shapes, or a site without that axis.
+
+    Source: Meng et al. 2022 (causal tracing); Wang et al. 2022.
+    """
+    clean_BT, corrupted_BT, c = as_tokens(lm, clean), as_tokens(lm, corrupted), lm.config
+    if clean_BT.shape != corrupted_BT.shape:
+        raise UserError(
+            f"the clean ids have shape {list(clean_BT.shape)} and the corrupted ids {list(corrupted_BT.shape)}: patching "
+            f"needs prompts of the same number of tokens"
+        )
+    if over not in ("positions", "heads"):
+        raise UserError(f"over must be positions or heads: {shown(over)}")
+    where = f"{site}.{{}}" if site.startswith("resid.") else f"h.{{}}.{site}"
+    names = tuple(where.format(layer) for layer in range(c.model.n_layer))
+    by_key = site.endswith((".scores", ".pattern"))  # [B, N, T, S], where positions are those of queries
+    axis = {"positions": 1 + by_key, "heads": 2 - by_key}[over]
+    heads = ("attn.q", "attn.k", "attn.v", "attn.rot_q", "attn.rot_k", "attn.head_out", "attn.scores", "attn.pattern")
+    if over == "heads" and site not in heads:
+        raise UserError(f"{shown(site)} has no heads: choose from {', '.join(heads)}")
+    with placed(lm):
+        return _patching(c.model, c.train.compute_dtype, metric, names, axis, lm.params, clean_BT, corrupted_BT)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _ablation(
+    config: ModelConfig,
+    dtype: str,
+    metric: Metric,
+    replacement: Replacement,
+    names: tuple[str, ...],
+    params: Any,
+    tokens_BT: jax.Array,
+) -> Ablation:
+    out = forward(config, dtype, params, tokens_BT, names)
+    values = [
+        jnp.zeros_like(x) if replacement == "zero" else jnp.broadcast_to(x.mean((0, 1), keepdims=True), x.shape)
+        for x in (out.taps[name] for name in names)
+    ]
+    return Ablation(metric(out.logits), _sweep(config, dtype, metric, names, values, 2, params, tokens_BT))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _patching(
+    config: ModelConfig,
+    dtype: str,
+    metric: Metric,
+    names: tuple[str, ...],
+    axis: int,
+    params: Any,
+    clean_BT: jax.Array,
+    corrupted_BT: jax.Array,
+) -> Patching:
+    clean = forward(config, dtype, params, clean_BT, names)
+    corrupted = metric(forward(config, dtype, params, corrupted_BT).logits)
+    values = [clean.taps[name] for name in names]
+    grid = _sweep(config, dtype, metric, names, values, axis, params, corrupted_BT)
+    return Patching(metric(clean.logits), corrupted, grid)
+
+
+def _sweep(
+    config: ModelConfig,
+    dtype: str,
+    metric: Metric,
+    names: tuple[str, ...],
+    values: list[jax.Array],
+    axis: int,
+    params: Any,
+    tokens_BT: jax.Array,
+) -> jax.Array:
+    """Compute the metric with one slice of one activation replaced: `[len(names), n]`, n the size of the axis."""
+    n = values[0].shape[axis]
+
+    def replaced(cell: jax.Array) -> jax.Array:
+        def edit(i: int, x: jax.Array) -> jax.Array:
+            slices = jnp.arange(n).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
+            return jnp.where(slices + i * n == cell, values[i], x)
+
+        edits = tuple((name, partial(edit, i)) for i, name in enumerate(names))
+        return metric(forward(config, dtype, params, tokens_BT, (), edits).logits)
+
+    cells = jnp.arange(len(names) * n)
+    return jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)

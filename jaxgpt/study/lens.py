@@ -1,0 +1,209 @@
+"""Read the residual stream as logits (nostalgebraist 2020), attribute a logit to its parts, and compare embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.errors import as_int
+from jaxgpt.lm import LM
+from jaxgpt.lm.model import check_lm, placed
+from jaxgpt.ops.matmul import take_rows
+from jaxgpt.study.run import as_tokens, forward
+
+
+class Lens(NamedTuple):
+    """The logit lens: the next token as predicted from the residual stream of each layer.
+
+    Layer l is the input of block l; the last one, L, is the output of the last block, whose prediction is the model's.
+
+    Attributes:
+        ids: the k most probable tokens, `[L + 1, B, T, k]`.
+        probabilities: their probabilities, `[L + 1, B, T, k]`.
+        answer: the model's most probable token, `[B, T]`.
+        rank: rank of the answer, 0 for the most probable token, `[L + 1, B, T]`.
+        first: the first layer at which the answer is the most probable token, `[B, T]`.
+    """
+
+    ids: jax.Array
+    probabilities: jax.Array
+    answer: jax.Array
+    rank: jax.Array
+    first: jax.Array
+
+
+def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
+    """Apply the final norm and the head to the residual stream before each block and after the last one.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+        k: number of tokens to return.
+
+    Raises:
+        UserError: as `run`, or k is not between 1 and the vocabulary size.
+    """
+    tokens_BT = as_tokens(lm, ids)
+    c, k = lm.config, as_int("k", k, 1, lm.config.model.vocab_size)
+    with placed(lm):
+        return _lens(c.model, c.train.compute_dtype, k, lm.params, tokens_BT)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _lens(config: ModelConfig, dtype: str, k: int, params: Any, tokens_BT: jax.Array) -> Lens:
+    last = f"resid.post.{config.n_layer - 1}"
+    names = (*(f"resid.pre.{layer}" for layer in range(config.n_layer)), last)
+    out = forward(config, dtype, params, tokens_BT, names)
+    answer_BT = jnp.argmax(out.logits, -1).astype(jnp.int32)
+
+    def read(x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        # The blocks before the edit do not reach the logits, so they are not computed.
+        logits_BTV = forward(config, dtype, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
+        probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits_BTV), k)
+        answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
+        return ids, probabilities, (logits_BTV > answer_BT1).sum(-1)
+
+    ids, probabilities, rank = jax.lax.map(read, jnp.stack([out.taps[name] for name in names]))
+    return Lens(ids, probabilities, answer_BT, rank, jnp.argmax(rank == 0, 0))
+
+
+class Attribution(NamedTuple):
+    """The parts of one logit per row: `logit = embed + position + heads.sum((0, 2)) + mlps.sum(0) + bias`.
+
+    Attributes:
+        logit: the logit (with `logit_softcap`, before the cap), `[B]`.
+        embed: direct contribution of the token embedding, `[B]`.
+        position: of the position embedding, `[B]`; 0 without one.
+        heads: of each head, `[L, B, N]`.
+        mlps: of each MLP, `[L, B]`; 0 without MLPs.
+        bias: of the biases of attention, norms and head, `[B]`.
+    """
+
+    logit: jax.Array
+    embed: jax.Array
+    position: jax.Array
+    heads: jax.Array
+    mlps: jax.Array
+    bias: jax.Array
+
+    def total(self) -> jax.Array:
+        """Sum the parts, which gives the logit."""
+        return self.embed + self.position + self.heads.sum((0, 2)) + self.mlps.sum(0) + self.bias
+
+
+def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, position: int = -1) -> Attribution:
+    """Compute the direct contribution of each head and MLP to a logit, with the scales of all norms held fixed.
+
+    With fixed scales and without the responses of later layers, the logit is an affine function of the outputs of embeddings,
+    heads and MLPs. A part's contribution is its value times the gradient; the bias is the logit of zeros. For the difference of
+    two logits, subtract two attributions. Source: Elhage et al. 2021.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+        answer: the id whose logit is explained, or one per row; None: the most probable one.
+        position: the position of the logit.
+
+    Raises:
+        UserError: as `run`, an answer outside the vocabulary, or no such position.
+    """
+    tokens_BT = as_tokens(lm, ids)
+    c = lm.config
+    B, T = tokens_BT.shape
+    at = as_int("position", position, -T, T - 1) % T
+    answer_B = None if answer is None else answer_ids(c.model, answer, B)
+    with placed(lm):
+        return _attribution(c.model, c.train.compute_dtype, lm.params, tokens_BT, answer_B, at)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _attribution(
+    config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array
+) -> Attribution:
+    config = replace(config, logit_softcap=0.0)
+    layers, B = range(config.n_layer), tokens_BT.shape[0]
+    heads = [f"h.{layer}.attn.head_out" for layer in layers]
+    mlps = [f"h.{layer}.mlp.out" for layer in layers if config.mlp != "none"]
+    positions = ["pos_embed"] if config.positions in ("learned", "sinusoidal") else []
+    out = forward(config, dtype, params, tokens_BT, ("*",))
+    scales = {name: x for name, x in out.taps.items() if name.endswith(".scale")}
+    parts = {name: out.taps[name] for name in ("embed", *positions, *heads, *mlps)}
+    if answer_B is None:
+        answer_B = jnp.argmax(jnp.take(out.logits, at, axis=1), -1)
+
+    def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
+        edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())
+        logits_BV = jnp.take(forward(config, dtype, params, tokens_BT, (), edits).logits, at, axis=1)
+        return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]
+
+    gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)
+    product = {name: gradients[name] * parts[name] for name in (*heads, *mlps)}
+    none_B, at_BTD = jnp.zeros((B,)), gradients["embed"]
+    return Attribution(
+        logit=logit_of(parts),
+        embed=(at_BTD * parts["embed"]).sum((1, 2)),
+        position=(at_BTD * parts["pos_embed"]).sum((1, 2)) if positions else none_B,  # added to the embedding
+        heads=jnp.stack([product[name].sum((1, 3)) for name in heads]),
+        mlps=jnp.stack([product[name].sum((1, 2)) for name in mlps] or [none_B for _ in layers]),
+        bias=logit_of(jax.tree.map(jnp.zeros_like, parts)),
+    )
+
+
+def answer_ids(config: ModelConfig, answer: Any, rows: int) -> jax.Array:
+    """Convert one id, or one per row, to an int32 array `[B]`.
+
+    Raises:
+        UserError: an id outside the vocabulary, or the wrong number of ids.
+    """
+    ids = np.asarray(answer).reshape(-1).tolist()
+    if len(ids) not in (1, rows):
+        raise UserError(f"{len(ids)} answers for {rows} rows of ids: give one id, or one per row")
+    ids = [as_int("an answer", i, 0, config.vocab_size - 1) for i in ids]
+    return jnp.asarray(ids * (rows // len(ids)), jnp.int32)
+
+
+class Neighbours(NamedTuple):
+    """The tokens with the most similar embeddings.
+
+    Attributes:
+        ids: `[n, k]`, the most similar first.
+        cosine: cosine similarity, `[n, k]`.
+    """
+
+    ids: jax.Array
+    cosine: jax.Array
+
+
+def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
+    """Find the tokens whose embeddings have the largest cosine similarity to those of some tokens, themselves left out.
+
+    Args:
+        lm: the model.
+        ids: one id or several.
+        k: number of neighbours.
+
+    Raises:
+        UserError: an id outside the vocabulary, or k is not below the vocabulary size.
+    """
+    check_lm(lm)
+    V = lm.config.model.vocab_size
+    ids_n = [as_int("an id", i, 0, V - 1) for i in np.asarray(ids).reshape(-1).tolist()]
+    return _neighbours(lm.params["wte"]["embedding"], jnp.asarray(ids_n, jnp.int32), as_int("k", k, 1, V - 1))
+
+
+@partial(jax.jit, static_argnums=2)
+def _neighbours(table: Any, ids_n: jax.Array, k: int) -> Neighbours:
+    V = table.shape[0]
+    rows_VD = take_rows(table, jnp.arange(V))
+    unit_VD = rows_VD / jnp.maximum(jnp.linalg.norm(rows_VD, axis=-1, keepdims=True), 1e-30)
+    cosine_nV = jnp.einsum("nD,VD->nV", unit_VD[ids_n], unit_VD)
+    cosine_nV = jnp.where(jnp.arange(V)[None, :] == ids_n[:, None], -jnp.inf, cosine_nV)
+    cosine, ids = jax.lax.top_k(cosine_nV, k)
+    return Neighbours(ids, cosine)

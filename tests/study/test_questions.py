@@ -1,0 +1,220 @@
+"""Questions about a model, each against its definition in NumPy or an edit of the weights."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import every_model, make, random_ids, small
+
+import jaxgpt
+from jaxgpt import study
+from jaxgpt.config import Config, UserError
+from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.model.params import flatten_params
+
+B, T, V, L, N, F = 2, 6, 17, 2, 4, 64
+RIGHT, WRONG = 3, 5
+METRIC = study.LogitDifference(RIGHT, WRONG)
+
+
+def lm_of(name):
+    config = small(name)
+    return jaxgpt.LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, V))
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return lm_of("gpt2")
+
+
+@pytest.fixture(scope="module")
+def ids(lm):
+    return random_ids(lm.config.model, (B, T))
+
+
+@pytest.fixture(scope="module")
+def out(lm, ids):
+    return study.run(lm, ids, ["*"])
+
+
+def close(a, b):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=2e-5)
+
+
+def difference(out):
+    """METRIC in NumPy."""
+    logits = np.asarray(out.logits)[:, -1]
+    return (logits[:, RIGHT] - logits[:, WRONG]).mean()
+
+
+def weights(lm):
+    return {name: np.asarray(w) for name, w in flatten_params(lm.params).items()}
+
+
+def read(lm, x_BTD):
+    """Apply the final norm and the tied head of GPT-2."""
+    w = weights(lm)
+    centred = x_BTD - x_BTD.mean(-1, keepdims=True)
+    normed = centred / np.sqrt(centred.var(-1, keepdims=True) + lm.config.model.norm_eps)
+    return (normed * w["ln_f/scale"] + w["ln_f/bias"]) @ w["wte/embedding"].T
+
+
+def test_logit_lens(lm, ids, out):
+    seen = study.lens(lm, ids, k=3)
+    assert seen.ids.shape == seen.probabilities.shape == (L + 1, B, T, 3)
+    answer = np.argmax(out.logits, -1)
+    np.testing.assert_array_equal(seen.answer, answer)
+    for layer, name in enumerate(["resid.pre.0", "resid.pre.1", "resid.post.1"]):
+        logits = read(lm, np.asarray(out.taps[name]))
+        np.testing.assert_array_equal(seen.ids[layer], np.argsort(-logits, -1)[..., :3])
+        top = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        close(seen.probabilities[layer], -np.sort(-top, -1)[..., :3])
+        of_answer = np.take_along_axis(logits, answer[..., None], -1)
+        np.testing.assert_array_equal(seen.rank[layer], (logits > of_answer).sum(-1))
+    assert (seen.rank[L] == 0).all()
+    assert (seen.rank[:L] > 0).any()
+    for b, t in np.ndindex(B, T):
+        assert seen.first[b, t] == np.flatnonzero(seen.rank[:, b, t] == 0)[0]
+
+
+@every_model
+def test_attribution_sums_to_the_logit(name):
+    """In every family: other norms and their places, gated and no MLPs, rotary positions, parallel residuals."""
+    lm = lm_of(name)
+    ids = random_ids(lm.config.model, (B, T))
+    parts = study.attribution(lm, ids, [RIGHT, WRONG], position=4)
+    close(parts.total(), parts.logit)
+    logits = study.run(lm._replace(config=lm.config.with_model(logit_softcap=0.0)), ids).logits
+    close(parts.logit, [logits[0, 4, RIGHT], logits[1, 4, WRONG]])
+    assert np.abs(parts.heads).min() > 0
+    assert parts.heads.shape == (L, B, lm.config.model.n_head)
+
+
+def test_attribution_of_heads_and_mlps(lm, ids, out):
+    """W_O of a head, then the final norm with its scale held fixed, then the row of the answer."""
+    w, answer = weights(lm), np.argmax(out.logits[:, -1], -1)
+    parts = study.attribution(lm, ids)
+    close(parts.logit, np.asarray(out.logits)[:, -1].max(-1))
+
+    def direct(x_BD):
+        centred = (x_BD - x_BD.mean(-1, keepdims=True)) * np.asarray(out.taps["ln_f.scale"])[:, -1]
+        return (centred * w["ln_f/scale"] * w["wte/embedding"][answer]).sum(-1)
+
+    for layer in range(L):
+        for head in range(N):
+            z_BH = np.asarray(out.taps[f"h.{layer}.attn.head_out"])[:, -1, head]
+            close(parts.heads[layer, :, head], direct(z_BH @ w[f"h_{layer}/attn/o_proj/kernel"][head]))
+        close(parts.mlps[layer], direct(np.asarray(out.taps[f"h.{layer}.mlp.out"])[:, -1]))
+    close(parts.embed, direct(np.asarray(out.taps["embed"])[:, -1]))
+    close(parts.position, direct(np.asarray(out.taps["pos_embed"])[:, -1]))
+
+
+def without(lm, path, index):
+    """Set a part of a weight to zero."""
+    layer, module, name = path.split("/")
+    kernel = np.array(lm.params[layer][module][name]["kernel"])
+    kernel[index] = 0
+    changed = lm.params[layer][module] | {name: lm.params[layer][module][name] | {"kernel": kernel}}
+    return lm._replace(params=lm.params | {layer: lm.params[layer] | {module: changed}})
+
+
+def test_ablation(lm, ids, out):
+    """Zero equals zero weights; mean is compared with an edit."""
+    found = study.ablate_heads(lm, ids, METRIC)
+    assert found.ablated.shape == (L, N)
+    close(found.clean, difference(out))
+    for layer, head in ((0, 1), (1, 3)):
+        close(found.ablated[layer, head], difference(study.run(without(lm, f"h_{layer}/attn/o_proj", head), ids)))
+    neurons = study.ablate_neurons(lm, ids, 1, METRIC)
+    assert neurons.ablated.shape == (F,)
+    close(neurons.ablated[40], difference(study.run(without(lm, "h_1/mlp/down_proj", 40), ids)))
+    mean_H = np.asarray(out.taps["h.0.attn.head_out"])[:, :, 2].mean((0, 1))
+    edited = study.run(lm, ids, edits={"h.0.attn.head_out": lambda x: x.at[:, :, 2].set(mean_H)})
+    close(study.ablate_heads(lm, ids, METRIC, "mean").ablated[0, 2], difference(edited))
+
+
+def test_patching(lm, ids, out):
+    """The grid of TransformerLens is compared in tests/parity/test_taps.py."""
+    corrupted = np.array(ids)
+    corrupted[:, 2] = (corrupted[:, 2] + 1) % V
+    found = study.patch(lm, ids, corrupted, METRIC)
+    assert found.grid.shape == (L, T)
+    close(found.clean, difference(out))
+    close(found.corrupted, difference(study.run(lm, corrupted)))
+    close(found.grid[0, 2], found.clean)  # the prompts differ in this token alone
+    close(found.grid[:, :2], np.full((L, 2), found.corrupted))
+    clean_BD = np.asarray(out.taps["resid.pre.1"])[:, 4]
+    edited = study.run(lm, corrupted, edits={"resid.pre.1": lambda x: x.at[:, 4].set(clean_BD)})
+    close(found.grid[1, 4], difference(edited))
+    by_head = study.patch(lm, ids, corrupted, METRIC, "attn.head_out", "heads")
+    clean_BTH = np.asarray(out.taps["h.1.attn.head_out"])[:, :, 3]
+    edited = study.run(lm, corrupted, edits={"h.1.attn.head_out": lambda x: x.at[:, :, 3].set(clean_BTH)})
+    assert by_head.grid.shape == (L, N)
+    close(by_head.grid[1, 3], difference(edited))
+
+
+def test_scores_of_known_patterns():
+    """A previous-token head, an induction head and a uniform head."""
+    tokens = jnp.asarray([[4, 9, 7, 4, 9, 7]])
+    pattern = np.zeros((1, 3, T, T), np.float32)
+    for t in range(T):
+        pattern[0, 0, t, max(t - 1, 0)] = 1
+        pattern[0, 1, t, t - 2 if t >= 3 else 0] = 1
+        pattern[0, 2, t, : t + 1] = 1 / (t + 1)
+    close(study.previous_score(pattern), [1, 0.2, np.mean([1 / (t + 1) for t in range(1, T)])])
+    close(study.induction_score(pattern, tokens), [0, 1, np.mean([1 / 4, 1 / 5, 1 / 6])])
+    close(study.entropy(pattern)[0], np.stack([np.zeros(T), np.zeros(T), np.log(np.arange(1, T + 1))]))
+
+
+def test_heads_and_rollout(lm, ids, out):
+    found = study.heads(lm, ids)
+    reached = np.eye(T)[None]
+    rollout = study.rollout(lm, ids)
+    for layer in range(L):
+        pattern = out.taps[f"h.{layer}.attn.pattern"]
+        scores = study.previous_score(pattern), study.induction_score(pattern, ids), study.entropy(pattern).mean((0, 2))
+        for score, expected in zip(found, scores, strict=True):
+            close(score[layer], expected)
+        reached = (np.asarray(pattern).mean(1) + np.eye(T)[None]) / 2 @ reached
+        close(rollout[layer], reached)
+    close(rollout.sum(-1), np.ones((L, B, T)))
+
+
+def test_repeated_tokens(lm):
+    tokens = np.asarray(study.repeated_tokens(lm, 5, rows=3, key=1))
+    assert tokens.shape == (3, 10)
+    np.testing.assert_array_equal(tokens[:, :5], tokens[:, 5:])
+    assert len(set(map(tuple, tokens))) == 3
+    assert (tokens < V).all()
+
+
+def test_neighbours(lm):
+    table = weights(lm)["wte/embedding"]
+    unit = table / np.linalg.norm(table, axis=-1, keepdims=True)
+    found = study.neighbours(lm, [7, 0], k=4)
+    for row, i in enumerate((7, 0)):
+        cosine = unit @ unit[i]
+        order = [j for j in np.argsort(-cosine) if j != i][:4]
+        assert found.ids[row].tolist() == order
+        close(found.cosine[row], cosine[order])
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda lm: study.lens(lm, [[1, 2]], k=V + 1), "k must be at most 17"),
+        (lambda lm: study.attribution(lm, [[1, 2]], V), "an answer must be at most 16"),
+        (lambda lm: study.attribution(lm, [[1, 2]], position=2), "position must be at most 1"),
+        (lambda lm: study.attribution(lm, [[1, 2]] * 3, [1, 2]), "2 answers for 3 rows"),
+        (lambda lm: study.ablate_heads(lm, [[1, 2]], METRIC, "median"), "replacement must be zero or mean: 'median'"),
+        (lambda lm: study.ablate_neurons(lm, [[1, 2]], 2, METRIC), "layer must be at most 1"),
+        (lambda lm: study.patch(lm, [[1, 2]], [[1, 2, 3]], METRIC), r"\[1, 2\] and the corrupted ids \[1, 3\]"),
+        (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "attn.heads_out"), "did you mean h.0.attn.head_out"),
+        (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "mlp.out", "heads"), "'mlp.out' has no heads"),
+        (lambda lm: study.repeated_tokens(lm, 7), "period must be at most 6"),
+        (lambda lm: study.neighbours(lm, -1), "an id must be at least 0"),
+    ],
+)
+def test_bad_questions_are_one_line(lm, ask, message):
+    with pytest.raises(UserError, match=message) as error:
+        ask(lm)
+    assert "\n" not in str(error.value)
