@@ -88,7 +88,7 @@ def plot_losses(metrics: Path, image: Path, title: str) -> None:
     plain(axes)
     if train or val:
         draw_baselines(axes, read_baselines(Run(metrics.parent).baselines))
-        axes.legend(frameon=False)
+        axes.legend(loc="upper right", bbox_to_anchor=(1, 0.95), edgecolor="none", framealpha=0.9)
     png = io.BytesIO()
     figure.savefig(png, dpi=120, format="png")
     write_atomically(image, png.getvalue())
