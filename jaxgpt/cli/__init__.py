@@ -25,6 +25,7 @@ COMMANDS = {
     "sample": "generate text from a run",
     "chat": "chat with an instruction-tuned model",
     "explain": "show how the next token is sampled",
+    "inspect": "show what a model computes for a text, as tables or a page",
     "eval": "compute the loss of a run on its validation split or a text",
     "data prepare": "tokenize documents to shards of token ids",
     "data report": "describe a dataset, and compute baselines of its loss",

@@ -1,0 +1,129 @@
+"""Look at everything a model computes for one text: predictions, attention, the logit lens and norms."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxgpt.config import SEED, UserError
+from jaxgpt.lm import LM, generate
+from jaxgpt.prompts import encode_prompt
+from jaxgpt.study.lens import lens
+from jaxgpt.study.run import run
+
+LONGEST = 128  # tokens of an inspected text
+TOP = 5  # most probable tokens at each position
+
+
+class Inspection(NamedTuple):
+    """What a model computes for a text of T tokens.
+
+    Attributes:
+        ids: of the text, `[T]`.
+        tokens: their texts.
+        prompt: number of tokens of the prompt; the others are generated.
+        top_ids: the most probable next tokens after each token, `[T, k]`.
+        top_probabilities: their probabilities, `[T, k]`.
+        top_tokens: their texts, `[T][k]`.
+        entropy: of the next token after each token, in nats, `[T]`.
+        next_probability: probability of the token that follows each token but the last, `[T - 1]`.
+        next_rank: its rank, 1 for the most probable token, `[T - 1]`.
+        attention: `[L, N, T, T]`.
+        lens_tokens: the most probable next token as read from the input of each block, and from the output of the last one,
+            `[L + 1][T]`.
+        lens_probabilities: their probabilities, `[L + 1, T]`.
+        norms: Euclidean norms of the same vectors, `[L + 1, T]`.
+    """
+
+    ids: list[int]
+    tokens: list[str]
+    prompt: int
+    top_ids: np.ndarray
+    top_probabilities: np.ndarray
+    top_tokens: list[list[str]]
+    entropy: np.ndarray
+    next_probability: np.ndarray
+    next_rank: np.ndarray
+    attention: np.ndarray
+    lens_tokens: list[list[str]]
+    lens_probabilities: np.ndarray
+    norms: np.ndarray
+
+    def heads(self) -> list[dict[str, Any]]:
+        """Describe each head by its mean attention to the token itself, the previous and the first one, and its entropy.
+
+        The means are over all tokens but the first; attention to the first token includes that from the second one.
+        """
+        rows = []
+        for layer, maps in enumerate(self.attention):
+            for head, map_TS in enumerate(maps):
+                later = map_TS[1:] if len(map_TS) > 1 else map_TS
+                entropy = -np.where(later > 0, later * np.log(np.maximum(later, 1e-30)), 0.0).sum(-1).mean()
+                previous = np.diagonal(map_TS, -1).mean() if len(map_TS) > 1 else 0.0
+                same = np.diagonal(map_TS)[-len(later) :].mean()
+                values = {"same": same, "previous": previous, "first": later[:, 0].mean(), "entropy": entropy}
+                rows.append({"layer": layer, "head": head} | {name: float(value) for name, value in values.items()})
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all values but the attention maps, which are summarized by `heads`."""
+        values = self._asdict()
+        del values["attention"]
+        arrays = {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
+        return values | arrays | {"heads": self.heads()}
+
+
+def inspect(
+    lm: LM, prompt: str, *, max_new_tokens: int = 20, temperature: float = 0.0, key: int = SEED, longest: int = LONGEST
+) -> Inspection:
+    """Continue a prompt, and inspect the whole text in one forward pass.
+
+    Args:
+        lm: the model.
+        prompt: the text to continue; empty: start a new text.
+        max_new_tokens: maximum number of new tokens; 0: inspect the prompt alone.
+        temperature: as for `generate`.
+        key: a seed.
+        longest: maximum number of tokens of the text.
+
+    Raises:
+        UserError: as `generate`, or the text is longer than `longest` or the context length.
+    """
+    model = lm.config.model
+    ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
+    limit = min(longest, model.block_size)
+    if len(ids) + max_new_tokens > limit:
+        raise UserError(
+            f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the {limit} that can be inspected: shorten "
+            f"the prompt, or lower max-new-tokens"
+        )
+    before = len(ids)
+    if max_new_tokens:
+        ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=temperature, key=key)[0].ids
+    residual = [*(f"resid.pre.{layer}" for layer in range(model.n_layer)), f"resid.post.{model.n_layer - 1}"]
+    patterns = [f"h.{layer}.attn.pattern" for layer in range(model.n_layer)]
+    out = run(lm, [ids], [*residual, *patterns])
+    logits = np.asarray(out.logits[0], np.float64)[:, : lm.tokenizer.vocab_size]
+    top = logits.max(-1, keepdims=True)
+    log_p = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    k = min(TOP, log_p.shape[1])
+    best = np.argsort(-log_p, axis=-1, kind="stable")[:, :k]
+    follows = np.take_along_axis(log_p[:-1], np.array(ids[1:], np.int64)[:, None], -1)
+    layers = lens(lm, [ids], 1)
+    word = lambda i: lm.tokenizer.decode([int(i)])  # noqa: E731
+    return Inspection(
+        ids=ids,
+        tokens=[word(i) for i in ids],
+        prompt=before,
+        top_ids=best,
+        top_probabilities=np.exp(np.take_along_axis(log_p, best, -1)),
+        top_tokens=[[word(i) for i in row] for row in best],
+        entropy=-(np.exp(log_p) * log_p).sum(-1),
+        next_probability=np.exp(follows[:, 0]),
+        next_rank=1 + (log_p[:-1] > follows).sum(-1),
+        attention=np.stack([np.asarray(out.taps[name][0], np.float32) for name in patterns]),
+        lens_tokens=[[word(i) for i in row] for row in np.asarray(layers.ids)[:, 0, :, 0]],
+        lens_probabilities=np.asarray(layers.probabilities)[:, 0, :, 0],
+        norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in residual]),
+    )

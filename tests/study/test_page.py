@@ -1,0 +1,167 @@
+"""The page of an inspection: its numbers are those of the model, it is safe, and it works in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from folders import run_folder
+from helpers import jaxgpt, make, small
+
+from jaxgpt import study
+from jaxgpt.cli.inspect import table
+from jaxgpt.config import Config, UserError
+from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.lm import LM
+from jaxgpt.study import page
+from jaxgpt.study.inspection import Inspection, inspect
+
+ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    tokenizer = CharTokenizer(ODD)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        config = small("gpt2", vocab_size=tokenizer.vocab_size, block_size=80, init_std=0.5)
+        return LM(Config(model=config), make(config)[1], tokenizer)
+
+
+@pytest.fixture(scope="module")
+def found(lm: LM) -> Inspection:
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        return inspect(lm, ODD, max_new_tokens=4)
+
+
+class Parsed(HTMLParser):
+    """The tags, and the contents of the elements, of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        tag, attrs = self.tags[-1] if self.tags else ("", {})
+        name = f"#{attrs['id']}" if "id" in attrs else tag
+        self.text[name] = self.text.get(name, "") + data
+
+
+def test_the_numbers_are_those_of_a_run(lm: LM, found: Inspection) -> None:
+    out = study.run(lm, [found.ids], ["h.*.attn.pattern", "resid.*"])
+    T = len(found.ids)
+    assert (found.prompt, len(found.tokens), "".join(found.tokens[: found.prompt])) == (T - 4, T, ODD)
+    for layer in range(2):
+        assert np.array_equal(found.attention[layer], out.taps[f"h.{layer}.attn.pattern"][0])
+    p = np.asarray(jax.nn.softmax(out.logits[0]), np.float64)
+    np.testing.assert_allclose(found.top_probabilities, -np.sort(-p)[:, :5], rtol=1e-5)
+    np.testing.assert_allclose(found.next_probability, p[np.arange(T - 1), found.ids[1:]], rtol=1e-5)
+    np.testing.assert_allclose(found.entropy, -(p * np.log(p)).sum(-1), rtol=1e-5)
+    assert found.next_rank[T - 5 :].tolist() == [1] * 4, "greedy"
+    assert found.lens_tokens[-1] == [words[0] for words in found.top_tokens]
+    np.testing.assert_allclose(found.lens_probabilities[-1], found.top_probabilities[:, 0], rtol=1e-4)
+    np.testing.assert_allclose(found.norms[0], np.linalg.norm(out.taps["resid.pre.0"][0], axis=-1), rtol=1e-5)
+    heads = found.heads()
+    assert [(each["layer"], each["head"]) for each in heads] == [(layer, n) for layer in range(2) for n in range(4)]
+    assert heads[5]["previous"] == pytest.approx(np.diagonal(found.attention[1, 1], -1).mean())
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspection) -> None:
+    text = page.html(found, ODD)
+    parsed = Parsed(text)
+    data = json.loads(parsed.text["#data"])
+    weights = np.frombuffer(base64.b64decode(data["weights"]), np.uint8).reshape(2, 4, -1) / 255
+    below = np.tril_indices(len(found.ids))
+    assert abs(weights - found.attention[:, :, below[0], below[1]]).max() <= 0.5 / 255 + 1e-6
+    assert [tag for tag, _ in parsed.tags].count("script") == 2
+    assert f"<script>{page.SCRIPT}</script>" in text
+    policy = next(attrs["content"] for tag, attrs in parsed.tags if attrs.get("http-equiv"))
+    digest = base64.b64encode(hashlib.sha256(page.SCRIPT.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in (policy or "")
+    names = {name for _, attrs in parsed.tags for name in attrs}
+    assert not {name for name in names if name in ("src", "href", "action") or name.startswith("on")}
+    assert "\u202e" not in text
+    assert re.findall(r"https?://", text) == []
+
+
+def test_layers_of_a_large_model_are_left_out(found: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert page._layers(30, 9, 64) == list(range(30)), "SmolLM2 with 64 tokens is shown whole"
+    large = page._layers(48, 25, 128)
+    assert (large[0], large[-1]) == (0, 47)
+    assert len(large) * 25 * 128 * 129 // 2 <= page.BYTES
+    monkeypatch.setattr(page, "BYTES", 4 * len(found.ids) * (len(found.ids) + 1) // 2)
+    assert "1 of 2 layers are left out" in page.html(found, "x")
+
+
+def test_the_command(lm: LM, found: Inspection) -> None:
+    run_folder(Path("run"), lm.config.model)
+    result = jaxgpt("inspect", "run", "--prompt", "To be", "--max-new-tokens", "2", "--html", "a.html", "--json")
+    assert result.code == 0, result.err
+    assert len(result.json["tokens"]) == 7
+    assert Path("a.html").read_text("utf-8").startswith("<!doctype html>")
+    for args, message in (
+        (["--max-new-tokens", "90"], "exceed the 80 that can be inspected"),
+        (["--max-new-tokens", "-1"], "--max-new-tokens must be at least 0"),
+        (["--html", "no/a.html"], "cannot write no/a.html"),
+    ):
+        result = jaxgpt("inspect", "run", "--prompt", "To be", *args)
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert message in result.err
+    head, *lines = table(found)
+    assert len(lines) == len(found.ids)
+    assert lines[0].split()[:2] == ["0", "'a'"]
+    assert f" {found.next_probability[0]:.1%} " in lines[0]
+
+
+def test_too_long_a_text_is_rejected(lm: LM) -> None:
+    with pytest.raises(UserError, match="a prompt of 7 tokens and 0 new ones exceed the 6"):
+        inspect(lm, "aaaaaaa", max_new_tokens=0, longest=6)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_the_page_works_in_a_browser(found: Inspection) -> None:
+    """Pointing, clicks and keys work; nothing is logged or requested; the shades are the model's attention."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    Path("page.html").write_text(page.html(found, ODD), "utf-8")
+    events: list[Any] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 390, "height": 800})
+        for kind in ("console", "pageerror", "dialog"):
+            tab.on(kind, lambda event: events.append(event))
+        tab.on("request", lambda request: None if request.url.startswith("file:") else events.append(request.url))
+        tab.goto(Path("page.html").absolute().as_uri())
+        says = tab.locator("#says")
+        tab.locator(".h").nth(6).click()
+        tab.locator(".t").nth(9).click()
+        tab.keyboard.press("ArrowLeft")
+        keys = found.attention[1, 2, 8]
+        best = int(keys.argmax())
+        assert says.inner_text().startswith("Layer 1, head 2: token 8, ")
+        token = page.visible(found.tokens[best], page.DOT)
+        assert f"attends to {token} ({best}) {round(100 * keys[best])}%" in says.inner_text()
+        shade = tab.locator(".t").nth(best).evaluate("e => e.style.backgroundColor")
+        assert float(re.findall(r"[\d.]+", shade)[-1]) == pytest.approx(0.85 * keys[best], abs=0.01)
+        tab.locator(".t").nth(3).hover()
+        assert ": token 3, " in says.inner_text()
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wide tables scroll by themselves"
+        plain = browser.new_context(java_script_enabled=False).new_page()
+        plain.goto(Path("page.html").absolute().as_uri())
+        assert plain.locator("#h-lens").is_visible()
+        assert not plain.locator(".maps").is_visible()
+        browser.close()
+    assert events == []
