@@ -132,7 +132,7 @@ COMMANDS = {
     "list ls models configs recipes": "jaxgpt presets",
     "benchmark profile speed perf": "jaxgpt bench RUN",
     "check selftest doctor": "jaxgpt verify",
-    "show summary describe inspect stats": "jaxgpt info RUN",
+    "show summary describe stats": "jaxgpt info RUN",
     "report dataset corpus entropy": "jaxgpt data report PATH",
     "estimate memory": "jaxgpt plan PRESET --topology v5e:2x4",
     "convert": "jaxgpt import or jaxgpt export",

@@ -271,7 +271,7 @@ def test_main_help_and_version() -> None:
         (["train", "--model", "gpt2"], "--model: the preset or run is the first positional argument"),
         (
             ["train", "--temperature", "1"],
-            "--temperature is an option of jaxgpt sample, jaxgpt chat or jaxgpt explain;",
+            "--temperature is an option of jaxgpt sample, jaxgpt chat, jaxgpt explain or jaxgpt inspect;",
         ),
         (["train", "--stpes", "1"], "(did you mean --train.steps?)"),
         (["train", "--data.path", ""], "--data.path is empty: name a file or folder, or leave it out"),
