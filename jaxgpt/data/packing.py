@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxgpt.data.tokens import Tokens, is_any
+from jaxgpt.data.tokens import TOGETHER, Tokens, is_any
 
-TOGETHER = 1 << 20  # pieces that are packed together, which bounds the memory of `pack`
+AT_ONCE = 1 << 20  # pieces that are packed together, which bounds the memory of `pack`
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Packed:
     ) -> Packed:
         """Pack pieces of 1 to T inputs. The result depends on nothing else, so an epoch is an order of its windows.
 
-        Full windows are single pieces; the others are packed by best fit, at most `TOGETHER` at a time.
+        Full windows are single pieces; the others are packed by best fit, at most `AT_ONCE` at a time.
         """
         full = np.flatnonzero(lengths == block_size)
         rest = np.flatnonzero(lengths < block_size)
         order, counts = [full], [np.ones(len(full), np.int64)]
-        for start in range(0, len(rest), TOGETHER):
-            some = rest[start : start + TOGETHER]
+        for start in range(0, len(rest), AT_ONCE):
+            some = rest[start : start + AT_ONCE]
             bins = pack(lengths[some].tolist(), block_size)
             order += [some[np.fromiter((i for each in bins for i in each), np.int64, len(some))]]
             counts += [np.fromiter(map(len, bins), np.int64, len(bins))]
@@ -81,20 +81,31 @@ class Packed:
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read windows, int32 `[B, T, 3]`: the input, target and segment id of each position; -1 is no target."""
         out = np.empty((len(starts), block_size, 3), np.int32)
-        out[:] = 0, -1, -1
-        pieces = [slice(*self.bounds[window : window + 2].tolist()) for window in starts.tolist()]
-        rows = [(self.begins[some].tolist(), self.lengths[some].tolist()) for some in pieces]
-        for begins, lengths in rows:
-            self.tokens.will_read(begins, lengths)
-        for row, (begins, lengths) in zip(out, rows, strict=True):
-            end = 0
-            for segment, (first, n) in enumerate(zip(begins, lengths, strict=True)):
-                ids = self.tokens.take(first, n + 1)
-                part, end = row[end : end + n], end + n
-                part[:, 0], part[:, 1], part[:, 2] = ids[:-1], ids[1:], segment
-                if self.trained is not None:
-                    part[~self.trained[first + 1 : first + 1 + n], 1] = -1
+        for first in range(0, len(starts), TOGETHER):  # so few stay in the processor's cache
+            self._windows(starts[first : first + TOGETHER], out[first : first + TOGETHER])
         return out
+
+    def _windows(self, starts: np.ndarray, out: np.ndarray) -> None:
+        counts = self.bounds[starts + 1] - self.bounds[starts]  # of the pieces of each window
+        firsts = np.cumsum(counts) - counts
+        number = np.arange(counts.sum()) - np.repeat(firsts, counts)  # of each piece in its window
+        pieces = np.repeat(self.bounds[starts], counts) + number
+        lengths = self.lengths[pieces]
+        places, sizes = self.begins[pieces].tolist(), (lengths + 1).tolist()
+        self.tokens.will_read(places, sizes)
+        ids = self.tokens.spans(places, sizes)
+        inputs = np.ones(len(ids), bool)
+        inputs[np.cumsum(lengths + 1) - 1] = False  # the last id of a piece is only a target
+        targets = ids[1:]
+        if self.trained is not None:
+            trained = np.concatenate([self.trained[place : place + n] for place, n in zip(places, sizes, strict=True)])
+            targets = np.where(trained[1:], targets, -1)
+        ids, targets, segments = ids[inputs], targets[inputs[:-1]], np.repeat(number, lengths)
+        end = 0
+        for row, size in zip(out, np.add.reduceat(lengths, firsts).tolist(), strict=True):
+            begin, end = end, end + size
+            row[:size, 0], row[:size, 1], row[:size, 2] = ids[begin:end], targets[begin:end], segments[begin:end]
+            row[size:] = 0, -1, -1
 
     def prompt(self) -> np.ndarray:
         """Return the ids before the first target: the beginning of the first conversation."""

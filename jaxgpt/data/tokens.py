@@ -17,6 +17,7 @@ import numpy as np
 from jaxgpt.config import UserError
 
 HEADER = 256  # int32 numbers in the header of an llm.c file
+TOGETHER = 32  # windows of documents to process at once
 FIRST = 1 << 20  # ids of each file to check when it is opened; the others are checked when they are read
 ZIP, TORCH = (
     b"PK\x03\x04",
@@ -44,6 +45,7 @@ class Tokens:
         self.end_ids = end_ids
         self._ends = list(itertools.accumulate(map(len, self.parts)))
         self._plain = [np.asarray(p) for p in self.parts]  # a slice of a memmap costs as much as copying a window
+        self._short = [p.dtype.kind == "u" and p.itemsize <= 2 for p in self.parts]  # ids are the same in int32
         self._maps = [_mapping(p) for p in self.parts]
 
     def below(self, vocab_size: int) -> Tokens:
@@ -65,22 +67,39 @@ class Tokens:
         Raises:
             UserError: an id is outside the vocabulary (JAX would silently use another one).
         """
-        out = np.empty(n, np.int32)
-        self._read(start, out)
+        return self.spans([start], [n])
+
+    def spans(self, starts: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
+        """Return copies of several spans of ids, one after another, as int32.
+
+        Raises:
+            UserError: an id is outside the vocabulary.
+        """
+        out = np.empty(sum(sizes), np.int32)
+        end = 0
+        for start, n in zip(starts, sizes, strict=True):
+            begin, end = end, end + n
+            part = bisect_right(self._ends, start)
+            while begin < end:
+                plain = self._plain[part]
+                first = start - (self._ends[part] - len(plain))
+                piece = plain[first : first + end - begin]
+                if not self._short[part]:
+                    _check(self.parts[part], first, first + len(piece), self.vocab_size)
+                out[begin : begin + len(piece)] = piece
+                start, begin, part = start + len(piece), begin + len(piece), part + 1
+        if (
+            len(out) and int(out.max()) >= self.vocab_size
+        ):  # at once: an array of a window takes longer to look at than to copy
+            self._reject(starts, sizes)
         return out
 
-    def _read(self, start: int, out: np.ndarray) -> None:
-        """Copy the ids from `start` on into a row."""
-        n, filled = len(out), 0
-        part = bisect_right(self._ends, start)
-        while filled < n:
-            plain = self._plain[part]
-            begin = start + filled - (self._ends[part] - len(plain))
-            piece = plain[begin : begin + n - filled]
-            if int(piece.max()) >= self.vocab_size or (piece.dtype.kind == "i" and int(piece.min()) < 0):
-                _check(self.parts[part], begin, begin + len(piece), self.vocab_size)
-            out[filled : filled + len(piece)] = piece
-            filled, part = filled + len(piece), part + 1
+    def _reject(self, starts: Sequence[int], sizes: Sequence[int]) -> None:
+        """Raise an error about the first id outside the vocabulary."""
+        for start, n in zip(starts, sizes, strict=True):
+            for part, end in zip(self.parts, self._ends, strict=True):
+                begin = end - len(part)
+                _check(part, max(start - begin, 0), max(min(start + n - begin, len(part)), 0), self.vocab_size)
 
     def will_read(self, starts: Iterable[int], sizes: Iterable[int]) -> None:
         """Let the kernel read ids from disk that are needed next, all at once.
@@ -114,20 +133,37 @@ class Tokens:
             `[B, T + 1]`, T inputs and, one further, T targets; or with `end_ids`, `[B, T, 3]`: the input, target and segment
             id of each position. The last input of a document has the target -1: it does not predict the next document.
         """
-        rows = np.full((len(starts), block_size + 1), -1, np.int32)
-        self.will_read(starts.tolist(), itertools.repeat(block_size + 1))
-        for row, start in zip(rows, starts.tolist(), strict=True):
-            self._read(start, row[: max(len(self) - start, 0)])
-        if not self.end_ids:
-            return rows
-        out = np.empty((len(starts), block_size, 3), np.int32)
-        for window, row in zip(out, rows, strict=True):  # one at a time stays in the processor's cache
-            ends = is_any(row[:-1], self.end_ids)
-            window[:, 0], window[:, 1] = row[:-1], row[1:]
-            window[ends, 1] = -1
-            window[0, 2] = 0
-            np.cumsum(ends[:-1], out=window[1:, 2])
-        return out
+        if self.end_ids:
+            out = np.empty((len(starts), block_size, 3), np.int32)
+            for first in range(0, len(starts), TOGETHER):  # so few stay in the processor's cache
+                some = slice(first, first + TOGETHER)
+                self._documents(self._rows(starts[some], block_size), out[some])
+            return out
+        return self._rows(starts, block_size)
+
+    def _rows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+        """Read rows of T + 1 ids; -1 beyond the end of the ids."""
+        places, size = starts.tolist(), block_size + 1
+        sizes = [max(min(size, len(self) - start), 0) for start in places]
+        self.will_read(places, sizes)
+        ids = self.spans(places, sizes)
+        if len(ids) == len(starts) * size:
+            return ids.reshape(-1, size)
+        rows = np.full((len(starts), size), -1, np.int32)
+        rows[np.arange(size) < np.array(sizes)[:, None]] = ids
+        return rows
+
+    def _documents(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Write the inputs, targets and segment ids of rows of ids to `[B, T, 3]`."""
+        inputs, (B, T) = rows[:, :-1], out.shape[:2]
+        ends = np.flatnonzero(is_any(inputs, self.end_ids))
+        out[..., 0], out[..., 1] = inputs, rows[:, 1:]
+        out.reshape(-1, 3)[ends, 1] = -1
+        # Segments begin at rows and after ends. Each has its number within its row, once per position.
+        begins = np.sort(np.concatenate([np.arange(0, B * T, T), ends[(ends + 1) % T > 0] + 1]))
+        rows_begin = np.flatnonzero(begins % T == 0)
+        number = np.arange(len(begins)) - np.repeat(rows_begin, np.diff(rows_begin, append=len(begins)))
+        out[..., 2] = np.repeat(number.astype(np.int32), np.diff(begins, append=B * T)).reshape(B, T)
 
     def eval_starts(self, block_size: int, stride: int) -> range:
         """Return the starts of the windows of a whole split, `stride` apart.
