@@ -187,13 +187,21 @@ def _heads(found: Inspection) -> str:
     rows = (
         f'<tr><th scope="row">{each["layer"]}.{each["head"]}</th>'
         + "".join(_shaded(f"{each[name]:.0%}", each[name]) for name in ("same", "previous", "first"))
-        + f"<td>{each['entropy']:.2f}</td></tr>"
+        + f"<td>{each['entropy']:.2f}</td>"
+        + (f"<td>{each['without']:+.3f}</td>" if "without" in each else "")
+        + "</tr>"
         for each in found.heads()
     )
     about = (
-        "Mean attention of each head (layer.head) to the token itself, the previous and the first one; entropy in nats."
+        "Mean attention of each head (layer.head) to the token itself, the previous and the first one; entropy in nats"
     )
-    return _table("heads", "Heads", about, ["head", "itself", "previous", "first", "entropy"], rows)
+    head = ["head", "itself", "previous", "first", "entropy"]
+    if found.without is None:
+        about += ". The model is too large to remove each head here."
+    else:
+        about += "; increase of the loss of the text, in nats per token, when the output of the head is set to zero."
+        head.append("increase of the loss")
+    return _table("heads", "Heads", about, head, rows)
 
 
 STYLE = """

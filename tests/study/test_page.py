@@ -77,6 +77,10 @@ def test_the_numbers_are_those_of_a_run(lm: LM, found: Inspection) -> None:
     heads = found.heads()
     assert [(each["layer"], each["head"]) for each in heads] == [(layer, n) for layer in range(2) for n in range(4)]
     assert heads[5]["previous"] == pytest.approx(np.diagonal(found.attention[1, 1], -1).mean())
+    zero = lambda x: x.at[:, :, 1].set(0)  # noqa: E731
+    p = jax.nn.log_softmax(study.run(lm, [found.ids], [], {"h.1.attn.head_out": zero}).logits[0], -1)
+    loss = -float(np.asarray(p)[np.arange(T - 1), found.ids[1:]].mean())
+    assert heads[5]["without"] == pytest.approx(loss + np.log(found.next_probability).mean(), abs=1e-5)
     json.dumps(found.to_json(), allow_nan=False)
 
 
