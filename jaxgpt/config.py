@@ -206,7 +206,7 @@ class DataConfig:
     """Text, tokenizer and training windows."""
 
     # built-in text to use when no path is given
-    dataset: Literal["python", "shakespeare", "statquest", "none"] = "python"
+    dataset: Literal["python", "shakespeare", "statquest", "repeats", "none"] = "python"
     # text file, folder of text files, token files (.bin) or conversations (.jsonl); empty: the built-in dataset
     path: str = ""
     # several paths to mix, each with its share of the training windows: --data.mix web=0.7 code=0.3

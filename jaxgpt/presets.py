@@ -102,6 +102,28 @@ def statquest() -> Config:
     )
 
 
+def induction() -> Config:
+    """Two layers of attention without MLPs, on random strings written twice: the loss drops when an induction head forms.
+
+    Command: python train.py induction
+    Expect: validation loss 2.77 in 49 seconds of CPU time, and a head with an induction score of 0.46
+    """
+    return Config(
+        model=replace(_modern(n_layer=2, n_head=4, n_embd=64, block_size=64), mlp="none"),
+        data=DataConfig(dataset="repeats"),
+        optim=_muon(warmup_steps=50),
+        train=TrainConfig(
+            steps=1000,
+            batch_size=32,
+            eval_every=500,
+            checkpoint_every=50,
+            keep_every=50,  # docs/induction.py scores the heads of each checkpoint
+            prompt="QuickBrownFoxQuick",
+            sample_tokens=8,
+        ),
+    )
+
+
 def numpy_minimal() -> Config:
     """A minimal NumPy decoder: one head, no biases, ReLU, and post-norm that divides by (std + 1e-5).
 
@@ -293,6 +315,7 @@ _FUNCTIONS: tuple[Callable[[], Config], ...] = (
     shakespeare,
     shakespeare_fast,
     statquest,
+    induction,
     numpy_minimal,
     torch_decoder,
     gpt2_style,

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from shlex import quote
+from string import ascii_letters
 
 from jaxgpt.cache import cache_dir
 from jaxgpt.config import DataConfig, UserError
@@ -47,7 +49,10 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
 # Vocabulary sizes that are known without reading the text. Python's sources can always be read.
-KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5}
+KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5, "repeats": 53}
+
+# Lines of random letters, each written twice. The length varies, so that the copy cannot be found by its distance.
+REPEATS_LINES, REPEATS_LENGTHS = 20_000, (5, 25)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,23 @@ def read_text(config: DataConfig) -> Text:
             return Text(_read_file(path), f"tinyshakespeare ({path})")
         case "statquest":
             return Text(STATQUEST.encode(), "StatQuest's two sentences")
+        case "repeats":
+            return Text(repeats().encode(), f"{REPEATS_LINES:,} lines of random letters, each written twice")
     raise UserError("this preset has no dataset: name a text with --data.path FILE")
+
+
+def repeats() -> str:
+    """Make random strings, each written twice and followed by a new line; only the second copy can be predicted."""
+    rng, (shortest, longest) = Random(0), REPEATS_LENGTHS  # random() gives the same numbers in every version of Python
+
+    def draw(n: int) -> int:
+        return int(rng.random() * n)
+
+    words = (
+        "".join(ascii_letters[draw(len(ascii_letters))] for _ in range(shortest + draw(longest - shortest + 1)))
+        for _ in range(REPEATS_LINES)
+    )
+    return "".join(f"{word}{word}\n" for word in words)
 
 
 def python_sources() -> Text:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import DataConfig, UserError
 from jaxgpt.data import corpus, load_dataset
-from jaxgpt.data.corpus import PYTHON_MODULES, Text, decode_blocks, python_sources, read_path, read_text
+from jaxgpt.data.corpus import PYTHON_MODULES, Text, decode_blocks, python_sources, read_path, read_text, repeats
 from jaxgpt.presets import preset
 
 
@@ -165,6 +165,15 @@ def test_statquest_is_two_sentences() -> None:
     data = load_dataset(preset("statquest"))
     assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]
     assert not data.held_out
+
+
+def test_repeats_are_lines_of_two_equal_halves() -> None:
+    lines = repeats().splitlines()
+    halves = {(line[: len(line) // 2], line[len(line) // 2 :]) for line in lines}
+    assert len(halves) == len(lines) == 20_000
+    assert all(first == second for first, second in halves)
+    assert {len(first) for first, _ in halves} == set(range(5, 26))
+    assert lines[0] == "NvnAvOpyEVAoNGnVZQUqLU" * 2
 
 
 def test_large_files_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

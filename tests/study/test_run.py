@@ -181,6 +181,7 @@ def test_edits_gradients_and_batches_of_edits(one, ids):
     close(each[1], run(one, ids, edits={"h.0.attn.head_out": jnp.zeros_like}).logits)
 
 
+@pytest.mark.long
 def test_gradient_of_an_activation(one, ids):
     """Against a difference quotient along a random direction."""
     shape = names(one, (B, T))["resid.mid.0"].shape
@@ -197,6 +198,7 @@ def test_gradient_of_an_activation(one, ids):
     assert float(jnp.vdot(gradient, direction)) == pytest.approx(float(up - down) / 0.1, rel=1e-2)
 
 
+@pytest.mark.long
 def test_stacked_and_quantized_weights(one, ids):
     taps = ["h.0.attn.pattern"]
     expected = run(one, ids, taps)
