@@ -166,3 +166,22 @@ def test_the_kernel_is_asked_for_the_bytes_of_each_window(
     for row, data in zip(found, asked, strict=False):
         assert row.astype("<u4" if kind == "llama" else "<u2").tobytes() in data
         assert len(data) <= 4 * 101 + 2 * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype", "wrong"),
+    [
+        ([7, 9, 300], np.uint16, 300),
+        ([7, 2**31 + 5], np.uint32, 2**31 + 5),
+        ([1, -1], np.int64, -1),
+        ([255], np.uint8, 255),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_found_when_they_are_read(ids: list[int], dtype: type, wrong: int) -> None:
+    """Also beyond the ids that are checked at first, in any part, and if they do not fit into 32 bits."""
+    tokens = Tokens([np.zeros(40, dtype), np.array([0, *ids, 0], dtype), np.zeros(40, dtype)], 200)
+    assert tokens.windows(np.array([0, 70]), 10).max() == 0
+    with pytest.raises(UserError, match=f"id {wrong} is outside the vocabulary of 200"):
+        tokens.windows(np.array([0, 38]), 10)
+    with pytest.raises(UserError, match=f"id {wrong} is outside"):
+        tokens.take(0, len(tokens))
