@@ -87,6 +87,8 @@ PEERS = (
     Peer("corpus text-file input-file", "--data.path"),
     Peer("vocab", "--model.vocab-size"),
     Peer("split val-split val-fraction", "--data.train-fraction"),
+    Peer("mixture blend data-mixture data-blend dataset-mixer dataset-weights", "--data.mix"),
+    Peer("packing pack sample-packing reset-attention-mask", "--data.documents"),
     # model
     Peer("context context-length ctx ctx-len n-ctx n-positions", "--model.block-size"),
     Peer("seq-len seq-length sequence-length max-seq-len max-seq-length", "--model.block-size"),
