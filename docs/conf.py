@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from docutils.nodes import SkipNode
+from docutils.utils.math.latex2mathml import tex2mathml
+
 import jaxgpt
 
 project = "jaxgpt"
@@ -27,6 +30,8 @@ nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_render_markdown_format = "gfm"
+html_math_renderer = "mathml"  # browsers display it without a script
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 
@@ -46,8 +51,19 @@ nitpicky = False
 
 
 def setup(app: Any) -> None:
-    """Leave the fields of named tuples and dataclasses to the docstrings of their classes."""
+    """Render formulas as MathML; leave the fields of named tuples to the docstrings of their classes."""
+    app.add_html_math_renderer("mathml", (_math, None), (_math_block, None))
     app.connect("autodoc-skip-member", lambda app, what, name, obj, skip, options: skip or _is_field(obj))
+
+
+def _math(translator: Any, node: Any) -> None:
+    translator.body.append(tex2mathml(node.astext()))
+    raise SkipNode
+
+
+def _math_block(translator: Any, node: Any) -> None:
+    translator.body.append(f"<p>{tex2mathml(node.astext(), as_block=True)}</p>")
+    raise SkipNode
 
 
 def _is_field(obj: object) -> bool:
