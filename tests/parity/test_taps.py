@@ -13,7 +13,7 @@ from jaxgpt.config import Config
 from jaxgpt.convert.models import read_model
 from jaxgpt.data.tokenizer import make_tokenizer
 
-pytestmark = pytest.mark.long  # importing TransformerLens takes seconds
+pytestmark = pytest.mark.ci  # importing TransformerLens takes seconds
 
 V, L, TOLERANCE = 61, 2, 1e-5
 COMMON = {"vocab_size": V, "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}

@@ -76,7 +76,7 @@ def test_logit_lens(lm, ids, out):
         assert seen.first[b, t] == np.flatnonzero(seen.rank[:, b, t] == 0)[0]
 
 
-@pytest.mark.parametrize("name", [n if n == "gemma" else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+@pytest.mark.parametrize("name", [n if n == "gemma" else pytest.param(n, marks=pytest.mark.ci) for n in MODELS])
 def test_attribution_sums_to_the_logit(name):
     """In every family: other norms and their places, gated and no MLPs, rotary positions, parallel residuals."""
     lm = lm_of(name)
@@ -117,7 +117,7 @@ def without(lm, path, index):
     return lm._replace(params=lm.params | {layer: lm.params[layer] | {module: changed}})
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_ablation(lm, ids, out):
     """Zero equals zero weights; mean is compared with an edit."""
     found = study.ablate_heads(lm, ids, METRIC)
@@ -166,7 +166,7 @@ def test_scores_of_known_patterns():
     close(study.entropy(pattern)[0], np.stack([np.zeros(T), np.zeros(T), np.log(np.arange(1, T + 1))]))
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_heads_and_rollout(lm, ids, out):
     found = study.heads(lm, ids)
     reached = np.eye(T)[None]

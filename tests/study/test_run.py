@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import every_model, make, random_ids, repository, small
+from helpers import COMMON, MODELS, make, random_ids, repository, small
 
 import jaxgpt
 from jaxgpt.config import Config, UserError
@@ -19,7 +19,7 @@ from jaxgpt.study import names, run
 from jaxgpt.study.run import _run
 
 B, T, V = 2, 7, 17
-LONG = pytest.mark.long
+CI = pytest.mark.ci
 
 
 def lm_of(name, **changes):
@@ -51,7 +51,7 @@ def close(a, b):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@every_model
+@pytest.mark.parametrize("name", [n if n in COMMON else pytest.param(n, marks=CI) for n in MODELS])
 def test_names_are_those_of_the_taps(name):
     """Of one trace; the values are compared with TransformerLens's in tests/parity/test_taps.py."""
     lm = lm_of(name)
@@ -181,7 +181,7 @@ def test_edits_gradients_and_batches_of_edits(one, ids):
     close(each[1], run(one, ids, edits={"h.0.attn.head_out": jnp.zeros_like}).logits)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_gradient_of_an_activation(one, ids):
     """Against a difference quotient along a random direction."""
     shape = names(one, (B, T))["resid.mid.0"].shape
@@ -198,7 +198,7 @@ def test_gradient_of_an_activation(one, ids):
     assert float(jnp.vdot(gradient, direction)) == pytest.approx(float(up - down) / 0.1, rel=1e-2)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_stacked_and_quantized_weights(one, ids):
     taps = ["h.0.attn.pattern"]
     expected = run(one, ids, taps)
@@ -222,7 +222,7 @@ EDITS = {"h.0.attn.head_out": halve, "embed": opposite_at_1, "resid.post.0": jnp
 
 
 @pytest.mark.parametrize(
-    ("name", "n_layer"), [("gpt2", 1), pytest.param("gpt2", 2, marks=LONG), pytest.param("gemma", 2, marks=LONG)]
+    ("name", "n_layer"), [("gpt2", 1), pytest.param("gpt2", 2, marks=CI), pytest.param("gemma", 2, marks=CI)]
 )
 def test_generation_with_edits_equals_full_passes(name, n_layer):
     """The greedy text of the edited model, and every tap, computed with a cache and without."""
@@ -239,7 +239,7 @@ def test_generation_with_edits_equals_full_passes(name, n_layer):
         close(out.taps[key], np.broadcast_to(x, out.taps[key].shape))
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_generation_without_edits_is_that_of_generate(lm):
     settings = {"max_new_tokens": 6, "top_k": 5, "key": 3}
     assert jaxgpt.study.generate(lm, [3, 1, 4], **settings).generation == jaxgpt.generate(lm, [3, 1, 4], **settings)[0]
@@ -276,7 +276,7 @@ def test_bad_settings_of_generation_are_one_line(lm):
         jaxgpt.study.generate(lm, [1], max_new_tokens=13)
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_wrong_tap_of_generation_is_one_line(lm):
     with pytest.raises(UserError, match="no activation"):
         jaxgpt.study.generate(lm, [1], ["hidden"], max_new_tokens=1)

@@ -1,0 +1,125 @@
+"""The questions of the study notes to GPT-2: counts and shapes at full size, and their recorded outputs with its weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxgpt
+from jaxgpt import study
+from jaxgpt.cli.info import with_vocab
+from jaxgpt.config import Config
+from jaxgpt.convert.gpt2 import TABLE
+from jaxgpt.convert.models import import_model
+from jaxgpt.convert.tensors import expand
+from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.presets import preset
+from jaxgpt.study.capture import captured_names
+
+NEEDS = (
+    "JAXGPT_GPT2 must name a folder with GPT-2's config.json, model.safetensors and tokenizer.json, and notes.json: "
+    '{"inside": {"prompt", "layer", "head", "map", "next"}, "greedy": {"prompt", "text"}, "beams": {"prompt", "texts"}}'
+)
+
+
+def test_counts_and_shapes_of_gpt2() -> None:
+    """Of a prompt of 7 tokens, without allocating the weights."""
+    config = with_vocab(preset("gpt2")).model
+    params = abstract_params(config)
+    sizes = {name: leaf.size for name, leaf in flatten_params(params).items()}
+    count: dict[str, int] = {}
+    for row in expand(TABLE, config):
+        module = row.name.rsplit(".", 1)[0].removeprefix("transformer.")
+        count[module] = count.get(module, 0) + sum(sizes.get(leaf, 0) for leaf in row.leaves)
+    assert count["h.0.attn.c_attn"] == 1_771_776
+    assert count["h.0.attn.c_proj"] == 590_592
+    assert (count["wte"], count["wpe"]) == (38_597_376, 786_432)
+
+    listed = study.names(jaxgpt.LM(Config(model=config), params, ByteTokenizer()), (1, 7))
+    hidden, patterns = captured_names(config)
+    assert [listed[name].shape for name in hidden] == [(1, 7, 768)] * 13
+    assert [listed[name].shape for name in patterns] == [(1, 12, 7, 7)] * 12
+    assert {listed[f"h.0.attn.{name}"].shape for name in "qkv"} == {(1, 7, 12, 64)}
+    assert listed["logits"].shape == (1, 7, 50_257)
+
+
+def check_recorded(lm: jaxgpt.LM, notes: dict[str, Any]) -> None:
+    """Compare a model with recorded outputs."""
+    inside, greedy, beams = notes["inside"], notes["greedy"], notes["beams"]
+    seen = study.capture(lm, lm.tokenizer.encode(inside["prompt"])[None])
+    expected = np.asarray(inside["map"])
+    T = len(expected)
+    assert seen.logits.shape == (1, T, lm.config.model.vocab_size)
+    found = np.asarray(seen.attentions[inside["layer"]][0, inside["head"]])
+    decimals = max(len(repr(float(x)).partition(".")[2]) for x in expected.flat)
+    assert np.abs(found - expected).max() <= 0.5 * 10.0**-decimals + 1e-5  # as many digits as were printed
+    assert lm.tokenizer.decode([int(seen.logits[0, -1].argmax())]) == inside["next"]
+    [text] = jaxgpt.generate(lm, greedy["prompt"], temperature=0, max_length=50)
+    assert text.text.startswith(greedy["text"])
+    best = jaxgpt.generate(lm, beams["prompt"], num_beams=5, num_return_sequences=3, early_stopping=True, max_length=60)
+    assert [out.text for out in best] == beams["texts"]
+
+
+def test_recorded_outputs_of_the_notes(tmp_path: Path) -> None:
+    folder = Path(os.environ.get("JAXGPT_GPT2", "") or "none given")
+    if not (folder / "notes.json").is_file() or not (folder / "config.json").is_file():
+        pytest.skip(NEEDS)
+    notes = json.loads((folder / "notes.json").read_text())
+    assert (notes["inside"]["layer"], notes["inside"]["head"]) == (0, 11)
+    assert np.shape(notes["inside"]["map"]) == (7, 7)
+    assert notes["inside"]["next"] == " way"
+    assert "the sun was shining" in notes["greedy"]["text"]
+    assert len(notes["beams"]["texts"]) == 3
+    import_model(folder, tmp_path / "gpt2")
+    check_recorded(jaxgpt.load(tmp_path / "gpt2"), notes)
+
+
+@pytest.mark.ci
+def test_recorded_outputs_of_random_weights(tmp_path: Path, data_dir: Path) -> None:
+    """The same comparison, with outputs that transformers records from a small GPT-2 with GPT-2's vocabulary."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    ends = {"bos_token_id": 50_256, "eos_token_id": 50_256}
+    sizes = {"n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 12, "initializer_range": 0.4}
+    options = transformers.GPT2Config(**sizes, **ends, attn_implementation="eager")
+    model = transformers.GPT2LMHeadModel(options).eval()
+    model.save_pretrained(tmp_path / "hf")
+    for file in ("encoder.json", "vocab.bpe"):
+        (tmp_path / "hf" / file).write_bytes((data_dir / "gpt2-bpe" / file).read_bytes())
+    import_model(tmp_path / "hf", tmp_path / "gpt2", tokenizer=str(tmp_path / "hf"))
+    lm = jaxgpt.load(tmp_path / "gpt2")
+    prompt = "The quick brown fox jumps over the"
+    ids = torch.tensor(lm.tokenizer.encode(prompt)[None].tolist())
+    assert ids.shape == (1, 7)
+    with torch.no_grad():
+        out = model(ids, output_attentions=True)
+        whole = {"attention_mask": torch.ones_like(ids), "pad_token_id": 50_256, "do_sample": False}
+        greedy = model.generate(ids, max_length=50, **whole)[0, 7:]
+        beams = model.generate(ids, num_beams=5, num_return_sequences=3, early_stopping=True, max_length=60, **whole)[
+            :, 7:
+        ]
+
+    def decode(row: Any) -> str:
+        return lm.tokenizer.decode([i for i in row.tolist() if i != 50_256])
+
+    notes = {
+        "inside": {
+            "prompt": prompt,
+            "layer": 0,
+            "head": 11,
+            "map": out.attentions[0][0, 11].numpy().astype(float).round(4).tolist(),
+            "next": decode(out.logits[0, -1].argmax()[None]),
+        },
+        "greedy": {"prompt": prompt, "text": decode(greedy)},
+        "beams": {"prompt": prompt, "texts": [decode(row) for row in beams]},
+    }
+    check_recorded(lm, notes)
+    for wrong in ({"head": 10}, {"next": " way"}):
+        with pytest.raises(AssertionError):
+            check_recorded(lm, notes | {"inside": notes["inside"] | wrong})
