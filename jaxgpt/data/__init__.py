@@ -132,9 +132,10 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
     val = val if held_out else train
     T = config.model.block_size
     if len(val) <= T:
+        where = f" in {data.path}" if data.path else ""
         raise UserError(
-            f"model.block_size {T} needs at least {T + 1} validation tokens, "
-            f"but there are {len(val)}: lower it, lower data.train_fraction, or use a longer text"
+            f"model.block_size {T} needs at least {T + 1} validation tokens, but there are {len(val)}{where}: "
+            f"lower it, lower data.train_fraction, or use a longer text"
         )
     if data.documents != "pack":
         return Dataset(train, val, held_out, tokenizer, source, characters, fingerprint)

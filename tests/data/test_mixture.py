@@ -108,6 +108,8 @@ def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert other.fingerprint != found.fingerprint == load_dataset(replace(config, data=data)).fingerprint
     with pytest.raises(UserError, match=r"b/train\.bin: id 4\d is outside the vocabulary of 40"):
         load_dataset(replace(config.with_model(vocab_size=40), data=data))
+    with pytest.raises(UserError, match=r"needs at least 151 validation tokens, but there are 100 in a: lower it"):
+        load_dataset(replace(config.with_model(block_size=150), data=data))
     with pytest.raises(UserError, match=r"a holds token ids, not text: choose their tokenizer with --data\.tokenizer"):
         load_dataset(replace(config, data=replace(data, tokenizer="char")))
 
