@@ -86,6 +86,8 @@ class Report(Reporter):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if leader() and (kind is None or issubclass(kind, Exception)):
+                if kind is None:  # a run killed after its last step may have none
+                    self._baselines.start()
                 self._baselines.close()
                 self._plot.close()
         finally:

@@ -35,8 +35,8 @@ class Baselines:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
-        if not self.path.exists():
+        """Start the thread, once."""
+        if self._thread is None and not self.path.exists():
             self._thread = threading.Thread(target=self._compute, daemon=True)
             self._thread.start()
 
