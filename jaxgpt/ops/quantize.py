@@ -62,14 +62,19 @@ def quantize(params: Any, precision: Precision) -> Any:
 
 def fake_quantize(params: Any, precision: Precision) -> Any:
     """Round the weights as `quantize` does, and return float32 arrays of the original shapes."""
+    return dequantize(quantize(params, precision))
 
-    def one(path: tuple[Any, ...], w: jax.Array, quantized: Any) -> jax.Array:
-        if not isinstance(quantized, QuantizedMatrix):
+
+def dequantize(params: Any) -> Any:
+    """Convert each `QuantizedMatrix` to a float32 array of the original shape."""
+
+    def one(path: tuple[Any, ...], w: Any) -> jax.Array:
+        if not isinstance(w, QuantizedMatrix):
             return w
-        w_OI = quantized.values.astype(jnp.float32) * (1.0 if quantized.scale is None else quantized.scale[:, None])
+        w_OI = w.values.astype(jnp.float32) * (1.0 if w.scale is None else w.scale[:, None])
         return w_OI if path[-1].key == "embedding" else w_OI.T.reshape(w.shape)
 
-    return jax.tree_util.tree_map_with_path(one, params, quantize(params, precision))
+    return jax.tree_util.tree_map_with_path(one, params, is_leaf=lambda w: isinstance(w, QuantizedMatrix))
 
 
 def quantized_matmul(x: jax.Array, w: QuantizedMatrix, dtype: jnp.dtype = jnp.float32) -> jax.Array:

@@ -28,6 +28,7 @@ from jaxgpt.lm.model import check_lm, functions_of, placed
 from jaxgpt.lm.text import TextStream
 from jaxgpt.model import GPT, init_cache
 from jaxgpt.model.scan import STACKED, unstack_layers
+from jaxgpt.ops.quantize import dequantize
 from jaxgpt.prompts import check_stop_ids, encode_prompt, fit, row_keys
 
 Edit = Callable[[jax.Array], Any]
@@ -73,7 +74,7 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Edits | None = None) 
     of the edits: define each once, or call `run` in a jitted function of the values that change.
 
     Args:
-        lm: the model. Its weights may be quantized, or stacked, in which case they are unstacked.
+        lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked ones are unstacked.
         ids: a text, or ids: an integer array `[B, T]` or nested lists.
         taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
         edits: functions by name, which may also contain `*`.
@@ -187,7 +188,8 @@ def forward(
     edits: tuple[tuple[str, Edit], ...] = (),
 ) -> Run:
     """Run the model under an observer; `run` without checks and without jit."""
-    params = unstack_layers(params, config.n_layer) if STACKED in params else params
+    # The digits of an int8 product are rounded, so its gradient would be wrong.
+    params = dequantize(unstack_layers(params, config.n_layer) if STACKED in params else params)
     with _observed(taps, edits) as taken:
         logits_BTV = GPT(config, dtype=jnp.dtype(dtype)).apply({"params": params}, tokens_BT)
     return Run(logits_BTV, taken)  # type: ignore[arg-type]

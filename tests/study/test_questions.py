@@ -1,5 +1,6 @@
 """Questions about a model, each against its definition in NumPy or an edit of the weights."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from jaxgpt import study
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.model.params import flatten_params
+from jaxgpt.ops.quantize import quantize
 
 B, T, V, L, N, F = 2, 6, 17, 2, 4, 64
 RIGHT, WRONG = 3, 5
@@ -87,6 +89,15 @@ def test_attribution_sums_to_the_logit(name):
     close(parts.logit, [logits[0, 4, RIGHT], logits[1, 4, WRONG]])
     assert np.abs(parts.heads).min() > 0
     assert parts.heads.shape == (L, B, lm.config.model.n_head)
+
+
+@pytest.mark.ci
+def test_attribution_with_quantized_weights(lm):
+    """Of few rows, whose int8 products on a CPU are computed by rounding, which has no gradient."""
+    int8 = lm._replace(params=jax.jit(quantize, static_argnums=1)(lm.params, "int8"))
+    parts = study.attribution(int8, random_ids(lm.config.model, (1, T)))
+    close(parts.total(), parts.logit)
+    assert np.abs(parts.heads).min() > 0
 
 
 def test_attribution_of_heads_and_mlps(lm, ids, out):
