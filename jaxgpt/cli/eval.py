@@ -51,7 +51,7 @@ def run(args: Sequence[str]) -> int:
     use_cores(MeshConfig())
     from jaxgpt.data import load_eval_data
     from jaxgpt.lm import load
-    from jaxgpt.ops.quantize import fake_quantize
+    from jaxgpt.ops.quantize import dequantize, quantize
     from jaxgpt.trainer.evaluation import evaluate
     from jaxgpt.trainer.state import place_params
 
@@ -66,7 +66,7 @@ def run(args: Sequence[str]) -> int:
         change: dict[str, float] = {}
         if parsed.weights != "float32":
             activity.stage(f"evaluating {parsed.weights}")
-            lower = place_params(program.layout, fake_quantize(lm.params, parsed.weights))
+            lower = place_params(program.layout, dequantize(quantize(lm.params, parsed.weights)))
             full, result = result, evaluate(program, lower, data.tokens, progress=activity)
             assert result is not None
             change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}

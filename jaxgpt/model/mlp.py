@@ -25,11 +25,9 @@ class MLP(Named):
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         c = self.config
         widen = functools.partial(Linear, c, (c.n_embd, c.mlp_width), ("embed", "mlp"), bias=c.bias, dtype=self.dtype)
-        h_BTF = widen(name="up_proj")(x_BTD)
-        act = ACTIVATIONS[c.activation]
+        h_BTF, act = widen(name="up_proj")(x_BTD), ACTIVATIONS[c.activation]
         if c.mlp == "gated":
-            h_BTF = self.named("up", h_BTF)
-            h_BTF = act(self.named("pre", widen(name="gate_proj")(x_BTD))) * h_BTF
+            h_BTF = act(self.named("pre", widen(name="gate_proj")(x_BTD))) * self.named("up", h_BTF)
         else:
             h_BTF = act(self.named("pre", h_BTF))
         h_BTF = self.named("post", constrain(h_BTF, ("batch", "length", "mlp")))

@@ -21,11 +21,6 @@ AttentionKernel = Callable[..., jax.Array]
 SegmentIds = jax.Array | None
 
 
-def unnamed(name: str, x: jax.Array) -> jax.Array:
-    """Return x."""
-    return x
-
-
 def causal_mask(
     slot_T: jax.Array, slot_S: jax.Array, start_B: jax.Array, window: int = 0, segment_ids_BT: SegmentIds = None
 ) -> jax.Array:
@@ -66,7 +61,7 @@ def attend(
     mask_BNTS: jax.Array,
     scale: float,
     dropout: Callable[[jax.Array], jax.Array] = lambda weights: weights,
-    named: Name = unnamed,
+    named: Name = lambda name, x: x,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute `softmax(scale q k^T + mask) v`, the softmax in float32.
 

@@ -1,28 +1,25 @@
-"""Normalization over the last axis, of float32 inputs.
-
-Each calls `named` with "scale" and the factor of the rows `[..., 1]` (std_norm: the divisor), and uses the array it returns.
-"""
+"""Normalization over the last axis, of float32 inputs. `named` sees the factor of each row, "scale" (std_norm: the divisor)."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops.attention import Name, unnamed
+from jaxgpt.ops.attention import Name
 
 
-def layer_norm(x: jax.Array, eps: float, named: Name = unnamed) -> jax.Array:
+def layer_norm(x: jax.Array, eps: float, named: Name = lambda name, x: x) -> jax.Array:
     """Compute `(x - mean) / sqrt(var + eps)`. Source: Ba et al. 2016."""
     x = x - x.mean(-1, keepdims=True)
     return x * named("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
 
 
-def rms_norm(x: jax.Array, eps: float, named: Name = unnamed) -> jax.Array:
+def rms_norm(x: jax.Array, eps: float, named: Name = lambda name, x: x) -> jax.Array:
     """Compute `x / sqrt(mean(x^2) + eps)`. Source: Zhang & Sennrich 2019."""
     return x * named("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
 
 
-def std_norm(x: jax.Array, eps: float, named: Name = unnamed) -> jax.Array:
+def std_norm(x: jax.Array, eps: float, named: Name = lambda name, x: x) -> jax.Array:
     """Compute `(x - mean) / (std + eps)`, as many NumPy implementations do."""
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)

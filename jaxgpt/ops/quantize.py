@@ -60,11 +60,6 @@ def quantize(params: Any, precision: Precision) -> Any:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def fake_quantize(params: Any, precision: Precision) -> Any:
-    """Round the weights as `quantize` does, and return float32 arrays of the original shapes."""
-    return dequantize(quantize(params, precision))
-
-
 def dequantize(params: Any) -> Any:
     """Convert each `QuantizedMatrix` to a float32 array of the original shape."""
 
