@@ -14,9 +14,9 @@ from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_te
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
-from jaxgpt.data.shards import find_prepared, prepared_tokenizer
+from jaxgpt.data.shards import find_prepared, holds_ids, prepared_tokenizer
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
-from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
+from jaxgpt.data.tokens import Tokens, open_splits, with_documents
 
 __all__ = [
     "Batches",
@@ -109,7 +109,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         )
         return Dataset(packed, rest if len(rest) else packed, len(rest) > 0, tokenizer, source, 0, sha256)
     characters = 0
-    if data.path and is_token_path(path):
+    if data.path and holds_ids(path):
         tokenizer = prepared_tokenizer(path, data.tokenizer, tokenizer) or tokenizer
         train, val, source = open_splits(path, data.train_fraction)
         fingerprint = ""
@@ -186,7 +186,7 @@ def shared_tokenizer(config: Config, progress: Progress = no_progress) -> Tokeni
             return tokenizer
     if data.tokenizer in ("char", "word", "bpe"):
         for each, _ in data.sources:
-            if each.conversations or is_token_path(Path(each.path)):
+            if each.conversations or holds_ids(Path(each.path)):
                 _existing(
                     replace(config, data=each), f"{'conversations' if each.conversations else 'token ids'}, not text:"
                 )
@@ -222,7 +222,7 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
         packed, rest, source, _ = load_conversations(Path(data.path), tokenizer, T, data.train_fraction, progress)
         split = "validation split" if len(rest) else "all" if path else "training text"
         return EvalData(rest if len(rest) else packed, f"{source} ({split})", 0)
-    if data.path and is_token_path(Path(data.path)):
+    if data.path and holds_ids(Path(data.path)):
         prepared_tokenizer(Path(data.path), data.tokenizer, tokenizer)  # must be the same
         train, val, source = open_splits(Path(data.path), data.train_fraction)
         chosen = (val if len(val) else train).below(vocab_size)

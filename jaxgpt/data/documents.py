@@ -18,14 +18,14 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from jaxgpt.data.corpus import NotText, is_hidden
 from jaxgpt.data.hub import reachable
-from jaxgpt.data.kinds import HEAD, JSON_LINES, kind_of
+from jaxgpt.data.kinds import HEAD, JSON_LINES, Kind, kind_of
 from jaxgpt.data.pieces import Find, cut
 from jaxgpt.errors import JSON_LIMIT, UserError, parse_json, shown
 
 BLOCK = 1 << 20  # bytes of documents in a chunk
 LONGEST = JSON_LIMIT  # bytes of a document that is not a text file of its own
 UNCUT = 1 << 22  # characters of a text file without a place to cut it
-ROWS = 64  # rows of a table to read at once
+ROWS = 16  # rows of a table to read at once
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 COMPRESSED = (*OPEN, ".zst", ".zstd")
@@ -481,7 +481,7 @@ def _read_rows(
                 continue
             held.append(value)
             size += length + 1
-            if size >= BLOCK or len(held) >= BLOCK // ROWS:
+            if size >= BLOCK or len(held) >= BLOCK // 64:
                 yield Rows(name, number + 1 - len(held), held, field), number + 1, at(number)
                 held, size = [], 0
     if held:
@@ -541,7 +541,8 @@ def _read_pieces(path: Path, name: str, find: Find, row: int) -> Iterator[tuple[
 
 def _check_kind(name: str, data: bytes) -> None:
     if kind := kind_of(Path(name), data[:HEAD]):
-        raise NotText(Path(name), kind)
+        named = Kind(kind.name, "rename it to end in .parquet") if kind.name == "Parquet" else kind
+        raise NotText(Path(name), named)
 
 
 def _caught(place: str, parse: Callable[[Any, str], str], value: Any, field: str) -> str | UserError:

@@ -261,8 +261,7 @@ class SubwordTokenizer(_Special):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        cuts = known_cuts(tokenizer.to_str())
-        self.find = find_by(cuts) if cuts else find_tried(self.encode_batch)
+        self._cuts = known_cuts(tokenizer.to_str())
         if getattr(tokenizer.model, "dropout", None):
             tokenizer.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
         # In tokenizers like Llama 2's, a byte is a token <0xF0>. The decoder joins bytes; without one, the name is shown.
@@ -275,6 +274,11 @@ class SubwordTokenizer(_Special):
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def find(self) -> Find:
+        """A new function each time: what it has tried in one text does not change the cuts of the next."""
+        return find_by(self._cuts) if self._cuts else find_tried(self.encode_batch)
 
     @property
     def bos_ids(self) -> tuple[int, ...]:

@@ -68,15 +68,12 @@ def _names(file: str, head: bytes) -> Iterator[str]:
 
 
 def _convert(name: str, path: Path) -> str:
-    """Return how to convert a file to text. For JSON Lines and Parquet, the text is assumed to be in a field `text`."""
+    """Return how to convert a file to text or token files."""
     file, stem = quote(str(path)), path.with_suffix("")
     out = quote(str(path.with_suffix(".txt")))
     match name:
-        case "JSON Lines":
-            return f"extract the text: jq -r .text {file} > {out}"
-        case "Parquet":
-            reader = f"pandas.read_parquet({str(path)!r})"
-            return f"extract the text: python -c {quote(f'import pandas; print(*{reader}.text, sep=chr(10))')} > {out}"
+        case "JSON Lines" | "Parquet":
+            return _prepare(path)
         case "NumPy":
             write = f"import numpy; numpy.load({str(path)!r}).astype('<u2').tofile({str(path.with_suffix('.bin'))!r})"
             return f"write its ids as 16-bit integers: python -c {quote(write)}"
@@ -91,10 +88,12 @@ def _convert(name: str, path: Path) -> str:
         case "UTF-16":
             return f"convert it: iconv -f UTF-16 -t UTF-8 {file} > {quote(str(path.with_suffix('.utf8.txt')))}"
         case "gzip" | "Zstandard" | "xz" | "bzip2":
-            unpack = f"{DECOMPRESS[name]} {file}"
             if stem.name.lower().endswith(JSON_LINES):
-                return f"extract the text: {unpack} | jq -r .text > {quote(str(stem.with_suffix('.txt')))}"
-            return (
-                f"unpack it: {unpack} > {quote(str(stem if path.suffix else path) + ('' if stem.suffix else '.txt'))}"
-            )
+                return _prepare(path)
+            to = quote(str(stem if path.suffix else path) + ("" if stem.suffix else ".txt"))
+            return f"unpack it: {DECOMPRESS[name]} {file} > {to}"
     return "convert it to UTF-8 text, or to token ids in .bin files"
+
+
+def _prepare(path: Path) -> str:
+    return f"tokenize it: jaxgpt data prepare {quote(str(path))} --out tokens, then --data.path tokens"

@@ -54,7 +54,7 @@ from jaxgpt.data.shards import (
     token_dtype,
     write_json,
 )
-from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer, train_bpe
+from jaxgpt.data.tokenizer import KINDS, load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int
 from jaxgpt.lock import NAME as LOCK
 from jaxgpt.lock import sole_writer
@@ -198,14 +198,15 @@ class Encoder:
         return Encoded(splits, skipped)
 
     def _part(self, part: Part, first: bool) -> Encoded:
-        [ids] = self._ids_of(["".join(part.pieces)])
-        if isinstance(ids, UserError):
-            raise UserError(f"{part.name}: {ids}")
+        try:
+            ids = self._encode_batches(part.pieces)
+        except UserError as e:
+            raise UserError(f"{part.name}: {e}") from None
         before = [self._end] if part.first and self._before else []
         after = [self._end] if part.last and not self._before else []
         size = sum(len(piece.encode()) for piece in part.pieces)
         starts = np.zeros(int(part.first), np.int64)
-        return Encoded({self._split(part.digest, first): (np.concatenate([*before, ids, *after]), starts, size)}, [])
+        return Encoded({self._split(part.digest, first): (np.concatenate([*before, *ids, *after]), starts, size)}, [])
 
     def _split(self, hashed: bytes, first: bool) -> str:
         return "val" if not first and int.from_bytes(hashed[:8], "big") < self._limit else "train"
@@ -219,7 +220,7 @@ class Encoder:
             return [e] if len(texts) == 1 else [self._ids_of([text])[0] for text in texts]
         return [np.concatenate([next(encoded) for _ in each]) for each in pieces]
 
-    def _encode_batches(self, pieces: list[str]) -> list[np.ndarray]:
+    def _encode_batches(self, pieces: Sequence[str]) -> list[np.ndarray]:
         found, begin, size = list[np.ndarray](), 0, 0
         for at, piece in enumerate(pieces, 1):
             size += len(piece)
@@ -388,6 +389,8 @@ def _claim(out: Path) -> None:
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
+    if name in KINDS and name not in ("gpt2", "byte") and not Path(name).exists():
+        raise UserError(f"--tokenizer {name} is not supported: use gpt2, bpe, or the path of a tokenizer or run")
     tokenizer = make_tokenizer(name, "", 0, 0) if name in ("gpt2", "byte") else load_tokenizer(Path(name))
     if tokenizer.eos_id is None:
         raise UserError(

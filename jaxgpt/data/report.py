@@ -19,9 +19,9 @@ from jaxgpt.data.corpus import Progress, Text, no_progress, read_text
 from jaxgpt.data.encoded import count_bytes, encode_text
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.shards import prepared_tokenizer
+from jaxgpt.data.shards import holds_ids, prepared_tokenizer
 from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
-from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, with_documents
+from jaxgpt.data.tokens import Tokens, open_splits, with_documents
 
 BLOCK = 1 << 20  # tokens to process at once
 COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
@@ -103,7 +103,7 @@ def open_source(config: Config, tokenizer: Tokenizer | None = None, progress: Pr
             path, tokenizer, config.model.block_size, data.train_fraction, progress
         )
         return Source(packed, rest, tokenizer, source, [(str(path), len(packed) + len(rest))])
-    if data.path and is_token_path(path):
+    if data.path and holds_ids(path):
         tokenizer = prepared_tokenizer(path, data.tokenizer, tokenizer) or tokenizer
         if tokenizer is None and data.tokenizer not in NEED_TEXT:
             tokenizer = make_tokenizer(data.tokenizer, "", data.vocab_size, size)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxgpt.data.encode import Tokenizer
 from jaxgpt.data.special import GENERATION, TOKENIZER
 from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
-from jaxgpt.data.tokens import HEADER, LLMC
+from jaxgpt.data.tokens import HEADER, LLMC, is_token_path
 from jaxgpt.errors import UserError, read_json
 
 INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
@@ -314,6 +314,15 @@ def read_index(path: Path) -> dict[str, Any] | None:
         return None
     index = read_json(path / INDEX)
     return index if index.get("kind") == KIND else None
+
+
+def holds_ids(path: Path) -> bool:
+    """Whether a path is a token file, a folder of them (`is_token_path`), or one written by `jaxgpt data prepare`.
+
+    Raises:
+        UserError: as `find_prepared`.
+    """
+    return find_prepared(path) is not None or is_token_path(path)
 
 
 def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None) -> Tokenizer | None:

@@ -78,14 +78,14 @@ def test_files_that_are_not_text(name: str, content: bytes, message: str, tmp_pa
 
 
 FOREIGN = {
-    "a.jsonl": (b'{"text": "hello"}\n', "JSON Lines", "jq -r .text"),
-    "a.JSONL": (b'{"text": "hello"}\n', "JSON Lines", "jq -r .text"),
-    "a.jsonl.gz": (gzip.compress(b"{}"), "gzip", "gzip -dc .* | jq -r .text > .*a.txt$"),
-    "a.jsonl.zst": (b"\x28\xb5\x2f\xfd", "Zstandard", "zstd -dc .* | jq -r .text > .*a.txt$"),
+    "a.jsonl": (b'{"text": "hello"}\n', "JSON Lines", "jaxgpt data prepare .* --out tokens"),
+    "a.JSONL": (b'{"text": "hello"}\n', "JSON Lines", "jaxgpt data prepare .* --out tokens"),
+    "a.jsonl.gz": (gzip.compress(b"{}"), "gzip", "jaxgpt data prepare .*a.jsonl.gz --out tokens"),
+    "a.jsonl.zst": (b"\x28\xb5\x2f\xfd", "Zstandard", "jaxgpt data prepare .*a.jsonl.zst --out tokens"),
     "a.txt.gz": (gzip.compress(b"hello"), "gzip", "gzip -dc .*a.txt.gz > .*a.txt$"),
     "no-suffix": (gzip.compress(b"hello"), "gzip", "gzip -dc .*no-suffix > .*no-suffix.txt$"),
-    "a.parquet": (b"PAR1....PAR1", "Parquet", "pandas.read_parquet"),
-    "parquet": (b"PAR1....PAR1", "Parquet", "pandas.read_parquet"),
+    "a.parquet": (b"PAR1....PAR1", "Parquet", "jaxgpt data prepare .* --out tokens"),
+    "parquet": (b"PAR1....PAR1", "Parquet", "jaxgpt data prepare .* --out tokens"),
     "a.zip": (b"PK\x03\x04....", "ZIP archive", "unzip"),
     "zip.txt": (b"PK\x03\x04....", "ZIP archive", "unzip"),
     "a.tar.gz": (gzip.compress(b"hello"), "tar archive", "tar -xf"),

@@ -379,6 +379,14 @@ def test_changed_sources_and_tokenizers_are_refused(settings: Settings, monkeypa
         prepare(settings, Path("out"), 1)
 
 
+def test_an_unfinished_folder_is_not_read_as_text(settings: Settings) -> None:
+    write_sources()
+    interrupted(replace(settings, shard_tokens=10**6))
+    assert not list(Path("out").glob("*.bin"))
+    with pytest.raises(UserError, match="out is not finished: run its jaxgpt data prepare command again"):
+        load_dataset(config())
+
+
 def test_nothing_is_lost_by_other_settings_before_the_first_ids(settings: Settings) -> None:
     write_sources()
     Path("bad.jsonl").write_text("{}\n")
@@ -411,6 +419,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "UTF-16": ("b.txt", "text".encode("utf-16"), "b.txt is UTF-16, not plain UTF-8 text"),
     "no cut": ("b.txt", b"a" * 3000, r"b.txt: 1,\d+ characters without a place to cut them"),
     "a PDF": ("b.pdf", b"%PDF-1.7", "b.pdf is PDF, not plain"),
+    "Parquet without its suffix": ("b", b"PAR1", "b is Parquet, not plain UTF-8 text: rename it to end in .parquet"),
     "not gzip": ("b.jsonl.gz", b"plain", "cannot read b.jsonl.gz: Not a gzipped file"),
     "truncated gzip": (
         "b.jsonl.gz",
@@ -479,6 +488,7 @@ def test_unreadable_rows_are_named(settings: Settings, monkeypatch: pytest.Monke
         ({"sources": ("empty.txt",)}, "empty.txt is empty"),
         ({"tokenizer": "byte"}, "the tokenizer byte has no end-of-text token"),
         ({"tokenizer": "nowhere"}, "no tokenizer at nowhere"),
+        ({"tokenizer": "char"}, "--tokenizer char is not supported: use gpt2, bpe, or the path of a tokenizer or run"),
         ({"sources": (".",)}, "--out out is inside the source ."),
         ({"shard_tokens": 0}, "--shard-tokens must be at least 1"),
         ({"shard_tokens": 2**31}, "--shard-tokens must be at most 2,147,483,647"),

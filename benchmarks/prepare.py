@@ -1,0 +1,167 @@
+"""`jaxgpt data prepare` beside tiktoken, in turns on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
+
+encode:   one process, documents in memory: `tokenizers`, tiktoken, and the encoder of jaxgpt.
+pipeline: one process for each core, from a JSON Lines file to shards: jaxgpt, and a pool of processes with tiktoken, in which
+          the parent parses the lines and fills the shards, as in the scripts of llm.c.
+
+TOKENIZER is GPT-2's tokenizer.json, or the folder of its two files. Without a file, the documents are the sources of Python's
+standard library and installed packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgpt.data.encode import byte_vocab
+from jaxgpt.data.fast import batch_encoder
+from jaxgpt.data.prepare import Settings, prepare
+from jaxgpt.data.tokenizer import load_tokenizer
+
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, as in tiktoken
+END, SHARD = 50256, 10**8
+encoding: Any = None  # of a process of the pool
+
+
+def load_tiktoken(path: str) -> Any:
+    """Build tiktoken's GPT-2 encoding from files: its own are downloaded."""
+    import tiktoken
+
+    vocab = json.loads(load_tokenizer(Path(path)).to_json())["model"]["vocab"]
+    bytes_of = byte_vocab()
+    ranks = {bytes(bytes_of[c] for c in name): i for name, i in vocab.items() if i != END}
+    return tiktoken.Encoding("gpt2", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": END})
+
+
+def start(path: str) -> None:
+    """Prepare a process of the pool."""
+    global encoding
+    encoding = load_tiktoken(path)
+
+
+def tokenize(text: str) -> np.ndarray:
+    """Encode a document in a process of the pool."""
+    return np.array([END, *encoding.encode_ordinary(text)], np.uint16)
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Read the documents."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+def peer(tokenizer: str, source: Path, out: Path, workers: int) -> int:
+    """Tokenize with a pool of processes and fill shards."""
+    shard, filled, total = np.empty(SHARD, np.uint16), 0, 0
+    with multiprocessing.get_context("spawn").Pool(workers, start, (tokenizer,)) as pool:
+        for ids in pool.imap(tokenize, texts_of(source), chunksize=16):
+            total += len(ids)
+            while len(ids):
+                taken = ids[: SHARD - filled]
+                shard[filled : filled + len(taken)] = taken
+                ids, filled = ids[len(taken) :], filled + len(taken)
+                if filled == SHARD:
+                    shard.tofile(out / f"{total}.bin")
+                    filled = 0
+    shard[:filled].tofile(out / "last.bin")
+    return total
+
+
+def write_corpus(path: Path, megabytes: int) -> None:
+    """Write the Python sources of this installation as JSON Lines."""
+    left = megabytes * 10**6
+    with path.open("w", encoding="utf-8") as out:
+        for file in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
+            try:
+                text = file.read_text("utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue
+            out.write(json.dumps({"text": text.replace("\0", "")}) + "\n")
+            left -= len(text)
+            if left < 0:
+                return
+
+
+def rounds(repeats: int, sides: dict[str, Callable[[], int]]) -> None:
+    """Run the sides in turns, and print the median speed of each and its ratio to tiktoken's."""
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, side in sides.items():
+            begun = time.perf_counter()
+            tokens = side()
+            speeds[name].append(tokens / (time.perf_counter() - begun))
+    base = statistics.median(speeds["tiktoken"])
+    for name, found in speeds.items():
+        middle = statistics.median(found)
+        print(f"  {name:<12} {middle / 1e6:6.2f} M tokens/s  {middle / base:5.2f} x tiktoken", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokenizer")
+    parser.add_argument("source", nargs="?", type=Path)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        source = args.source or Path(folder) / "corpus.jsonl"
+        if args.source is None:
+            write_corpus(source, args.megabytes)
+        sample, size = list[str](), 0
+        for text in texts_of(source):
+            sample.append(text)
+            size += len(text)
+            if size > 10**7:
+                break
+        tokenizer, tiktoken = load_tokenizer(Path(args.tokenizer)), load_tiktoken(args.tokenizer)
+        ours, library = batch_encoder(tokenizer)
+        plain, _ = batch_encoder(tokenizer, use_tiktoken=False)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+        def run(encode: Callable[[list[str]], list[Any]]) -> int:
+            return sum(sum(map(len, encode(sample[i : i + 64]))) for i in range(0, len(sample), 64))
+
+        print(f"encode, one process, {size / 1e6:.0f} MB (jaxgpt uses {library}):")
+        rounds(
+            args.repeats,
+            {
+                "tiktoken": lambda: run(lambda texts: [tiktoken.encode_ordinary(text) for text in texts]),
+                "tokenizers": lambda: run(plain),
+                "jaxgpt": lambda: run(ours),
+            },
+        )
+        turn = 0
+
+        def jaxgpt() -> int:
+            nonlocal turn
+            turn += 1
+            index = prepare(
+                Settings((str(source),), args.tokenizer, shard_tokens=SHARD, val_fraction=0.0),
+                Path(folder) / str(turn),
+                args.workers,
+            )
+            return index["splits"]["train"]["tokens"]
+
+        print(f"pipeline, {args.workers} processes, {source.stat().st_size / 1e6:.0f} MB of JSON Lines:")
+        rounds(
+            args.repeats,
+            {"tiktoken": lambda: peer(args.tokenizer, source, Path(folder), args.workers), "jaxgpt": jaxgpt},
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
