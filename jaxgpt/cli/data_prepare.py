@@ -59,7 +59,7 @@ def run(args: Sequence[str]) -> int:
         parsed.tokenizer,
         parsed.vocab_size,
         parsed.format,
-        _count("--shard-tokens", parsed.shard_tokens),
+        _parse_count("--shard-tokens", parsed.shard_tokens),
         parsed.val_fraction,
         Table(parsed.field, parsed.subset, parsed.split),
     )
@@ -88,30 +88,32 @@ class _Report:
         started, tokens, read = self._start
         seconds = time.monotonic() - started
         speed = f", {(status.tokens - tokens) / seconds:,.0f} tokens/s" if seconds > 1 else ""
-        self._activity.name = f"{status.documents:,} documents, {status.tokens:,} tokens{speed}"
+        counts = f"{_count_of(status.documents, 'document')}, {_count_of(status.tokens, 'token')}"
+        self._activity.name = counts + speed
         self._activity(status.read - read, max(status.total - read, 0))
 
 
 def _facts(index: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for split, facts in index["splits"].items():
-        shards, size = len(facts["shards"]), facts["bytes"] / max(facts["tokens"], 1)
-        yield (
-            split,
-            f"{facts['documents']:,} documents, {facts['tokens']:,} tokens in {shards:,} shard{'s' * (shards != 1)}"
-            + f"; {size:.2f} bytes per token" * (shards > 0),
-        )
+        shards, size = facts["shards"], facts["bytes"] / max(facts["tokens"], 1)
+        counts = f"{_count_of(facts['documents'], 'document')}, {_count_of(facts['tokens'], 'token')}"
+        yield split, f"{counts} in {_count_of(len(shards), 'shard')}" + f"; {size:.2f} bytes per token" * bool(shards)
     tokenizer = index["tokenizer"]
     yield "tokenizer", f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens"
     if not index["splits"]["val"]["tokens"]:
         yield "validation", "no documents were chosen: jaxgpt train splits the tokens at data.train_fraction"
     skipped = index["skipped"]
     if skipped["documents"]:
-        yield "skipped", f"{skipped['documents']:,} documents, of which the first:"
+        yield "skipped", f"{_count_of(skipped['documents'], 'document')}, of which the first:"
         for text in skipped["first"]:
             yield "", text
 
 
-def _count(flag: str, text: str) -> int:
+def _count_of(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _parse_count(flag: str, text: str) -> int:
     """Parse a number of tokens, such as 100M.
 
     Raises:

@@ -24,7 +24,7 @@ from jaxgpt.errors import JSON_LIMIT, UserError, parse_json, shown
 
 BLOCK = 1 << 20  # bytes of documents in a chunk
 LONGEST = JSON_LIMIT  # bytes of a document that is not a text file of its own
-UNCUT = 1 << 22  # characters of a text file without a place to cut it
+UNCUT = 1 << 21  # characters of a document without a place to cut it; to encode them takes up to 0.4 GB
 ROWS = 16  # rows of a table to read at once
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -321,6 +321,17 @@ def sample_text(files: Sequence[File], table: Table, find: Find, size: int, skip
                 break
 
 
+def check_cuts(pieces: Sequence[str]) -> UserError | None:
+    """Return an error if one of the pieces of a document is too long to be encoded in bounded memory."""
+    longest = max(map(len, pieces), default=0)
+    if longest <= UNCUT:
+        return None
+    return UserError(
+        f"{longest:,} characters without a place to cut them for the tokenizer: use text with spaces or line breaks, or a "
+        f"tokenizer with the words of GPT-2, Llama 3 or Qwen"
+    )
+
+
 def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -530,11 +541,8 @@ def _read_pieces(path: Path, name: str, find: Find, row: int) -> Iterator[tuple[
                 yield cut(rest + text, find), True, position()
                 return
             *pieces, rest = cut(rest + text, find)
-            if len(rest) > UNCUT:
-                raise UserError(
-                    f"{name}: {len(rest):,} characters without a place to cut them for the tokenizer: use a file with "
-                    f"spaces or line breaks, or a tokenizer with the words of GPT-2, Llama 3 or Qwen"
-                )
+            if error := check_cuts([rest]):
+                raise UserError(f"{name}: {error}")
             if pieces:
                 yield pieces, False, position()
 

@@ -31,6 +31,7 @@ from jaxgpt.data.documents import (
     Source,
     Span,
     Table,
+    check_cuts,
     list_sources,
     read_chunks,
     sample_text,
@@ -215,6 +216,8 @@ class Encoder:
         """Encode texts, long ones in pieces; return the ids of each, or why it cannot be encoded."""
         pieces = [cut(text, self._tokenizer.find) for text in texts]
         try:
+            if error := check_cuts([piece for each in pieces for piece in each]):
+                raise error
             encoded = iter(self._encode_batches([piece for each in pieces for piece in each]))
         except UserError as e:
             return [e] if len(texts) == 1 else [self._ids_of([text])[0] for text in texts]

@@ -22,8 +22,9 @@ from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import load_dataset, shards
-from jaxgpt.data.documents import Table
+from jaxgpt.data.documents import Chunk, Table, list_sources, read_chunks
 from jaxgpt.data.fast import batch_encoder
+from jaxgpt.data.pieces import GPT2_CUTS, find_by
 from jaxgpt.data.prepare import Settings, prepare
 from jaxgpt.data.shards import document_starts, find_prepared
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, train_bpe
@@ -259,6 +260,29 @@ def test_a_foreign_index_is_ignored(settings: Settings) -> None:
         prepare(settings, Path("out"), 1)
 
 
+def flattened(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
+    """Join the parts of each document."""
+    merged = list[tuple[str, str]]()
+    for place, text in ((place, str(text)) for chunk in chunks for place, text in chunk.payload.documents()):
+        if merged and merged[-1][0] == place:
+            merged[-1] = place, merged[-1][1] + text
+        else:
+            merged.append((place, text))
+    return merged
+
+
+def test_reading_continues_from_any_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 500)
+    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
+    write_sources()
+    _, files = list_sources(["src"], Table())
+    found = list(read_chunks(files, Table(), find_by(GPT2_CUTS)))
+    assert len(found) > 50
+    for i, chunk in enumerate(found):
+        rest = read_chunks(files, Table(), find_by(GPT2_CUTS), chunk.span.end)
+        assert flattened(list(rest)) == flattened(found[i + 1 :]), chunk.span
+
+
 class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
@@ -341,6 +365,13 @@ def interrupted(settings: Settings, **options: Any) -> None:
         prepare(settings, Path("out"), 1, report=report, **options)
 
 
+def test_a_finished_shard_is_saved(settings: Settings) -> None:
+    write_sources()
+    interrupted(settings)
+    index = json.loads(Path("out/index.json").read_text())
+    assert index["progress"]["splits"]["train"]["shards"][0]["file"] == "train_000000.bin"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -417,6 +448,11 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "half a character, long": ("b.txt", b"caf\xc3\xa9 " * 100 + b"\xc3", r"b.txt: not UTF-8 \(byte 600\)"),
     "NUL": ("b.txt", b"a" * 700 + b" \0 b", "b.txt: not text"),
     "UTF-16": ("b.txt", "text".encode("utf-16"), "b.txt is UTF-16, not plain UTF-8 text"),
+    "no cut in JSON": (
+        "b.jsonl",
+        b'{"text": "a"}\n{"text": "' + b"a" * 2000 + b'"}\n{"text": "b"}\n',
+        "b.jsonl, line 2: 2,000 characters without a place to cut them",
+    ),
     "no cut": ("b.txt", b"a" * 3000, r"b.txt: 1,\d+ characters without a place to cut them"),
     "a PDF": ("b.pdf", b"%PDF-1.7", "b.pdf is PDF, not plain"),
     "Parquet without its suffix": ("b", b"PAR1", "b is Parquet, not plain UTF-8 text: rename it to end in .parquet"),
@@ -450,7 +486,8 @@ def test_an_unreadable_document_is_named(settings: Settings, case: str) -> None:
     index = prepare(settings, Path("out"), 1, "skip")
     assert index["skipped"]["documents"] == 1
     assert str(raised.value).startswith(index["skipped"]["first"][0])
-    kept = ["before", *(["a"] if "middle" in case or "object" in case else []), *(["b"] if "middle" in case else [])]
+    between = "middle" in case or case == "no cut in JSON"
+    kept = ["before", *(["a"] if between or "object" in case else []), *(["b"] if between else [])]
     if case == "truncated gzip":
         kept += ["a"] * (index["splits"]["train"]["documents"] - 2)
     tokenizer = load_tokenizer(Path(settings.tokenizer))
