@@ -73,7 +73,7 @@ def open_sources(
         yield data.path, 1.0, open_source(config, tokenizer, progress)
         return
     if tokenizer is None and not (
-        data.tokenizer in NEED_TEXT and all(is_token_path(Path(p.path)) for p, _ in data.sources)
+        data.tokenizer in NEED_TEXT and all(holds_ids(Path(p.path)) for p, _ in data.sources)
     ):
         tokenizer = shared_tokenizer(config, progress)
     total = sum(weight for _, weight in data.sources)

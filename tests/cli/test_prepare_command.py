@@ -52,7 +52,7 @@ def test_prepared_data_is_described() -> None:
     assert "out was prepared with the tokenizer tokenizer.json, not char: leave out --data.tokenizer" in refused.err
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_prepared_data_is_trained_on() -> None:
     assert jaxgpt(*PREPARE, "--out", "out", "--val-fraction", "0.05").code == 0
     small = ("--model.n-layer=1", "--model.n-head=1", "--model.n-embd=8", "--model.block-size=16", "--train.steps=2")
@@ -149,7 +149,7 @@ def saved_tokens(folder: str) -> int:
     return sum(split["tokens"] for split in splits.values())
 
 
-@pytest.mark.long
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kills_at_random_moments_change_nothing(workers: int, processes: list[subprocess.Popen[bytes]]) -> None:
     assert subprocess.run(command("whole", 1), check=True, capture_output=True).returncode == 0
@@ -174,7 +174,7 @@ def test_kills_at_random_moments_change_nothing(workers: int, processes: list[su
     assert contents("out") == contents("whole")
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_workers_end_with_their_parent(processes: list[subprocess.Popen[bytes]]) -> None:
     process = subprocess.Popen(command("out", 2))
     processes.append(process)
@@ -196,7 +196,7 @@ def state(pid: int) -> str:
         return "Z"
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_killed_worker_is_one_line(processes: list[subprocess.Popen[bytes]]) -> None:
     process = subprocess.Popen(command("out", 2), stderr=subprocess.PIPE)
     processes.append(process)

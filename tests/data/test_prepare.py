@@ -287,9 +287,10 @@ class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
 
+@pytest.mark.parametrize("crashes", [7, pytest.param(70, marks=pytest.mark.ci)])
 @pytest.mark.parametrize("style", ["llm.c", "nanogpt"])
 def test_a_crash_at_any_write_changes_nothing(
-    settings: Settings, style: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    settings: Settings, style: Any, crashes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stop before each operation on the file system, tear the write, and start again."""
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 3000)
@@ -320,7 +321,7 @@ def test_a_crash_at_any_write_changes_nothing(
     prepare(settings, Path("counted"), 1)
     operations = total
     assert operations > 100
-    for first in range(0, operations, 1 if request.config.getoption("--long") else operations // 7):
+    for first in range(0, operations, operations // crashes):
         out, left = Path(f"out{first}"), first
         with pytest.raises(Killed):
             prepare(settings, out, 1)
@@ -332,7 +333,7 @@ def test_a_crash_at_any_write_changes_nothing(
         assert contents(out) == expected, f"crash before operation {first} of {operations}"
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.ci)])
 def test_workers_change_nothing(settings: Settings, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 3000)
     write_sources()
@@ -583,7 +584,7 @@ def test_large_vocabularies_have_32_bit_ids(settings: Settings) -> None:
     assert np.frombuffer(data[1024:], "<u4").tolist() == ids.take(0, len(ids)).tolist()
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_a_dataset_folder_is_read(settings: Settings) -> None:
     datasets = pytest.importorskip("datasets")
     assert datasets
