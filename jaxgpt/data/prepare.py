@@ -461,6 +461,7 @@ def _tokenizer(
         entry = {"name": settings.tokenizer} | save_tokenizer(out, given) | {"end_id": given.eos_id}
         index |= {"dtype": dtype.name, "library": f"tokenizers {version('tokenizers')}", "tokenizer": entry}
         write_json(out / INDEX, index)
+        given = None  # it has just been written
     path = out / TOKENIZER_FILE
     if not path.is_file() or file_sha256(path) != index["tokenizer"]["sha256"]:
         raise UserError(f"{path} is not the file that {out} was begun with: delete {out} and start again")

@@ -100,6 +100,7 @@ def _checked(value: Any, text: str) -> Tokenizer:
         ValueError: it fails a check.
     """
     from tokenizers import Tokenizer as HFTokenizer
+    from tokenizers import models
 
     for pattern in _patterns(value):
         bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
@@ -121,7 +122,8 @@ def _checked(value: Any, text: str) -> Tokenizer:
     tokenizer: Tokenizer = SubwordTokenizer(library)
     if not tokenizer.vocab_size:
         raise ValueError("it has no tokens")
-    return _own(json.loads(library.to_str())) or tokenizer
+    own = _own(json.loads(library.to_str())) if isinstance(library.model, models.WordLevel) else None
+    return own or tokenizer
 
 
 def _own(value: Any) -> Tokenizer | None:
@@ -131,7 +133,7 @@ def _own(value: Any) -> Tokenizer | None:
         ValueError: it has the structure of ours but other ids.
     """
     model, splitter = value["model"], value["pre_tokenizer"]
-    if model["type"] != "WordLevel" or value["normalizer"] or value["added_tokens"]:
+    if value["normalizer"] or value["added_tokens"]:
         return None
     words = sorted(model["vocab"], key=model["vocab"].__getitem__)
     if [model["vocab"][word] for word in words] != list(range(len(words))):

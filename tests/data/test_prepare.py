@@ -570,6 +570,22 @@ def test_bpe_is_trained_on_a_sample_of_every_file(settings: Settings, monkeypatc
     assert index["tokenizer"]["vocab_size"] == tokenizer.vocab_size
 
 
+def test_the_end_token_of_a_model_separates_documents(settings: Settings) -> None:
+    """The files beside its tokenizer.json name it, and are written again."""
+    value = json.loads(Path(settings.tokenizer).read_text())
+    value["added_tokens"].append(value["added_tokens"][0] | {"id": len(value["model"]["vocab"]), "content": "<|turn|>"})
+    Path("model").mkdir()
+    Path("model/tokenizer.json").write_text(json.dumps(value))
+    Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": [len(value["model"]["vocab"]), 0]}))
+    Path("src").mkdir()
+    Path("src/a.txt").write_text("text " * 20)
+    index = prepare(replace(settings, tokenizer="model"), Path("out"), 1)
+    assert index["tokenizer"]["end_id"] == len(value["model"]["vocab"])
+    data = load_dataset(config(documents="mask"))
+    assert data.train.end_ids == (len(value["model"]["vocab"]), 0)
+    assert data.train.take(0, 1) == len(value["model"]["vocab"])
+
+
 def test_large_vocabularies_have_32_bit_ids(settings: Settings) -> None:
     value = json.loads(Path(settings.tokenizer).read_text())
     value["model"]["vocab"]["never"] = 70_000
