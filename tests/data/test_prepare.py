@@ -578,7 +578,7 @@ def test_the_end_token_of_a_model_separates_documents(settings: Settings) -> Non
     Path("model/tokenizer.json").write_text(json.dumps(value))
     Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": [len(value["model"]["vocab"]), 0]}))
     Path("src").mkdir()
-    Path("src/a.txt").write_text("text " * 20)
+    Path("src/a.txt").write_text("one text " * 900)
     index = prepare(replace(settings, tokenizer="model"), Path("out"), 1)
     assert index["tokenizer"]["end_id"] == len(value["model"]["vocab"])
     data = load_dataset(config(documents="mask"))
