@@ -635,14 +635,15 @@ def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, data_dir: Path) -> No
             assert ids.tolist() == tokenizer.encode(text).tolist()
 
 
-@pytest.mark.long
+@pytest.mark.ci
 def test_tiktoken_classifies_every_character_as_tokenizers_does(data_dir: Path) -> None:
     """Words depend on the class of each character alone, and the two libraries have tables of Unicode of their own."""
     pytest.importorskip("tiktoken")
     tokenizer = load_tokenizer(data_dir / "gpt2-bpe")
     fast, library = batch_encoder(tokenizer)
     assert library == "tiktoken"
-    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    planes = [*range(0x32000), *range(0x32000, 0x110000, 97)]  # there are hardly any characters beyond the third plane
+    characters = [chr(c) for c in planes if not 0xD800 <= c < 0xE000]
     for i in range(0, len(characters), 1000):
         text = "".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in characters[i : i + 1000])
         assert fast([text])[0].tolist() == tokenizer.encode(text).tolist(), hex(ord(characters[i]))
