@@ -24,7 +24,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import load_dataset, shards
 from jaxgpt.data.documents import Chunk, Table, list_sources, read_chunks
 from jaxgpt.data.fast import batch_encoder
-from jaxgpt.data.pieces import GPT2_CUTS, find_by
+from jaxgpt.data.pieces import GPT2_CUTS, LLAMA3, find_by, split_by
 from jaxgpt.data.prepare import Settings, prepare
 from jaxgpt.data.shards import document_starts, find_prepared
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, train_bpe
@@ -633,6 +633,21 @@ def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, data_dir: Path) -> No
         assert library == "tiktoken"
         for text, ids in zip(texts, fast(texts), strict=True):
             assert ids.tolist() == tokenizer.encode(text).tolist()
+
+
+@pytest.mark.parametrize("pattern", LLAMA3)
+def test_tiktoken_gives_the_same_ids_with_the_words_of_llama_and_qwen(tokenizer_path: Path, pattern: str) -> None:
+    pytest.importorskip("tiktoken")
+    value = json.loads(tokenizer_path.read_text())
+    level = value["pre_tokenizer"] | {"use_regex": False}
+    value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split_by(pattern), level]}
+    Path("llama.json").write_text(json.dumps(value))
+    tokenizer = load_tokenizer(Path("llama.json"))
+    fast, library = batch_encoder(tokenizer)
+    assert library == "tiktoken"
+    texts = [TEXT, *documents(200, 4), "12345 x'S  \r\n\r\n y!!\n z", " \n " * 9 + "١٢٣٤ ²½ e\u0301"]
+    for text, ids in zip(texts, fast(texts), strict=True):
+        assert ids.tolist() == tokenizer.encode(text).tolist()
 
 
 @pytest.mark.ci
