@@ -111,6 +111,7 @@ def test_layers_of_a_large_model_are_left_out(found: Inspection, monkeypatch: py
     assert "1 of 2 layers are left out" in page.html(found, "x")
 
 
+@pytest.mark.ci
 def test_the_command(lm: LM, found: Inspection) -> None:
     run_folder(Path("run"), lm.config.model)
     result = jaxgpt("inspect", "run", "--prompt", "To be", "--max-new-tokens", "2", "--html", "a.html", "--json")

@@ -144,6 +144,7 @@ def test_ablation(lm, ids, out):
     close(study.ablate_heads(lm, ids, METRIC, "mean").ablated[0, 2], difference(edited))
 
 
+@pytest.mark.ci
 def test_patching(lm, ids, out):
     """The grid of TransformerLens is compared in tests/parity/test_taps.py."""
     corrupted = np.array(ids)
