@@ -250,7 +250,10 @@ def _existing(config: Config, holds: str) -> Tokenizer:
     """
     data = config.data
     if data.tokenizer in ("char", "word", "bpe"):
-        raise UserError(f"{data.path} holds {holds} choose their tokenizer with --data.tokenizer (gpt2, ids or PATH)")
+        documents = f"; documents with a text field need jaxgpt data prepare {data.path}" if data.conversations else ""
+        raise UserError(
+            f"{data.path} holds {holds} choose their tokenizer with --data.tokenizer (gpt2, ids or PATH){documents}"
+        )
     return make_tokenizer(data.tokenizer, "", data.vocab_size, config.model.vocab_size)
 
 

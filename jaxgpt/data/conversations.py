@@ -121,7 +121,9 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         case _:
             text = (
-                "; to train on text, extract it to a text file" if isinstance(value, dict) and "text" in value else ""
+                "; to train on documents, use jaxgpt data prepare"
+                if isinstance(value, dict) and "text" in value
+                else ""
             )
             raise UserError(
                 f"neither a list of messages nor a prompt and a completion: {shown(value)}; write {EXAMPLE}{text}"

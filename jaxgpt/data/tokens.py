@@ -272,7 +272,9 @@ def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]
         visible = _visible(path)
         bins = [p for p in visible if p.suffix == ".bin"]
         files = {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
-        skipped = len(visible) - sum(map(len, files.values()))
+        beside = {"index.json", "tokenizer.json"}  # what jaxgpt data prepare writes beside the shards
+        others = [p for p in visible if p.name not in beside and p.suffix != ".starts"]
+        skipped = len(others) - sum(map(len, files.values()))
         if not files["train"]:
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename them to train.bin and val.bin"

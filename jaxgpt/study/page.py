@@ -39,7 +39,8 @@ def html(found: Inspection, title: str) -> str:
     body = "\n".join(
         [
             f"<header><h1>{escape(visible(title))}</h1>",
-            f"<p>{L} layers of {N} heads, {T} tokens: {found.prompt} of the prompt, {T - found.prompt} generated "
+            f"<p>{L} layer{'s' * (L > 1)} of {N} head{'s' * (N > 1)}, {T} tokens: {found.prompt} of the prompt, "
+            f"{T - found.prompt} generated "
             f"(underlined).</p></header>",
             _text(found),
             _attention(layers, N, L),

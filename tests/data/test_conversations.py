@@ -138,7 +138,7 @@ BAD = {
     "": "has no conversations: write one per line",
     '{"messages": [': r"line 2: not valid JSON \(Expecting value: column 15\)",
     "[1]": "line 2: neither a list of messages nor a prompt and a completion: .1.; write .*",
-    '{"text": "a"}': "line 2: neither .*; to train on text, extract it to a text file",
+    '{"text": "a"}': "line 2: neither .*; to train on documents, use jaxgpt data prepare",
     '{"prompt": "a"}': "line 2: neither",
     '{"prompt": "a", "completion": 3}': "line 2: neither",
     '{"messages": "Hi"}': "line 2: neither",
