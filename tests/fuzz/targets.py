@@ -71,6 +71,7 @@ def config(data: bytes) -> None:
         section = getattr(found, name)
         values = [(getattr(section, key), said[key]) for key in said] if isinstance(said, dict) else [(section, said)]
         for mine, value in values:
+            mine = list(mine) if isinstance(mine, tuple) else mine  # JSON has lists
             assert mine == value
             assert isinstance(mine, float) or type(mine) is type(value)
 
