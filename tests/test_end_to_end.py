@@ -91,6 +91,7 @@ def test_sample_several_as_json(run: Path) -> None:
     assert len({s["text"] for s in samples}) > 1
 
 
+@pytest.mark.ci
 def test_python_interface(run: Path) -> None:
     lm = package.load(run)
     greedy = package.generate(lm, ["12 times", "1"], max_new_tokens=10, temperature=0)

@@ -157,6 +157,7 @@ def test_an_end_token_ends_only_its_row() -> None:
         assert len(out.ids) == 8 or out.finish_reason == "stop"
 
 
+@pytest.mark.ci
 def test_long_texts_are_the_same_in_blocks(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between blocks, progress is updated and Ctrl-C is handled."""
     settings = {"max_new_tokens": 40, "temperature": 0.9}
@@ -501,6 +502,7 @@ def test_explain_names_the_first_token_of_generate(lm: LM) -> None:
 # --- edge cases ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
     for temperature in (0.0, 0.8):
         outs = jaxgpt.generate(lm, ["a", "abcb"], no_repeat_ngram_size=1, max_new_tokens=40, temperature=temperature)

@@ -23,6 +23,7 @@ TINY = flags(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("tokenizer", "prompt"),
     [
@@ -47,6 +48,7 @@ def test_an_invalid_sample_prompt_is_replaced_with_a_warning(tokenizer: str, pro
     assert ("model.vocab_size 2000 exceeds" in result.err) == (tokenizer == "char")
 
 
+@pytest.mark.ci
 def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxgpt.cli import report
     from jaxgpt.config import UserError

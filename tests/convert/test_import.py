@@ -33,6 +33,7 @@ def test_an_import_is_a_run(tmp_path, config):
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+@pytest.mark.ci
 def test_shards(tmp_path):
     whole, parts = hf_folder(tmp_path / "one"), hf_folder(tmp_path / "many")
     shard(parts)

@@ -75,6 +75,7 @@ def test_a_later_run_takes_them_over(folders, tmp_path):
     assert load_tokenizer(tmp_path).special == SpecialTokens()
 
 
+@pytest.mark.ci
 def test_every_way_of_generating_ends_there(folders):
     lm = jaxgpt.load(folders[1])
     free = load_tokenizer(folders[1])

@@ -175,6 +175,7 @@ def test_the_command(each: int) -> None:
     assert decode["of_limit"] == pytest.approx(least / decode["token_seconds"])
 
 
+@pytest.mark.ci
 def test_the_command_prints_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--no-decode")
     assert result.code == 0

@@ -41,6 +41,7 @@ def test_laws(lm):
     np.testing.assert_allclose(seen.logits, head, atol=1e-5)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("positions", "settings"),
     [

@@ -8,7 +8,7 @@ import pytest
 from kills import campaign
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.ci), pytest.param(100, marks=pytest.mark.long)])
 def test_killed_runs_end_like_an_uninterrupted_run(tmp_path: Path, kills: int) -> None:
     tally = campaign(tmp_path, kills, seed=3)
     print(tally)

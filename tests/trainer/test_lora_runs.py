@@ -211,6 +211,7 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
     assert abs(loss - val_loss) < 1e-5
 
 
+@pytest.mark.ci
 def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     """At the path it remembers, or beside the run; a missing or changed base is one line, and nothing is written."""
     config = Path("run/config.json")

@@ -53,6 +53,7 @@ def test_leaving_early_ends_the_thread() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.ci
 def test_a_bad_id_stops_a_run_at_its_step() -> None:
     config = small_run(steps=8, eval_every=8)
     config = replace(config, data=replace(config.data, stride=config.model.block_size + 1))

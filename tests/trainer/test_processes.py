@@ -193,6 +193,7 @@ entry()
 """
 
 
+@pytest.mark.ci
 def test_processes_with_different_settings_all_exit(place: None) -> None:
     prompt, late = ranks(lambda n: ["shakespeare", *TINY, "--train.seed", str(n), "--out", "run"])
     for code, out, err in pair(prompt, ["-c", DAWDLE, *late[2:]]):
@@ -308,6 +309,7 @@ def test_every_process_needs_devices_in_the_mesh() -> None:
     assert resolve(replace(config, mesh=MeshConfig()), 4, processes=2)[0] == MeshConfig(data=4)
 
 
+@pytest.mark.ci
 def test_a_process_without_devices_in_the_mesh(place: None) -> None:
     """The launcher prints one line for all of them."""
     with launched(2, "shakespeare", *TINY, "--mesh.data", "1", "--out", "run") as launcher:
