@@ -1,5 +1,6 @@
 """Inspect a model: read and edit activations, ask questions of them, verify invariants, benchmark."""
 
+from jaxgpt.study.architecture import architecture
 from jaxgpt.study.capture import Captured, CapturedGeneration, capture, capture_generation
 from jaxgpt.study.heads import (
     Heads,
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "ablate_heads",
     "ablate_neurons",
+    "architecture",
     "attribution",
     "capture",
     "capture_generation",
