@@ -34,6 +34,10 @@ NEW_TOKENS = 200  # default number of new tokens, if they fit the context
 SEED = 1337  # default seed for sampling
 Overflow = Literal["error", "slide"]  # when a text exceeds the context: raise an error, or slide the window
 
+# Names of functions in jaxgpt/ops. A program may add its own: docs/own/activation.md, docs/own/norm.md.
+NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]
+ActivationName = Literal["gelu", "gelu_new", "relu", "relu2", "silu"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -58,7 +62,7 @@ class ModelConfig:
     rope_high_freq_factor: float = 4.0  # Llama 3 scaling: wavelengths below rope_original_context / this are not scaled
     rope_original_context: int = 8192  # Llama 3 scaling: context length before scaling, in tokens
     # normalization layer; stdnorm divides by (std + eps)
-    norm: Literal["layernorm", "rmsnorm", "stdnorm", "none"] = "layernorm"
+    norm: NormName = "layernorm"
     # pre: normalize each sublayer's input; post: normalize after each residual sum; output: normalize each sublayer's
     # output before the sum; both: input and output
     norm_position: Literal["pre", "post", "output", "both"] = "pre"
@@ -69,7 +73,7 @@ class ModelConfig:
     qk_norm_per_head: bool = True  # qk_norm: normalize each head by itself; false: all heads together
     mlp: Literal["plain", "gated", "none"] = "plain"  # MLP of a block; gated: act(x W_g) * (x W_u), as in SwiGLU
     # MLP activation; gelu is exact, gelu_new the tanh approximation
-    activation: Literal["gelu", "gelu_new", "relu", "relu2", "silu"] = "gelu_new"
+    activation: ActivationName = "gelu_new"
     # compute attention and MLP from the same residual stream: x + attn(norm(x)) + mlp(norm(x))
     parallel_residual: bool = False
     bias: bool = True  # add biases in attention, MLP and LayerNorm

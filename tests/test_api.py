@@ -204,7 +204,7 @@ def only_digits(logits_BV: jax.Array, text: object) -> jax.Array:
 
 
 def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
-    """Here with greedy decoding and beams; docs/python.md samples with one."""
+    """Here with greedy decoding and beams; docs/own/filter.md samples with one."""
     for how in ({"temperature": 0}, {"num_beams": 2}):
         [out] = jaxgpt.generate(lm, "1", max_new_tokens=6, filters=[only_digits], **how)  # type: ignore[arg-type]
         assert out.text.isdecimal()

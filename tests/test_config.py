@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from typing import Literal
 
 import pytest
 from helpers import MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxgpt.config
+from jaxgpt.cli.train import COMMAND as TRAIN
+from jaxgpt.cli.train import Args
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, from_json, to_json
 from jaxgpt.presets import PRESETS, preset
 
@@ -122,3 +126,14 @@ def test_the_microbatch_setting_of_earlier_versions() -> None:
     old["train"] |= {"accumulation": 4, "microbatch": 1}
     with pytest.raises(UserError, match="unknown key 'accumulation'"):
         from_json(json.dumps(old))
+
+
+def test_a_program_may_add_names_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/own/activation.md and docs/own/norm.md do. The command line and config.json take the same names."""
+    for name, setting in (("ActivationName", "activation"), ("NormName", "norm")):
+        with pytest.raises(UserError, match=f"model.{setting} must be one of .*, not 'mine'"):
+            ModelConfig(**{setting: "mine"})
+        monkeypatch.setattr(f"jaxgpt.config.{name}", Literal[getattr(jaxgpt.config, name), "mine"])
+        config = Config(model=ModelConfig(**{setting: "mine"}))
+        assert from_json(to_json(config)) == config
+        assert TRAIN.read(Args, [f"--model.{setting}", "mine"]) == ([""], {f"model.{setting}": "mine"})
