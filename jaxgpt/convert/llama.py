@@ -138,12 +138,13 @@ def read_config(
 
     n_embd, n_head, n_layer = integer("hidden_size"), integer("num_attention_heads"), integer("num_hidden_layers")
     block_size = integer("max_position_embeddings")
+    key_heads = n_head if o.is_null("num_key_value_heads") else defaults.get("num_key_value_heads", n_head)
     shared: dict[str, Any] = {
         "vocab_size": integer("vocab_size"),
         "block_size": block_size,
         "n_layer": n_layer,
         "n_head": n_head,
-        "n_kv_head": o.integer("num_key_value_heads", defaults.get("num_key_value_heads", n_head)),
+        "n_kv_head": o.integer("num_key_value_heads", key_heads),
         "n_embd": n_embd,
         "head_dim": o.integer("head_dim", defaults.get("head_dim", n_embd // max(n_head, 1))),
         "n_inner": integer("intermediate_size"),

@@ -71,6 +71,10 @@ class Options:
             raise UserError(f"{self.where}: {name} must be an integer: {shown(value)}")
         return value
 
+    def is_null(self, name: str) -> bool:
+        """Return whether the file says null, which in some families is not the default."""
+        return name in self._null
+
     def number(self, name: str, default: float | None = None) -> float:
         """Take a number."""
         value = self._take(name, default)

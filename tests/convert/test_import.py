@@ -266,6 +266,12 @@ def test_rotary_settings_of_neox_under_two_names():
     assert (model.rope_theta, model.rope_fraction) == (500.0, 0.5)
 
 
+@pytest.mark.parametrize(("values", "heads"), [({}, 8), ({"num_key_value_heads": None}, 32)], ids=["absent", "null"])
+def test_key_heads_of_mistral(values, heads):
+    """MistralConfig of transformers has 8 by default; null means one for each query head."""
+    assert mistral.config_from_hf(Options(values, "config.json")).kv_heads == heads
+
+
 @pytest.mark.parametrize("case", BAD_FAMILIES)
 def test_unsupported_options_of_families_are_named(case):
     family, values, message = BAD_FAMILIES[case]
