@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxgpt import study
+    from jaxgpt import course, study
     from jaxgpt.config import Config, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.data.batches import batches
     from jaxgpt.lm import LM, chat, explain, generate, load, save, stream
@@ -43,6 +43,7 @@ __all__ = [
     "batches",
     "build",
     "chat",
+    "course",
     "explain",
     "generate",
     "init_params",
@@ -137,8 +138,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name == "study":
-        return importlib.import_module("jaxgpt.study")
+    if name in ("course", "study"):
+        return importlib.import_module(f"jaxgpt.{name}")
     raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
 
 

@@ -21,7 +21,7 @@ ORDER = [
     {"trainer", "lm"},
     {"convert"},
     {"plan"},
-    {"study"},
+    {"study", "course"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

@@ -1,0 +1,287 @@
+"""Compare a learner's function with the reference, and say what is wrong and most likely why."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.course.attention import ATTENTION, BLOCK, MASK, SOFTMAX
+from jaxgpt.course.exercise import Exercise
+from jaxgpt.course.generation import CACHE, GREEDY, TOP_P
+from jaxgpt.course.training import ACCUMULATION, LOSS, STEP
+from jaxgpt.errors import did_you_mean, shown
+
+_EXERCISES = (SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ACCUMULATION, GREEDY, TOP_P, CACHE)
+_RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in another order differ by about 1e-6
+_KINDS = {"booleans": jnp.bool_, "integers": jnp.integer, "floats": jnp.floating}
+_HERE = os.path.dirname(__file__)  # noqa: PTH120
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """The result of a check. It is true if the function is correct, and prints as one line.
+
+    Attributes:
+        exercise: name of the exercise.
+        passed: whether the function returned the right result for every input.
+        message: the inputs on which it was right, or what is wrong and most likely why.
+        error: the exception that the function raised, if that is what is wrong; `raise result.error` shows its traceback.
+    """
+
+    exercise: str
+    passed: bool
+    message: str
+    error: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __repr__(self) -> str:
+        return f"{self._title}: {self.message}"
+
+    def _repr_html_(self) -> str:
+        """Notebooks break the line where text/plain would need to be scrolled."""
+        return f"<p><strong>{html.escape(self._title)}</strong>: {html.escape(self.message)}</p>"
+
+    @property
+    def _title(self) -> str:
+        return f"{self.exercise}: {'correct' if self.passed else 'not yet'}"
+
+
+class _Failed(NamedTuple):
+    """A call without a result that could be compared."""
+
+    why: str
+    error: Exception | None = None
+
+
+def exercises() -> tuple[Exercise, ...]:
+    """Return the exercises in the order of the course. Printing one shows its signature and its statement."""
+    return _EXERCISES
+
+
+def check(name: str, function: Callable[..., Any]) -> Result:
+    """Check a learner's function: call it with several inputs, ordinary and extreme, and compare with the reference.
+
+    The function may use NumPy or jax.numpy, and need not be compatible with `jax.jit`. It is called with NumPy arrays, and if
+    it raises an error, once more with JAX arrays, so that both `x[0] = y` and `x.at[0].set(y)` work.
+
+    An unknown name, something that is not a function, or a function that raises an error also gives a result, which is not
+    passed: `check` itself raises no error.
+
+    Args:
+        name: name of the exercise, such as "attention"; `exercises()` lists all.
+        function: with the parameters of the exercise, in their order; other names are fine.
+
+    Returns:
+        The result: `passed`, and a `message` in one line.
+    """
+    by_name = {key: exercise for exercise in _EXERCISES for key in (exercise.name, *exercise.aliases)}
+    exercise = by_name.get(name.lower()) if isinstance(name, str) else None
+    if exercise is None:
+        near = did_you_mean(name.lower(), by_name) if isinstance(name, str) else ""
+        names = ", ".join(exercise.name for exercise in _EXERCISES)
+        return Result(str(name), False, f"no exercise {shown(name)}{near}: one of {names}")
+    if not callable(function):
+        what = f"{exercise.reference.__name__}({', '.join(exercise.parameters)})"
+        return Result(exercise.name, False, f"pass the function {what} itself, not {shown(function)}")
+    with np.errstate(all="ignore"), warnings.catch_warnings(), jax.default_matmul_precision("highest"):
+        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, for the mean of nothing
+        failed = _arguments(exercise, function) or _compare(exercise, function)
+    if failed:
+        return Result(exercise.name, False, failed.why, failed.error)
+    return Result(exercise.name, True, f"right for {', '.join(_expected(exercise))}")
+
+
+def _arguments(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None:
+    """Check that the function takes as many arguments as the exercise has."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return None
+    try:
+        signature.bind(*exercise.parameters)
+    except TypeError:
+        wanted = f"({', '.join(exercise.parameters)})"
+        return _Failed(f"the function takes {signature}, but is called with the arguments {wanted}")
+    return None
+
+
+@cache
+def _inputs(exercise: Exercise) -> Mapping[str, tuple[Any, ...]]:
+    return exercise.inputs()
+
+
+@cache
+def _expected(exercise: Exercise) -> dict[str, Any]:
+    """Compute the results of the reference, by description of the input."""
+    return {label: jax.tree.map(np.asarray, exercise.reference(*args)) for label, args in _inputs(exercise).items()}
+
+
+@cache
+def _mistaken(exercise: Exercise, index: int) -> list[Any]:
+    """Compute the results of a typical mistake."""
+    expected = _expected(exercise)
+    function = exercise.mistakes[index][1]
+    return [_run(exercise, function, args, expected[label]) for label, args in _inputs(exercise).items()]
+
+
+def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None:
+    """Call the function with all inputs. Return what is wrong, the most specific first."""
+    expected, inputs = _expected(exercise), _inputs(exercise)
+    results = {label: _run(exercise, function, args, expected[label]) for label, args in inputs.items()}
+    first = next(iter(inputs))
+    again = _run(exercise, function, inputs[first], expected[first])
+    if not isinstance(again, _Failed) and not isinstance(results[first], _Failed) and not _same(again, results[first]):
+        return _Failed(
+            "two calls with the same arguments return different results: it keeps state or draws random numbers"
+        )
+    if all(_same(results[label], expected[label]) for label in inputs):
+        return None
+    for index, (why, _) in enumerate(exercise.mistakes):
+        if all(map(_alike, results.values(), _mistaken(exercise, index), expected.values())):
+            return _Failed(why)
+    for label, result in results.items():
+        failed = result if isinstance(result, _Failed) else _shapes(exercise, result, expected[label])
+        if failed:
+            return failed._replace(why=f"{failed.why} (input: {label})")
+    for label, result in results.items():
+        for law in () if _same(result, expected[label]) else exercise.laws:
+            if broken := law(result, *inputs[label]):
+                return _Failed(f"{broken} (input: {label})")
+    label = next(label for label in inputs if not _same(results[label], expected[label]))
+    return _Failed(f"{_values(exercise, results[label], expected[label])} (input: {label})")
+
+
+def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...], expected: Any) -> Any:
+    """Call a function with NumPy arrays, or JAX arrays if that fails; return its result in the expected structure."""
+    failed = None
+    for convert in (np.array, jnp.asarray):
+        given = jax.tree.map(lambda x: convert(x) if isinstance(x, np.ndarray) else x, args)  # noqa: B023
+        try:
+            result = _arrays(exercise, function(*given), expected)
+        except Exception as error:  # anything may be wrong with a learner's function
+            new = _Failed(_raised(function, error), error)
+            # An error about `x.at` is one of NumPy's arrays, and says nothing of the function.
+            failed = new if failed is None or "numpy.ndarray" in str(failed.error) else failed
+            continue
+        for name, before, after in zip(exercise.parameters, args, given, strict=True):
+            if not all(map(_unchanged, jax.tree.leaves(before), jax.tree.leaves(after))):
+                return _Failed(
+                    f"it changes its argument {name}: make a new array instead, a JAX array cannot be changed"
+                )
+        return result
+    return failed
+
+
+def _unchanged(before: Any, after: Any) -> bool:
+    return not isinstance(before, np.ndarray) or np.array_equal(before, np.asarray(after), equal_nan=True)
+
+
+def _raised(function: Callable[..., Any], error: Exception) -> str:
+    """Describe an exception in one line, with the line of the learner's code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
+    lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]
+    where = f" in line {lines[-1]}" if lines else ""
+    text = " ".join(str(error).strip().partition("\n")[0].split())
+    return f"it raises {type(error).__name__}{where}: {text[:300] or 'without a message'}"
+
+
+def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
+    """Convert the leaves of a result to arrays; `_Failed` if its structure is not the expected one."""
+    result = tuple(result) if isinstance(result, list) and isinstance(expected, tuple) else result
+    structure: Any = jax.tree.structure(expected)
+    names = ", ".join(exercise.returns)
+    if result is None:
+        return _Failed(f"it returns None instead of {names}: is the return statement missing?")
+    try:
+        leaves = structure.flatten_up_to(result)
+    except ValueError:
+        shape = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        inside = ""
+        if isinstance(result, tuple) and len(result) == len(exercise.returns):
+            shape, inside = "another structure", ": parameters, states and caches keep their structure"
+        return _Failed(f"it returns {shape} instead of {names}{inside}")
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    for leaf, array in zip(leaves, arrays, strict=True):
+        if _kind(array) not in _KINDS:
+            return _Failed(f"it returns {shown(leaf)} in place of numbers: expected {names}")
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _kind(x: np.ndarray) -> str:
+    return next((kind for kind, dtype in _KINDS.items() if jnp.issubdtype(x.dtype, dtype)), str(x.dtype))
+
+
+def _same(result: Any, expected: Any) -> bool:
+    """Whether two results have the same shapes and kinds of numbers, and equal values up to rounding."""
+    if isinstance(result, _Failed) or isinstance(expected, _Failed):
+        return False
+    return all(map(_close, jax.tree.leaves(result), jax.tree.leaves(expected)))
+
+
+def _close(a: np.ndarray, b: np.ndarray) -> bool:
+    # An empty list has no integers.
+    if a.shape != b.shape or (a.size and _kind(a) != _kind(b)):
+        return False
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    return np.allclose(x, y, rtol=_RTOL, atol=_ATOL, equal_nan=True)
+
+
+def _alike(result: Any, mistaken: Any, expected: Any) -> bool:
+    """Whether a result is that of a mistake. Overflow is NaN in one formula and inf in another, so these are the same."""
+    broken, both = _overflows(result, expected), _overflows(mistaken, expected)
+    return (broken and both) if broken or both else _same(result, mistaken)
+
+
+def _overflows(result: Any, expected: Any) -> bool:
+    if isinstance(result, _Failed):
+        return False
+    leaves = zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True)
+    return any(
+        _kind(x) == "floats" and x.shape == y.shape and bool(((np.isnan(x) | (x == np.inf)) & np.isfinite(y)).any())
+        for x, y in leaves
+    )
+
+
+def _leaves(exercise: Exercise, tree: Any) -> list[tuple[str, np.ndarray]]:
+    """Name the leaves of a result: "value", "grads['head']"."""
+    named = dict(zip(exercise.returns, tree if len(exercise.returns) > 1 else (tree,), strict=True))
+    return [
+        (path[0].key + jax.tree_util.keystr(path[1:]), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(named)
+    ]
+
+
+def _shapes(exercise: Exercise, result: Any, expected: Any) -> _Failed | None:
+    for (name, a), (_, b) in zip(_leaves(exercise, result), _leaves(exercise, expected), strict=True):
+        if a.shape != b.shape:
+            return _Failed(f"{name} has shape {list(a.shape)} instead of {list(b.shape)}")
+        if a.size and _kind(a) != _kind(b):
+            return _Failed(f"{name} holds {_kind(a)} instead of {_kind(b)}")
+    return None
+
+
+def _values(exercise: Exercise, result: Any, expected: Any) -> str:
+    """Describe the largest difference."""
+    for (name, a), (_, b) in zip(_leaves(exercise, result), _leaves(exercise, expected), strict=True):
+        if _close(a, b):
+            continue
+        x, y = np.atleast_1d(a.astype(np.float64)), np.atleast_1d(b.astype(np.float64))
+        difference = np.where(x == y, 0, np.nan_to_num(np.abs(x - y), nan=np.inf))
+        place = np.unravel_index(difference.argmax(), difference.shape)
+        index = str([int(i) for i in place]) if a.ndim else ""
+        return f"{name}{index} is {x[place]:.5g} instead of {y[place]:.5g}"
+    raise AssertionError("some leaf differs")

@@ -1,0 +1,300 @@
+"""Exercises on generation: greedy, top-p, cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgpt.course.exercise import Exercise
+from jaxgpt.decoding import filters
+from jaxgpt.model.cache import write
+from jaxgpt.ops.attention import attend
+
+Array = np.ndarray
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# greedy
+
+
+def _model(seed: int) -> Callable[[Any], Array]:
+    """Make a causal model of 11 tokens whose logits depend on all tokens so far."""
+    table_VD, head_DV = _normal(seed, 11, 6), _normal(seed + 1, 6, 11)
+
+    def model(ids_T: Any) -> Any:
+        xp, ids = (jnp, ids_T) if isinstance(ids_T, jax.core.Tracer) else (np, np.asarray(ids_T))
+        if ids.ndim != 1 or not len(ids) or ids.dtype.kind not in "iu":
+            raise TypeError(
+                f"model takes one row of ids, integers [T]: it was called with {ids.dtype} {list(ids.shape)}"
+            )
+        distance_TT = np.arange(len(ids))[:, None] - np.arange(len(ids))[None, :]
+        decay_TT = np.where(distance_TT >= 0, 0.9 ** np.abs(distance_TT), 0).astype(np.float32)
+        return xp.tanh(decay_TT @ xp.asarray(table_VD)[ids]) @ head_DV
+
+    return model
+
+
+def greedy(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
+    return _generate(lambda logits_TV: int(filters.keep_argmax(jnp.asarray(logits_TV)[-1:])[0].argmax()))(
+        model, ids_T, n
+    )
+
+
+def _generate(
+    choose: Callable[[Array], int], see: Callable[[list[int]], list[int]] = lambda ids: ids
+) -> Callable[..., Any]:
+    """Make a function that generates, from the choice of a token and what of the text the model is given."""
+
+    def generate(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
+        ids = [int(i) for i in ids_T]
+        for _ in range(n):
+            ids.append(choose(model(np.array(see(ids)))))
+        return np.array(ids[len(ids_T) :], np.int32)
+
+    return generate
+
+
+def _with_the_prompt(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
+    return np.concatenate([np.asarray(ids_T), greedy(model, ids_T, n)])
+
+
+def _one_pass(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
+    return np.full(n, model(ids_T)[-1].argmax(), np.int32)
+
+
+GREEDY = Exercise(
+    name="greedy",
+    page="generation",
+    statement="Greedy decoding: the n ids that follow a prompt, each the most probable one after all before it. "
+    "model(ids) takes ids [T] and returns logits [T, V]. Return the n new ids, without the prompt.",
+    returns=("new_ids",),
+    reference=greedy,
+    inputs=lambda: {
+        "6 tokens after 4": (_model(0), np.array([3, 1, 4, 1], np.int32), 6),
+        "5 tokens after 1": (_model(2), np.array([7], np.int32), 5),
+        "1 token after 9": (_model(4), np.array([2, 7, 1, 8, 2, 8, 1, 8, 2], np.int32), 1),
+        "no tokens": (_model(0), np.array([5, 9], np.int32), 0),
+    },
+    mistakes=(
+        ("the result contains the prompt: return the n new ids only", _with_the_prompt),
+        ("the new tokens are not fed back: append each to the ids before the next call of the model", _one_pass),
+        (
+            "the model is given the last token only: give it all ids so far",
+            _generate(lambda logits: int(logits[-1].argmax()), see=lambda ids: ids[-1:]),
+        ),
+        ("it takes the least probable token: argmax, not argmin", _generate(lambda logits: int(logits[-1].argmin()))),
+        (
+            "it reads the logits of the first position: those of the last one (logits[-1]) predict the next token",
+            _generate(lambda logits: int(logits[0].argmax())),
+        ),
+        (
+            "it takes the maximum over all positions: only the last one (logits[-1]) predicts the next token",
+            _generate(lambda logits: int(logits.max(0).argmax())),
+        ),
+    ),
+)
+
+
+# top-p
+
+_keep_top_p = jax.jit(filters.keep_top_p)
+
+
+def top_p(logits_V: Any, p: float) -> Any:
+    return _keep_top_p(jnp.asarray(logits_V)[None], p)[0]
+
+
+def _top_p(
+    keep: Callable[[Array, float], Array], order: int = -1, removed: float = -np.inf
+) -> Callable[[Array, float], Array]:
+    """Make a filter, from the rule that says which of the sorted probabilities are kept."""
+
+    def top_p(logits_V: Array, p: float) -> Array:
+        p_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+        sorted_ids = np.argsort(p_V, kind="stable")[::order]
+        kept_V = np.zeros(len(p_V), bool)
+        kept_V[sorted_ids[keep(p_V[sorted_ids], p)]] = True
+        return np.where(kept_V, logits_V, np.float32(removed))
+
+    return top_p
+
+
+def _smallest_set(sorted_p: Array, p: float) -> Array:
+    before: Array = np.cumsum(sorted_p) - sorted_p
+    return before < p
+
+
+def _in_sorted_order(logits_V: Array, p: float) -> Array:
+    kept_V = _top_p(_smallest_set)(logits_V, p)
+    return np.sort(kept_V)[::-1]
+
+
+def _probabilities(logits_V: Array, p: float) -> Array:
+    kept_V = np.exp(_top_p(_smallest_set)(logits_V, p))
+    total: Array = kept_V / kept_V.sum()
+    return total
+
+
+def _is_the_smallest_set(out_V: Array, logits_V: Array, p: float) -> str | None:
+    kept_V = out_V > -np.inf
+    p_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
+    if np.isnan(out_V).any():
+        return "some logits are NaN"
+    if not kept_V.any():
+        return "every token is removed: keep at least the most probable one"
+    if not np.allclose(out_V[kept_V], logits_V[kept_V], atol=1e-5):
+        return "the logits of tokens that are kept change: return them as they are, and -inf for the others"
+    if p_V[kept_V].min() < p_V[~kept_V].max(initial=0):
+        return f"it keeps token {np.where(kept_V, p_V, 2).argmin()} and removes a more probable one"
+    if p_V[kept_V].sum() < p - 1e-6:
+        return f"the tokens that are kept have a probability of {p_V[kept_V].sum():.3f}, less than p = {p:g}: keep one more"
+    if p_V[kept_V].sum() - p_V[kept_V].min() > p + 1e-6:
+        return (
+            f"it keeps {kept_V.sum()} tokens, but fewer reach p = {p:g}: stop at the token with which the sum reaches p"
+        )
+    return None
+
+
+TOP_P = Exercise(
+    name="top-p",
+    page="generation",
+    aliases=("top_p", "nucleus"),
+    statement="The nucleus filter: keep the smallest set of most probable tokens whose probabilities sum to at least p, "
+    "and set the logits of all others to -inf. At least one token is kept; the logits kept do not change.",
+    returns=("logits_V",),
+    reference=top_p,
+    inputs=lambda: {
+        "p = 0.7": (_normal(0, 6), 0.7),
+        "p = 0.9, 300 tokens": (2 * _normal(1, 300), 0.9),
+        "p = 0.5, one token has 0.9": (np.array([0.3, 5.0, 1.0, 0.1, -0.4, 0.7], np.float32), 0.5),
+        "p = 1": (_normal(2, 6), 1.0),
+        "p = 0.001": (_normal(3, 6), 0.001),
+        "p = 0.8, a token is removed already": (np.array([0.5, -np.inf, 1.0, 0.2, -0.1, 0.9], np.float32), 0.8),
+    },
+    mistakes=(
+        (
+            "the token with which the sum reaches p is removed: it belongs to the set, which must sum to at least p",
+            _top_p(lambda sorted_p, p: np.cumsum(sorted_p) <= p),
+        ),
+        (
+            "it keeps tokens whose own probability is at least p: sum the probabilities in descending order",
+            _top_p(lambda sorted_p, p: sorted_p >= p),
+        ),
+        (
+            "it keeps the least probable tokens: sort in descending order",
+            _top_p(_smallest_set, order=1),
+        ),
+        (
+            "it keeps one token too many: stop at the token with which the sum reaches p",
+            _top_p(lambda sorted_p, p: np.cumsum(sorted_p) - sorted_p - np.append(0, sorted_p[:-1]) < p),
+        ),
+        ("the result is in sorted order: put each logit back at its id", _in_sorted_order),
+        ("removed logits are 0, and exp(0) is 1: set them to -inf", _top_p(_smallest_set, removed=0.0)),
+        ("it returns probabilities: return logits, -inf where a token is removed", _probabilities),
+    ),
+    laws=(_is_the_smallest_set,),
+)
+
+
+# cache
+
+
+@jax.jit
+def extend(q_H: Any, k_H: Any, v_H: Any, cache: Any, length: int) -> Any:
+    k_1S1H, v_1S1H = (
+        write(jnp.asarray(old)[None, :, None], jnp.asarray(new)[None, None, None], jnp.int32(length))
+        for old, new in zip(cache, (k_H, v_H), strict=True)
+    )
+    mask_S = jnp.arange(k_1S1H.shape[1]) <= length
+    out, _ = attend(jnp.asarray(q_H)[None, None, None], k_1S1H, v_1S1H, mask_S[None, None, None], len(q_H) ** -0.5)
+    return out[0, 0, 0], (k_1S1H[0, :, 0], v_1S1H[0, :, 0])
+
+
+def _extend(
+    slot: Callable[[int], int] = lambda length: length,
+    seen: Callable[[Array, int], Array] = lambda slots, length: slots <= length,
+    scale: Callable[[int], float] = lambda H: H**-0.5,
+    old_cache: bool = False,
+) -> Callable[..., Any]:
+    """Make a step with a cache of which one part is different."""
+
+    def extend(q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> Any:
+        k_SH, v_SH = (x.copy() for x in cache)
+        k_SH[slot(length)], v_SH[slot(length)] = k_H, v_H
+        scores_S = np.where(seen(np.arange(len(k_SH)), length), k_SH @ q_H * scale(len(q_H)), -np.inf)
+        exp_S = np.exp(scores_S - scores_S.max())
+        return exp_S / exp_S.sum() @ v_SH, cache if old_cache else (k_SH, v_SH)
+
+    return extend
+
+
+def _not_written(q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> Any:
+    return _extend(seen=lambda slots, length: slots < length)(q_H, k_H, v_H, cache, length)[0], cache
+
+
+def _growing(q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> Any:
+    out_H, (k_SH, v_SH) = _extend()(q_H, k_H, v_H, cache, length)
+    return out_H, (k_SH[: length + 1], v_SH[: length + 1])
+
+
+def _only_its_slot_changes(result: Any, q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> str | None:
+    _, new_cache = result
+    for name, token, old_SH, new_SH in zip("kv", (k_H, v_H), cache, new_cache, strict=True):
+        changed = np.flatnonzero(~np.isclose(old_SH, new_SH, atol=1e-5).all(-1))
+        if others := sorted(set(changed.tolist()) - {length}):
+            return f"{name}_SH changes in slot {others[0]}: only slot {length} (length) may change"
+        if not np.allclose(new_SH[length], token, atol=1e-5):
+            return f"{name}_SH[{length}] is not the new {name}_H: write it to slot `length`"
+    return None
+
+
+def _cache(seed: int, S: int, H: int, length: int) -> tuple[Any, ...]:
+    """Make the arguments of one call. Unused slots hold what an earlier text has left there."""
+    q_H, k_H, v_H = _normal(seed, 3, H)
+    k_SH, v_SH = _normal(seed + 1, 2, S, H)
+    return q_H, k_H, v_H, (k_SH, v_SH), length
+
+
+CACHE = Exercise(
+    name="cache",
+    page="generation",
+    statement="Attention of one new token with a KV cache, an argument and a result. cache is (k_SH, v_SH): S slots, of "
+    "which the first `length` are filled and the others hold anything. Write k_H and v_H to slot `length`, attend with q_H "
+    "to slots 0 to `length` with the scale 1 / sqrt(H), and return the output and the new cache; other slots stay as they are.",
+    returns=("out_H", "cache"),
+    reference=extend,
+    inputs=lambda: {
+        "three tokens in the cache": _cache(0, 6, 4, 3),
+        "an empty cache": _cache(2, 6, 4, 0),
+        "the last slot": _cache(4, 6, 4, 5),
+    },
+    mistakes=(
+        (
+            "it attends to unused slots: mask the scores of slots beyond `length`",
+            _extend(seen=lambda slots, length: slots >= 0),
+        ),
+        (
+            "the token does not see itself: attend to slots 0 to `length`, both included",
+            _extend(seen=lambda slots, length: slots < length),
+        ),
+        ("the returned cache is the old one: return the one with the new key and value", _extend(old_cache=True)),
+        ("the new key and value are not written: put them into slot `length`, then attend", _not_written),
+        (
+            "it writes to slot `length - 1`, over the last token: the first free slot is `length`",
+            _extend(slot=lambda length: length - 1),
+        ),
+        ("the scale 1 / sqrt(H) is missing", _extend(scale=lambda H: 1.0)),
+        (
+            "the cache grows with each token: return all S slots, so that shapes stay the same and nothing is compiled anew",
+            _growing,
+        ),
+    ),
+    laws=(_only_its_slot_changes,),
+)

@@ -1,0 +1,312 @@
+"""Exercises on training: loss, step, accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxgpt.course.exercise import Exercise
+from jaxgpt.train.loss import cross_entropy, make_loss_fn, token_count
+from jaxgpt.train.step import TrainState, gradients, loss_sum, train_step
+
+Array = np.ndarray
+_V, _D = 7, 4
+
+
+def _normal(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+# loss
+
+
+@jax.jit
+def loss(logits_TV: Any, targets_T: Any) -> Any:
+    logits_1TV, targets_1T = jnp.asarray(logits_TV)[None], jnp.asarray(targets_T)[None]
+    return cross_entropy(logits_1TV, targets_1T).sum() / token_count(targets_1T)
+
+
+def _log_p(logits_TV: Array, targets_T: Array, axis: int = -1) -> Array:
+    """Compute the log probability of each target; -1 means the last id, as an index does."""
+    shifted = logits_TV - logits_TV.max(axis, keepdims=True)
+    log_p: Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
+    return log_p[np.arange(len(targets_T)), targets_T]
+
+
+def _of_counted(reduce: Callable[[Array], Any], axis: int = -1) -> Callable[..., Any]:
+    """Make a loss from the log probabilities of the targets that count."""
+    return lambda logits, targets: reduce(_log_p(logits, targets, axis)[targets >= 0])
+
+
+def _without_maximum(logits: Array, targets: Array) -> Any:
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -log_p[np.arange(len(targets)), targets][targets >= 0].mean()
+
+
+def _is_a_finite_mean(value: Array, logits_TV: Array, targets_T: Array) -> str | None:
+    if not np.isfinite(value):
+        large = np.abs(logits_TV).max() > 100
+        why = ": exp(logits) overflows, or p is 0: use log p = shifted - log(sum(exp(shifted))), shifted = logits - max"
+        return f"the loss is {float(value)}" + (why if large else "")
+    if value < 0:
+        return "the loss is negative: it is minus the log probability, which is at most 0"
+    return None
+
+
+LOSS = Exercise(
+    name="loss",
+    page="training",
+    statement="The mean cross entropy in nats, a scalar: the mean of -log softmax(logits)[target] over the positions whose "
+    "target is not -1. Logits [T, V] may be large; targets [T] are ids or -1 (does not count).",
+    returns=("value",),
+    reference=loss,
+    inputs=lambda: {
+        "random logits": (_normal(0, 6, _V), np.array([1, 0, 6, 2, 5, 3])),
+        "one position": (_normal(1, 1, _V), np.array([4])),
+        "two targets of -1": (_normal(2, 6, _V), np.array([1, -1, 0, 2, -1, 4])),
+        "large logits": (1e4 * np.eye(6, _V, dtype=np.float32), np.array([0, 0, 2, 1, 4, 6])),
+    },
+    mistakes=(
+        (
+            "it is the sum of the losses: divide by the number of targets that are not -1",
+            _of_counted(lambda x: -x.sum()),
+        ),
+        ("it is in bits: use the natural logarithm", _of_counted(lambda x: -x.mean() / np.log(2))),
+        ("the sign is wrong: the loss is minus the log probability", _of_counted(lambda x: x.mean())),
+        (
+            "it is the logarithm of the mean probability: take the logarithm of each target's probability, then the mean",
+            _of_counted(lambda x: -np.log(np.exp(x).mean())),
+        ),
+        ("the logarithm is missing: the loss of a target is -log(p)", _of_counted(lambda x: -np.exp(x).mean())),
+        (
+            "targets of -1 are counted: as an index, -1 is the last id; leave these positions out",
+            lambda logits, targets: -_log_p(logits, targets).mean(),
+        ),
+        (
+            "the sum is divided by T: divide by the number of targets that are not -1",
+            lambda logits, targets: -np.where(targets >= 0, _log_p(logits, targets), 0).mean(),
+        ),
+        (
+            "targets are shifted once more: targets[t] is already the token after position t",
+            lambda logits, targets: -_log_p(logits[:-1], targets[1:])[targets[1:] >= 0].mean(),
+        ),
+        (
+            "the softmax runs over the positions: normalize over the vocabulary, the last axis",
+            _of_counted(lambda x: -x.mean(), 0),
+        ),
+        ("exp overflows for large logits: subtract the maximum of each row first", _without_maximum),
+    ),
+    laws=(_is_a_finite_mean,),
+)
+
+
+# step
+
+
+def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None) -> jax.Array:
+    """Predict the next token from the last one."""
+    params = variables["params"]
+    logits_BTV: jax.Array = jnp.take(params["embedding"], tokens_BT, axis=0) @ params["head"]
+    return logits_BTV
+
+
+_LOSS_FN = make_loss_fn(_apply)
+_PARAMS = {"embedding": _normal(0, _V, _D), "head": _normal(1, _D, _V)}
+_OPTIMIZER = optax.adamw(0.03)
+
+
+@jax.jit
+def _sums(params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Compute the sum of the losses of a batch, and the number of tokens that count."""
+    windows_BT1 = jnp.asarray(windows_BT1)
+    inputs_BT = jnp.maximum(windows_BT1[:, :1], 0)
+    return loss_sum(params, jnp.concatenate([inputs_BT, windows_BT1[:, 1:]], 1), None, _padded_loss_fn)
+
+
+def _padded_loss_fn(params: Any, tokens_BT: jax.Array, *args: Any) -> jax.Array:
+    return _LOSS_FN(params, jnp.maximum(tokens_BT, 0), *args)
+
+
+@jax.jit
+def _mean(params: Any, windows_BT1: jax.Array) -> jax.Array:
+    """Compute the mean loss of a batch."""
+    total, count = _sums(params, windows_BT1)
+    return total / count
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def step(state: Any, batch: Any, loss: Callable[..., Any], optimizer: Any) -> Any:
+    params, opt_state = state
+    before = TrainState(jnp.int32(0), params, opt_state, None)
+    after, metrics = train_step(before, jnp.asarray(batch), loss_fn=_LOSS_FN, optimizer=optimizer)
+    return (after.params, after.opt_state), metrics["loss"]
+
+
+def _step(
+    update: Callable[[Any, Any, Any], Any] = lambda params, updates, grads: optax.apply_updates(params, updates),
+    keep_state: bool = False,
+    loss_after: bool = False,
+    sign: float = 1.0,
+) -> Callable[..., Any]:
+    """Make a step of which one part is different."""
+
+    def step(state: Any, batch: Any, loss: Callable[..., Any], optimizer: Any) -> Any:
+        params, old = state
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        updates, new = optimizer.update(jax.tree.map(lambda g: sign * g, grads), old, params)
+        after = update(params, updates, grads)
+        return (after, old if keep_state else new), loss(after, batch) if loss_after else value
+
+    return step
+
+
+def _states() -> dict[str, tuple[Any, ...]]:
+    """Make the state before the first step, and one in the middle of training, whose moments are not zero."""
+    first: Any = (_PARAMS, jax.tree.map(np.asarray, _OPTIMIZER.init(_PARAMS)))
+    batches = np.random.default_rng(0).integers(0, _V, (3, 4, 6)).astype(np.int32)
+    later: Any = first
+    for batch in batches[:2]:
+        later = jax.tree.map(np.asarray, _step()(later, batch, _mean, _OPTIMIZER)[0])
+    return {
+        "the first step": (first, batches[0], _mean, _OPTIMIZER),
+        "a later step": (later, batches[2], _mean, _OPTIMIZER),
+    }
+
+
+STEP = Exercise(
+    name="step",
+    page="training",
+    statement="A train step as a pure function. state is (params, opt_state); loss(params, batch) is a scalar; optimizer is "
+    "optax's. Return the new state, and the loss before the update.",
+    returns=("state", "value"),
+    reference=step,
+    inputs=_states,
+    mistakes=(
+        (
+            "the loss is that of the new parameters: return the value that jax.value_and_grad computed, before the update",
+            _step(loss_after=True),
+        ),
+        ("the optimizer's state is not updated: return the one that optimizer.update returns", _step(keep_state=True)),
+        (
+            "the parameters do not change: return optax.apply_updates(params, updates)",
+            _step(update=lambda params, updates, grads: params),
+        ),
+        (
+            "the step goes uphill: updates are added (optax.apply_updates), optax has already negated them",
+            _step(update=lambda params, updates, grads: jax.tree.map(lambda p, u: p - u, params, updates)),
+        ),
+        ("the gradient has the wrong sign: pass it as jax.grad returns it, optax negates it", _step(sign=-1.0)),
+        (
+            "gradients are subtracted from the parameters: apply the updates that the optimizer made of them",
+            _step(update=lambda params, updates, grads: jax.tree.map(lambda p, g: p - g, params, grads)),
+        ),
+        (
+            "the optimizer's updates are returned as the parameters: add them with optax.apply_updates(params, updates)",
+            _step(update=lambda params, updates, grads: updates),
+        ),
+    ),
+)
+
+
+# accumulation
+
+
+@partial(jax.jit, static_argnums=2)
+def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
+    return gradients(params, jnp.concatenate([jnp.asarray(m) for m in microbatches]), None, _padded_loss_fn, 1)
+
+
+def _parts(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> tuple[Any, Array]:
+    """Compute (loss, gradient) sums of each microbatch, stacked, and the counts."""
+    grad = jax.value_and_grad(loss_sum, has_aux=True)
+    parts = [grad(params, m) for m in microbatches]
+    sums = jax.tree.map(lambda *xs: np.stack(xs), *((total, grads) for (total, _), grads in parts))
+    return sums, np.array([count for (_, count), _ in parts])
+
+
+def _combined(
+    of_loss: Callable[[Array, Array], Any], of_grads: Callable[[Array, Array], Any] | None = None
+) -> Callable[..., Any]:
+    """Make an accumulation from the way in which sums and counts `[microbatches]` are combined."""
+
+    def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
+        (totals, grads), counts = _parts(params, microbatches, loss_sum)
+        return of_loss(totals, counts), jax.tree.map(lambda g: (of_grads or of_loss)(g, counts), grads)
+
+    return accumulate
+
+
+def _divided_once(sums: Array, counts: Array) -> Any:
+    return sums.sum(0) / counts.sum()
+
+
+def _mean_of_means(sums: Array, counts: Array) -> Any:
+    return (sums / counts.reshape(-1, *[1] * (sums.ndim - 1))).mean(0)
+
+
+def _is_finite(result: Any, *arguments: Any) -> str | None:
+    if all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result)):
+        return None
+    return "a microbatch without tokens makes it NaN (0 / 0): add up the sums and the counts, and divide once"
+
+
+def _microbatches(*counts: int) -> list[Array]:
+    """Make microbatches of 2 windows with the given numbers of tokens that count; the rest of the targets is -1."""
+    rng = np.random.default_rng(sum(counts))
+    batches = []
+    for count in counts:
+        windows = rng.integers(0, _V, (2, 6)).astype(np.int32)
+        windows[:, 1:][np.arange(10).reshape(2, 5) >= count] = -1
+        batches.append(windows)
+    return batches
+
+
+_UNEQUAL = "averaged over microbatches of unequal token counts: add up the sums and the counts, and divide once"
+_sums_of_windows: Callable[..., Any] = partial(_sums)
+
+ACCUMULATION = Exercise(
+    name="accumulation",
+    page="training",
+    statement="The mean loss of a batch and its gradient, computed one microbatch at a time. loss_sum(params, microbatch) "
+    "returns the sum of the losses and the number of tokens; divide such that the split does not matter.",
+    returns=("value", "grads"),
+    reference=accumulate,
+    inputs=lambda: {
+        "equal token counts": (_PARAMS, _microbatches(10, 10, 10), _sums_of_windows),
+        "unequal token counts": (_PARAMS, _microbatches(10, 2, 7), _sums_of_windows),
+        "one microbatch": (_PARAMS, _microbatches(6), _sums_of_windows),
+        "a microbatch without tokens": (_PARAMS, _microbatches(5, 0, 8), _sums_of_windows),
+    },
+    mistakes=(
+        (f"loss and gradient are {_UNEQUAL}", _combined(_mean_of_means)),
+        (f"the gradient is {_UNEQUAL}", _combined(_divided_once, _mean_of_means)),
+        (f"the loss is {_UNEQUAL}", _combined(_mean_of_means, _divided_once)),
+        (
+            "the sums are not divided: divide loss and gradient by the number of tokens",
+            _combined(lambda sums, counts: sums.sum(0)),
+        ),
+        (
+            "the gradient is not divided: divide it by the number of tokens, too",
+            _combined(_divided_once, lambda sums, counts: sums.sum(0)),
+        ),
+        (
+            "the sums are divided by the number of microbatches: divide them by the number of tokens",
+            _combined(lambda sums, counts: sums.mean(0)),
+        ),
+        (
+            "only the last microbatch counts: add up the sums of all of them",
+            _combined(lambda sums, counts: sums[-1] / counts[-1]),
+        ),
+        (
+            "the sums of all microbatches are divided by the tokens of the last one: add up the counts, too",
+            _combined(lambda sums, counts: sums.sum(0) / counts[-1]),
+        ),
+    ),
+    laws=(_is_finite,),
+)

@@ -1,0 +1,255 @@
+"""Exercises: right answers pass, and wrong ones are told what is wrong with them."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import repository
+
+import jaxgpt
+from jaxgpt.course import Exercise, check, exercises
+
+COURSE = repository() / "docs" / "course"
+each = pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.name)
+
+
+@each
+def test_the_reference_passes(exercise: Exercise) -> None:
+    result = check(exercise.name, exercise.reference)
+    assert result.passed
+    assert result
+    assert repr(result).startswith(f"{exercise.name}: correct: right for ")
+
+
+@each
+def test_each_typical_mistake_is_recognized(exercise: Exercise) -> None:
+    assert len(exercise.mistakes) >= 2
+    for why, function in exercise.mistakes:
+        result = check(exercise.name, function)
+        assert not result
+        assert result.message == why
+        assert "\n" not in repr(result)
+
+
+@each
+def test_an_exercise_is_stated_in_the_course(exercise: Exercise) -> None:
+    """Its page links to it, and the page of exercises has its signature."""
+    assert f"(exercises.md#{exercise.name})" in (COURSE / f"{exercise.page}.md").read_text()
+    section = (COURSE / "exercises.md").read_text().split(f"\n## {exercise.name.capitalize()}\n")[1].split("\n## ")[0]
+    assert section.count(f"def {exercise.reference.__name__}({', '.join(exercise.parameters)}):") == 2
+    assert section.count(f'course.check("{exercise.name}", {exercise.reference.__name__})') == 2
+    assert exercise.signature.startswith(f"{exercise.reference.__name__}({exercise.parameters[0]}")
+    assert exercise.statement in repr(exercise)
+
+
+def test_the_solutions_of_the_page_pass() -> None:
+    """Independent of the references: they use NumPy and jax.numpy alone."""
+    text = (COURSE / "exercises.md").read_text()
+    cells = re.findall(r"^```\{code-cell\} python\n(?::tags: \[(.*?)\]\n)?(.*?)^```", text, re.M | re.S)
+    solutions = [source for tags, source in cells if tags == "hide-input"]
+    assert len(solutions) == len(exercises())
+    Path("solutions.py").write_text("\n".join([cells[0][1], *solutions]))
+    scope = runpy.run_path("solutions.py")
+    for exercise in exercises():
+        assert check(exercise.name, scope[exercise.reference.__name__]), exercise.name
+
+
+# Wrong answers with several mistakes, or written in another way than the typical ones.
+def softmax(scores, axis=-1, stable=True):
+    exp = jnp.exp(scores - scores.max(axis, keepdims=True) * stable)
+    return exp / exp.sum(axis, keepdims=True)
+
+
+def causal(scores):
+    return jnp.where(np.tri(len(scores), dtype=bool), scores, -jnp.inf)
+
+
+def attend_to_the_next(q, k, v):
+    return softmax(jnp.where(np.tri(len(q), k=1, dtype=bool), q @ k.T, -jnp.inf)) @ v
+
+
+def attend_to_others(q, k, v):
+    return softmax(jnp.where(np.tri(len(q), k=-1, dtype=bool), q @ k.T, -1e9)) @ v
+
+
+def attend_unstable(q, k, v):
+    return softmax(causal(q @ k.T), stable=False) @ v
+
+
+def attend_halved(q, k, v):
+    return softmax(causal(q @ k.T)) @ v / 2
+
+
+def loss_of_ids(logits, targets):
+    p = softmax(logits)
+    return -jnp.log(p[jnp.arange(len(targets)), targets]).sum()
+
+
+def sgd(state, batch, loss, optimizer):
+    params, opt_state = state
+    value, grads = jax.value_and_grad(loss)(params, batch)
+    return (jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), opt_state), value
+
+
+def step_with_a_dict(state, batch, loss, optimizer):
+    params, opt_state = state
+    return {"params": params, "opt_state": opt_state}, loss(params, batch)
+
+
+def step_without_its_loss(state, batch, loss, optimizer):
+    params, opt_state = state
+    updates, opt_state = optimizer.update(jax.grad(loss)(params, batch), opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def mean_loss(params, batch, loss_sum):
+    total, count = loss_sum(params, batch)
+    return total / count
+
+
+def accumulate_means(params, microbatches, loss_sum):
+    parts = [jax.value_and_grad(mean_loss)(params, m, loss_sum) for m in microbatches]
+    return jax.tree.map(lambda *xs: sum(xs) / len(xs), *parts)
+
+
+def accumulate_half(params, microbatches, loss_sum):
+    return accumulate_means(params, microbatches[:1], loss_sum)
+
+
+def keep_too_many(logits, p):
+    order = jnp.argsort(-logits)
+    keep = jnp.cumsum(softmax(logits)[order]) < p + 0.2
+    return jnp.where(jnp.zeros(len(logits), bool).at[order].set(keep), logits, -jnp.inf)
+
+
+def sampled(model, ids, n):
+    new = []
+    for _ in range(n):
+        logits = model(np.append(ids, new).astype(int))[-1]
+        new.append(int(np.argmax(logits + 3 * np.random.gumbel(size=len(logits)))))
+    return np.array(new)
+
+
+def extend_elsewhere(q, k, v, cache, length):
+    k_SH, v_SH = cache[0].at[0].set(k), cache[1].at[0].set(v)
+    return softmax(k_SH @ q / len(q) ** 0.5) @ v_SH, (k_SH, v_SH)
+
+
+def extend_in_place(q, k, v, cache, length):
+    cache[0][length], cache[1][length] = k, v
+    weights = softmax(cache[0][: length + 1] @ q / len(q) ** 0.5)
+    return weights @ cache[1][: length + 1], cache
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        (
+            "softmax",
+            lambda x: jnp.exp(x) / jnp.exp(x).sum(0, keepdims=True),
+            r"the rows do not sum to 1 .row 0 sums to 1.6",
+        ),
+        ("softmax", lambda x: softmax(2 * x, 0), "the rows do not sum to 1"),
+        ("softmax", lambda x: x / jnp.abs(x).sum(-1, keepdims=True), "negative: the exponential is missing"),
+        ("softmax", lambda x: softmax(2 * x), r"weights_TS\[\d, \d\] is .* instead of"),
+        ("mask", lambda T: np.tri(T, k=1, dtype=bool), "query 0 sees key 1"),
+        ("mask", lambda T: np.tri(T, k=-2, dtype=bool), "a position does not see itself"),
+        ("attention", attend_to_the_next, "weights at future positions are not zero: query 0 gives key 1 the weight"),
+        ("attention", attend_to_others, "weights at future positions are not zero: query 0 gives key 1"),
+        ("attention", attend_unstable, "some results are NaN"),
+        ("attention", attend_halved, "the weights of a query do not sum to 1"),
+        ("block", lambda x, attend, mlp: x, r"out_TD\[\d, \d\] is"),
+        ("block", lambda x, attend, mlp: x + attend(x) + mlp(x), r"out_TD\[\d, \d\] is"),
+        ("loss", loss_of_ids, "the loss is inf: exp"),
+        ("loss", lambda logits, targets: -logits[np.arange(len(targets)), targets].mean(), "the loss is negative"),
+        ("step", sgd, r"state\[0\]\['embedding'\]\[\d, \d\] is"),
+        ("step", step_with_a_dict, "another structure"),
+        ("step", step_without_its_loss, "another structure"),
+        ("accumulation", accumulate_means, "loss and gradient are averaged over microbatches of unequal token counts"),
+        ("accumulation", accumulate_half, r"grads\[.embedding.\]\[\d, \d\] is .* instead of"),
+        ("greedy", sampled, "two calls with the same arguments return different results"),
+        ("greedy", lambda model, ids, n: np.zeros(n, int), r"new_ids\[0\] is 0 instead of"),
+        ("greedy", lambda model, ids, n: np.zeros(n), "new_ids holds floats instead of integers"),
+        ("top-p", keep_too_many, r"it keeps \d+ tokens, but fewer reach p"),
+        ("top-p", lambda logits, p: jnp.full_like(logits, -jnp.inf), "every token is removed"),
+        ("top-p", lambda logits, p: logits - 1, "the logits of tokens that are kept change"),
+        ("cache", extend_elsewhere, r"k_SH changes in slot 0: only slot 3 \(length\) may change"),
+        ("cache", extend_in_place, "it changes its argument cache"),
+        ("cache", lambda q, k, v, cache, length: (v, cache), r"k_SH\[3\] is not the new k_H"),
+    ],
+)
+def test_other_wrong_answers_are_told_a_law_or_a_value(name: str, function: Any, words: str) -> None:
+    result = check(name, function)
+    assert not result.passed
+    assert re.search(words, result.message), result.message
+
+
+def test_wrong_input_is_one_line() -> None:
+    assert repr(check("atention", softmax)).startswith(
+        "atention: not yet: no exercise 'atention' (did you mean attention?)"
+    )
+    assert "one of softmax, mask, attention" in check(3, softmax).message  # type: ignore[arg-type]
+    assert check("Head", softmax).exercise == "attention"
+    assert "pass the function softmax(scores_TS) itself, not array(" in check("softmax", np.ones(3)).message  # type: ignore[arg-type]
+    assert "takes (q, k), but is called with the arguments (q_TH, k_TH, v_TH)" in check("head", lambda q, k: q).message
+    assert "it returns None instead of weights_TS: is the return statement" in check("softmax", lambda x: None).message
+    assert "shape [4] instead of [4, 6] (input: random" in check("softmax", lambda x: x.sum(-1)).message
+    assert (
+        "it returns 'one' in place of numbers: expected value" in check("loss", lambda logits, targets: "one").message
+    )
+    assert "it returns a tuple of 3 instead of out_H, cache" in check("cache", lambda q, k, v, c, n: (q, k, v)).message
+
+
+def fails(scores_TS: Any) -> Any:
+    rows = scores_TS.shape[0]
+    return scores_TS @ np.ones(rows)
+
+
+def test_an_error_is_one_line_with_its_place() -> None:
+    result = check("softmax", fails)
+    line = fails.__code__.co_firstlineno + 2
+    assert re.fullmatch(rf"it raises \w+ in line {line}: .*", result.message.removesuffix(" (input: random scores)"))
+    with pytest.raises((TypeError, ValueError)):
+        raise result.error or AssertionError
+
+
+def in_place(x):
+    weights = np.zeros(x.shape)
+    for row in range(len(x)):
+        weights[row] = np.exp(x[row] - x[row].max())
+        weights[row] /= weights[row].sum()
+    return weights
+
+
+def functional(x):
+    exp = jnp.zeros(x.shape).at[:].set(jnp.exp(x - x.max(-1, keepdims=True)))
+    return x.at[:].set(exp / exp.sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize(
+    "function", [in_place, functional, jax.jit(softmax), partial(softmax, axis=-1), lambda x: in_place(x).tolist()]
+)
+def test_answers_may_use_numpy_or_jax(function: Any) -> None:
+    assert check("softmax", function)
+
+
+def test_a_mistake_in_an_answer_for_jax_arrays_is_reported_as_such() -> None:
+    assert "unexpected keyword argument 'axes'" in check("softmax", lambda x: x.at[:].set(0) + x.max(axes=0)).message
+
+
+def test_import_does_not_load_the_exercises() -> None:
+    code = "import sys, jaxgpt; assert 'jaxgpt.course' not in sys.modules; jaxgpt.course.exercises; "
+    code += "from jax._src import xla_bridge as b; assert not b.backends_are_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert jaxgpt.course.check is check
