@@ -69,3 +69,21 @@ def test_the_reading_order_names_existing_files_and_their_size() -> None:
     }
     about = [int(n.replace(",", "")) for n in re.findall(r"about ([\d,]+)", text)]
     assert [abs(lines(*core) - about[0]) < 100, abs(lines(*(root / p for p in walk)) - about[1]) < 100] == [True, True]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MyST make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)$", text, flags=re.M)
+    }
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_the_links_of_a_page_outside_the_site_lead_to_files_and_headings(name: str) -> None:
+    """Links between the pages of the site are checked when it is built."""
+    root = repository()
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)(?:#([^)]*))?\)", (root / name).read_text("utf-8"))
+    assert len(links) > 5
+    assert [file for file, _ in links if not (root / file).exists()] == []
+    assert [(file, anchor) for file, anchor in links if anchor and anchor not in anchors(root / file)] == []

@@ -1,0 +1,237 @@
+"""Commands of README and docs/: each is parsed by its own parser, and each in a block runs here or is listed with a reason.
+
+Python cells run when the site is built, and the Python blocks of docs/inside.md in `tests/test_docs.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import shlex
+import string
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import TEXT, jaxgpt, repository
+
+from jaxgpt.cli import COMMANDS, module_of
+from jaxgpt.cli.parse import Settings, with_settings
+from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+ROOT = repository()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+Words = tuple[str, ...]
+
+# Run in this order by `test_the_quick_commands_run`, exactly as written, on small runs with the names that the pages use.
+RUN = """
+jaxgpt --version
+jaxgpt presets
+jaxgpt presets --json
+jaxgpt info runs/python-char
+jaxgpt info gpt2
+jaxgpt sample runs/python-char --prompt 'class ' --top-p 0.9 --stream
+jaxgpt sample runs/python-char --prompt 'def ' --top-p 0.9 --stream
+jaxgpt sample runs/python-char --prompt 'def ' --check-memorized
+jaxgpt explain runs/python-char --prompt 'def ' --top-k 40
+jaxgpt inspect runs/python-char --prompt 'def ' --html page.html
+jaxgpt eval runs/python-char
+jaxgpt eval runs/python-char --weights int8
+jaxgpt eval runs/mine
+jaxgpt plot runs/python-char
+jaxgpt plot runs/mine
+jaxgpt plot runs/mine runs/other --out losses.svg
+jaxgpt train --resume --out runs/mine
+jaxgpt data report my.txt
+jaxgpt plan gpt2 --topology h100:8
+"""
+
+# Why the other commands do not run in CI as written: the first pattern that matches gives the reason.
+NOT_RUN = {
+    r"--topology v\d|jaxgpt plan .*tpu|v5e": "compiles for TPUs for minutes: tests/plan/test_topology.py runs smaller plans",
+    r"smollm2|runs/pirate|runs/lora|export .*(adapter|merged)|import adapter": (
+        "needs SmolLM2, 93 MB from a package index: tests of fine-tuning, chat and adapters use small models"
+    ),
+    r"jaxgpt plan .*--topology h": "traces 48 layers or a large batch for half a minute: a smaller plan runs",
+    r"openai-community|runs/gpt2": "needs the Hugging Face hub: tests/convert uses small models",
+    r"gpt2.*--data\.(path|mix)|train nanogpt-gpu|train gpt2-xl": "needs an accelerator and gigabytes of tokens",
+    r"jaxgpt data prepare": "needs the user's documents and GPT-2's tokenizer: tests/data tests it on small files",
+    r"jaxgpt launch|JAX_NUM_CPU_DEVICES": "starts processes or devices: tests/trainer/test_processes.py",
+    r"jaxgpt (verify|prove-resume|bench|replay)": "takes minutes: the tests of these commands use small models",
+    r"jaxgpt data report python-char": "counts 4M tokens: the same command runs on a small file",
+    r"(jaxgpt|python) train(\.py)?\b": "takes minutes: .ci/run trains, evaluates and resumes for 20 steps",
+    r"runs/(shakespeare|long|other|NAME)\b|prompts\.txt": "needs a run of minutes: the same command runs on another run",
+    r"jaxgpt chat": "needs a model with a chat template: tests/cli/test_chat.py",
+    r"jaxgpt (export|import|info|inspect|eval|plot|plan|explain|sample|data)": "an example of the help: see tests/cli",
+}
+# Programs of others. Commands of jaxgpt inside srun and gcloud are parsed.
+OTHERS = {"cd", "export", "git", "gcloud", "jupytext", "sha256sum", "source", "srun", "xdg-open"}
+
+
+def commands(text: str) -> Iterator[Words]:
+    """Split the text of a shell into commands, and each into words."""
+    text = re.sub(r"(?m)(^|\s+)#.*$|^\w+=\$\(.*\)$", "", text).replace("\\\n", " ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    words: list[str] = []
+    for word in [*lexer, "\n"]:
+        if set(word) <= set(";&|\n"):
+            if words:
+                yield tuple(words)
+            words = []
+        else:
+            words.append(word)
+
+
+def blocks(page: Path) -> list[Words]:
+    """Return the commands of a page's blocks: those of `sh`, and lines after a `$` in blocks without a language."""
+    found: list[Words] = []
+    for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S):
+        if language == "sh":
+            found += commands(block)
+        elif language in ("", "console"):
+            prompts = [line.removeprefix("$ ") for line in block.splitlines() if re.match(r"\$ |jaxgpt |python ", line)]
+            found += [words for line in prompts for words in commands(line)]
+        elif language == "yaml":
+            found += [
+                words
+                for line in re.findall(r'exec (jaxgpt [^"]*)"', block)
+                for words in commands(" ".join(line.split()))
+            ]
+    return found
+
+
+def inline(page: Path) -> list[Words]:
+    """Return the commands within sentences and tables of a page, except those with parts to fill in such as [--long]."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S)
+    found = re.findall(r"(?<!`)`((?:jaxgpt|python|pytest|pip) [^`]+)`(?!`)", text)
+    return [
+        words
+        for line in found
+        if not re.search(r"\[-|\[[A-Z]|\.\.\.", line)
+        for words in commands(" ".join(line.split()))
+    ]
+
+
+def every(*sources: object) -> list[Words]:
+    return sorted({words for page in PAGES for source in sources for words in source(page)})  # type: ignore[operator]
+
+
+def bare(words: Words) -> Words:
+    """Drop assignments to the environment, and srun with its options."""
+    while words and re.match(r"\w+=", words[0]):
+        words = words[1:]
+    if words[:1] == ("srun",):
+        words = words[next(i for i, word in enumerate(words) if word in ("jaxgpt", "python")) :]
+    if words[:2] == ("python", "train.py"):
+        words = ("jaxgpt", "train", *words[2:])
+    return ("jaxgpt", *words[3:]) if words[:3] == ("python", "-m", "jaxgpt") else words
+
+
+def parse(words: Words) -> None:
+    """Parse a command of jaxgpt: its options, their values, and the settings that result for a preset."""
+    if len(words) == 1 or words[1] in ("--help", "--version", "COMMAND"):
+        return
+    words = tuple(word for word in words if word != "--help")  # which would print and exit
+    name = " ".join(words[1:3]) if " ".join(words[1:3]) in COMMANDS else words[1]
+    rest = words[1 + len(name.split()) :]
+    module = module_of(name)
+    if not rest:  # only the name of the command
+        return
+    arguments, given = module.COMMAND.read(module.Args, rest)
+    target = arguments[0] if arguments else ""
+    if name == "launch":
+        parse(("jaxgpt", *arguments))
+    elif issubclass(module.Args, Settings) and target in ("", *PRESETS) and not {"lora.rank", "init_from"} & set(given):
+        with_settings(module.Args, given, preset(target or DEFAULT))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("words", every(blocks, inline), ids=shlex.join)
+def test_every_command_is_accepted_by_its_parser(words: Words) -> None:
+    words = bare(words)
+    match words:
+        case ("jaxgpt", *_):
+            parse(words)
+        case ("pip", "install", *rest) | ("python", "-m", "pip", "install", *rest):
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            for names in re.findall(r"(?:^\.|^jaxgpt)\[(.*?)\]", "\n".join(rest), flags=re.M):
+                assert set(names.split(",")) <= set(extras)
+            for file in re.findall(r"^-r\n(\S+)$", "\n".join(rest), flags=re.M):
+                assert (ROOT / file).exists()
+        case ("pytest", *rest):
+            paths = [word for word in rest if word.startswith("tests")]
+            sources = [ROOT / path.partition("::")[0] for path in paths]
+            files = [file for path in sources for file in ([path] if path.is_file() else path.rglob("test_*.py"))]
+            assert all(path.exists() for path in sources)
+            for selected in [rest[i + 1] for i, word in enumerate(rest) if word == "-k"]:
+                text = "".join(file.read_text("utf-8") for file in files).lower()
+                assert all(word in text for word in selected.lower().split() if word not in ("or", "and", "not"))
+        case ("python" | "python3", file, *_) if file.endswith(".py"):
+            assert (ROOT / file).exists() or file == "mine.py"
+        case ("gcloud", *rest):
+            [inner] = [word.removeprefix("--command=") for word in rest if word.startswith("--command=")]
+            assert [parse(bare(each)) for each in commands(inner) if bare(each)[:1] == ("jaxgpt",)] == [None]
+        case ("python" | "python3", "-m" | "-c", *_):
+            pass
+        case _:
+            assert not words or words[0] in OTHERS, "neither a command of jaxgpt nor a known program"
+
+
+def reason(words: Words) -> str:
+    line = shlex.join(words)
+    return next((why for pattern, why in NOT_RUN.items() if re.search(pattern, line)), "")
+
+
+def test_every_command_of_a_block_runs_or_has_a_reason() -> None:
+    quick = set(commands(RUN))
+    shown = {words for words in every(blocks) if "jaxgpt" in words or words[:2] == ("python", "train.py")}
+    assert quick - shown == set(), "no page has these commands"
+    assert [shlex.join(words) for words in shown - quick if not reason(words)] == []
+    lines = [shlex.join(words) for words in shown - quick]
+    assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, line) for line in lines)] == []
+
+
+@pytest.mark.ci
+def test_the_quick_commands_run() -> None:
+    """Small runs stand in for those that take minutes; the commands are those of the pages, word for word."""
+    Path("my.txt").write_text(TEXT + string.printable)
+    small = (
+        "--data.path my.txt --model.n-layer 1 --model.n-head 2 --model.n-embd 16 --model.block-size 64 --train.steps 2"
+    )
+    for name in ("python-char", "mine", "other"):
+        out = jaxgpt(*shlex.split(f"train {small} --out runs/{name}"))
+        assert out.code == 0, out
+    for words in commands(RUN):
+        out = jaxgpt(*words[1:])
+        assert out.code == 0, (shlex.join(words), out)
+    assert all(Path(file).stat().st_size for file in ("page.html", "losses.svg", "runs/mine/loss.png"))
+
+
+class _ParsedError(Exception):
+    """Arguments were accepted."""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "words", [w for w in every(blocks, inline) if re.match(r"python (benchmarks|tests)/", " ".join(w))], ids=shlex.join
+)
+def test_every_script_accepts_its_arguments(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script runs up to the parsing of its arguments."""
+    file = ROOT / words[1]
+    if "argparse" not in file.read_text():
+        return
+    real = argparse.ArgumentParser.parse_args
+
+    def parsed(self: argparse.ArgumentParser, *args: object) -> None:
+        real(self, *args)  # type: ignore[call-overload]
+        raise _ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [str(file), *words[2:]])
+    monkeypatch.syspath_prepend(str(file.parent))
+    with pytest.raises(_ParsedError):
+        runpy.run_path(str(file), run_name="__main__")
