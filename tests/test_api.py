@@ -203,6 +203,7 @@ def only_digits(logits_BV: jax.Array, text: object) -> jax.Array:
     return jnp.where(digit_V[None, :], logits_BV, -jnp.inf)
 
 
+@pytest.mark.ci
 def test_custom_filters_apply_to_sampling_beams_and_explain(lm: LM) -> None:
     """Here with greedy decoding and beams; docs/own/filter.md samples with one."""
     for how in ({"temperature": 0}, {"num_beams": 2}):

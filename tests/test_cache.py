@@ -64,6 +64,7 @@ class ZstdDecompressor:
 """
 
 
+@pytest.mark.ci
 def test_processes_share_compiled_programs(tmp_path: Path) -> None:
     """Also from a folder with damaged programs, which are compiled again."""
     program = (

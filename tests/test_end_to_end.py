@@ -138,6 +138,7 @@ def test_presets() -> None:
     assert all(name in plain for name in PRESETS)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seeds", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_statquest_answers_correctly_for_most_seeds(seeds: int) -> None:
     """Both questions, with greedy decoding."""

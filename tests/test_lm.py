@@ -232,7 +232,7 @@ def test_length_counts_new_tokens_or_all(lm: LM) -> None:
     ("kind", "block"),
     [
         ("char", 1),
-        ("byte", 4),
+        pytest.param("byte", 4, marks=pytest.mark.ci),
         *(
             pytest.param(*case, marks=pytest.mark.long)
             for case in (("char", None), ("char", 4), ("char", 7), ("byte", 1))
@@ -514,6 +514,7 @@ def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
         explain(lm, LETTERS, no_repeat_ngram_size=1)
 
 
+@pytest.mark.ci
 def test_beams_of_few_tokens() -> None:
     one = tiny(CharTokenizer("a"), n_layer=1)
     [out] = jaxgpt.generate(one, "a", num_beams=2, max_new_tokens=5)

@@ -196,6 +196,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
     assert jaxgpt(*same_command).err.startswith("jaxgpt: already at 4/4")
 
 
+@pytest.mark.ci
 def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     """Even if that run has a better checkpoint now."""
     shutil.copytree(finished, "base")

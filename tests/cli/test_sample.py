@@ -77,6 +77,7 @@ def test_explain_names_the_token_that_sample_takes(run: str, capsys: pytest.Capt
     assert str(told["key"][0]) in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_eval_reports_the_cost_of_low_precision(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     plain = ask(capsys, "eval", run)
     low = ask(capsys, "eval", run, "--weights", "int8")

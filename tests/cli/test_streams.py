@@ -34,6 +34,7 @@ def test_errors_with_closed_streams(closed: tuple[int, int]) -> None:
         assert result.stderr == b"jaxgpt: no preset or run 'nosuch'; jaxgpt presets lists the presets\n"
 
 
+@pytest.mark.ci
 def test_reading_a_run_with_all_streams_closed(tmp_path: Path) -> None:
     """Files opened then would get their descriptors, which receive printed text and which libuv refuses to close."""
     run_folder(tmp_path / "run", SMALL)

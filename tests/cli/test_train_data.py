@@ -66,6 +66,7 @@ def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPat
     assert "next     jaxgpt sample" in result.out
 
 
+@pytest.mark.ci
 def test_documents_are_masked_at_end_ids() -> None:
     """Data without end ids is refused."""
     Path("tokenizer.json").write_text(WordTokenizer([*"abcd", "</s>"]).to_json())
@@ -87,6 +88,7 @@ def test_documents_are_masked_at_end_ids() -> None:
         assert said in result.err
 
 
+@pytest.mark.ci
 def test_a_mixture_of_packed_documents() -> None:
     Path("a.txt").write_text("x y z <EOS> " * 60)
     Path("b.txt").write_text("y z <EOS> " * 60)

@@ -399,6 +399,7 @@ def test_memory(tmp_path):
     assert float(out.stdout.splitlines()[-1]) < 1.3
 
 
+@pytest.mark.ci
 def test_ids_are_int32_under_strict_promotion(tmp_path):
     import_model(hf_folder(tmp_path / "hf"), tmp_path / "run")
     lm = jaxgpt.load(tmp_path / "run")

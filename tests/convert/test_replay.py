@@ -98,6 +98,7 @@ def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes:
     return "."
 
 
+@pytest.mark.ci
 def test_another_recording() -> None:
     result = jaxgpt("replay", recording(), "--json")
     assert result.code == 0, result.err

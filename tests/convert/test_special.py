@@ -196,6 +196,7 @@ def test_a_bad_template_is_refused(tmp_path, template):
         read_special(source)
 
 
+@pytest.mark.ci
 def test_commands(folders, capsys):
     """A decoder that strips the first space of a text gets prompt and new ids together; names become ids with --special."""
     run = str(folders[1])

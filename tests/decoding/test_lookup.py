@@ -58,7 +58,7 @@ PENALTIES = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, n
     ("name", "sampling"),
     [
         ("gpt2", GREEDY),
-        ("llama", SAMPLED),
+        pytest.param("llama", SAMPLED, marks=pytest.mark.ci),
         *(pytest.param("gpt2", sampling, marks=pytest.mark.long) for sampling in (SAMPLED, PENALTIES)),
         *(pytest.param("llama", sampling, marks=pytest.mark.long) for sampling in (GREEDY, PENALTIES)),
     ],

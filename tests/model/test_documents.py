@@ -93,6 +93,7 @@ def test_kernels_keep_documents_apart(kernel: AttentionKernel, window: int) -> N
     check(small("llama", block_size=130, sliding_window=window, n_layer=1), kernel, ((65, 1, 40, 24), (3, 100, 27)))
 
 
+@pytest.mark.ci
 def test_accumulation_and_scanned_layers_keep_documents_apart() -> None:
     """Microbatches have different numbers of targets; sums are divided once."""
     config = small("gpt2")

@@ -151,6 +151,7 @@ def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
     np.testing.assert_allclose(last, every[:, -1:], atol=1e-6, rtol=0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", ["statquest", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "modern"))]
 )

@@ -95,7 +95,7 @@ def test_libtpu_is_quiet_without_a_tpu(
     assert called == [True] * quiet
 
 
-@pytest.mark.parametrize("platform", ["cuda", "nosuch"])
+@pytest.mark.parametrize("platform", ["cuda", pytest.param("nosuch", marks=pytest.mark.ci)])
 def test_a_missing_platform_is_one_line(platform: str) -> None:
     result = jaxgpt_process("verify", "statquest", env=os.environ | {"JAX_PLATFORMS": platform})
     assert (result.returncode, result.stdout) == (2, "")

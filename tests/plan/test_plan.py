@@ -44,6 +44,7 @@ def lowered(program: Program) -> jax.stages.Lowered:
     return program.lower(program.layout.state, program.layout.batch())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mesh", "optimizer", "rank"),
     [

@@ -86,6 +86,7 @@ def test_without_capture_no_attention_map_is_returned(lm):
     assert without.startswith(f"f32[{B},{T},{V}]")
 
 
+@pytest.mark.ci
 def test_gradients_are_the_same_with_capture(lm):
     ids = jnp.asarray(np.random.default_rng(1).integers(0, V, (B, T)), jnp.int32)
     model = GPT(lm.config.model)

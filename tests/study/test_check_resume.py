@@ -69,6 +69,7 @@ def without_moments(*args: object) -> TrainState:
 RESTORE = checkpoint.restore_state
 
 
+@pytest.mark.ci
 def test_a_resume_that_loses_state_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("text.txt").write_text(TEXT)
     monkeypatch.setattr(check_resume, "run_leg", in_this_process)

@@ -60,6 +60,7 @@ class Parsed(HTMLParser):
         self.text[name] = self.text.get(name, "") + data
 
 
+@pytest.mark.ci
 def test_the_numbers_are_those_of_a_run(lm: LM, found: Inspection) -> None:
     out = study.run(lm, [found.ids], ["h.*.attn.pattern", "resid.*"])
     T = len(found.ids)

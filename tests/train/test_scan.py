@@ -77,6 +77,7 @@ def loss_and_gradients(remat: str, scan: bool) -> object:
     return jax.jit(jax.value_and_grad(loss))(stack_layers(params) if scan else params)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("remat", "scan"),
     [

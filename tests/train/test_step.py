@@ -115,6 +115,7 @@ def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.layout.state) == described
 
 
+@pytest.mark.ci
 def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     """On a mesh: its mask is given plain arrays, and its moments are sharded like their weights."""
     kernels = partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key == "kernel")
@@ -136,6 +137,7 @@ def compiled(p: Program) -> str:
     return p.lower(p.layout.state, p.put_steps([windows(p)])).compile().as_text()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.long)])
 def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) -> None:
@@ -159,6 +161,7 @@ def test_first_moments_in_bfloat16(optimizer: str) -> None:
     assert kinds == {"mu": jnp.bfloat16, "nu": np.float32}
 
 
+@pytest.mark.ci
 def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
     p = program(dropout=0.1)
     state = p.init()
@@ -296,6 +299,7 @@ def collectives(text: str) -> Counter[str]:
     )
 
 
+@pytest.mark.ci
 def test_collectives_follow_the_mesh() -> None:
     """data: one sum of gradients; fsdp: weights are gathered and gradients summed."""
     assert set(collectives(compiled(program(mesh=MeshConfig(data=4))))) == {"all-reduce"}

@@ -117,6 +117,7 @@ def test_steps_per_call_do_not_change_a_run() -> None:
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.ci
 def test_a_stop_during_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run saves at once and evaluates after the resume, so the best checkpoint is the same."""
     config = small_run()

@@ -162,6 +162,7 @@ def error(result: Result) -> str:
     return lines[-1]
 
 
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_uninterrupted_one(folder: Path) -> None:
     shutil.copytree("run", "whole")
     shutil.rmtree("run/checkpoints/4")
