@@ -1,6 +1,6 @@
 """Commands of README and docs/: each is parsed by its own parser, and each in a block runs here or is listed with a reason.
 
-Python cells run when the site is built, and the Python blocks of docs/inside.md in `tests/test_docs.py`.
+Cells run when the site is built, and the Python blocks of docs/inside.md in `tests/test_docs.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 from helpers import TEXT, jaxgpt, repository
 
+import jaxgpt as package
 from jaxgpt.cli import COMMANDS, module_of
 from jaxgpt.cli.parse import Settings, with_settings
 from jaxgpt.presets import DEFAULT, PRESETS, preset
@@ -26,7 +28,7 @@ ROOT = repository()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 Words = tuple[str, ...]
 
-# Run in this order by `test_the_quick_commands_run`, exactly as written, on small runs with the names that the pages use.
+# Run in this order by `test_the_quick_commands_and_python_blocks_run`, as written, on small runs with the names of the pages.
 RUN = """
 jaxgpt --version
 jaxgpt presets
@@ -196,7 +198,7 @@ def test_every_command_of_a_block_runs_or_has_a_reason() -> None:
 
 
 @pytest.mark.ci
-def test_the_quick_commands_run() -> None:
+def test_the_quick_commands_and_python_blocks_run() -> None:
     """Small runs stand in for those that take minutes; the commands are those of the pages, word for word."""
     Path("my.txt").write_text(TEXT + string.printable)
     small = (
@@ -209,6 +211,25 @@ def test_the_quick_commands_run() -> None:
         out = jaxgpt(*words[1:])
         assert out.code == 0, (shlex.join(words), out)
     assert all(Path(file).stat().st_size for file in ("page.html", "losses.svg", "runs/mine/loss.png"))
+    lm = package.load("runs/python-char")
+    given = {"jax": jax, "jaxgpt": package, "lm": lm, "tokens_BT": lm.tokenizer.encode("def main():")[None]}
+    for page, blocks_of_page in python_blocks().items():
+        for block in blocks_of_page:
+            Path("block.py").write_text(block)
+            runpy.run_path("block.py", init_globals=given, run_name=page)
+    assert Path("chats.jsonl").read_text().count("\n") == 30
+
+
+def python_blocks() -> dict[str, list[str]]:
+    """Return the blocks of pages, except docs/inside.md, and except chat, which needs a template (see tests/test_chat.py)."""
+    found = {
+        page.name: re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S) for page in PAGES
+    }
+    return {
+        name: [block for block in parts if "jaxgpt.chat" not in block]
+        for name, parts in found.items()
+        if parts and name != "inside.md"
+    }
 
 
 class _ParsedError(Exception):
