@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from docutils.nodes import SkipNode
@@ -29,6 +30,8 @@ copybutton_prompt_text = "$ "
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
+# This page compares with PyTorch, which the extra `docs` does not install. Without it, the page has no outputs.
+nb_execution_excludepatterns = [] if find_spec("torch") else ["course/originals*"]
 nb_merge_streams = True
 nb_render_markdown_format = "gfm"
 html_math_renderer = "mathml"  # browsers display it without a script
