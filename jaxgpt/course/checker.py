@@ -173,8 +173,9 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
             result = _arrays(exercise, function(*given), expected)
         except Exception as error:  # anything may be wrong with a learner's function
             new = _Failed(_raised(function, error), error)
-            # An error about `x.at` is one of NumPy's arrays, and says nothing of the function.
-            failed = new if failed is None or "numpy.ndarray" in str(failed.error) else failed
+            # A function for JAX arrays fails with NumPy's at `x.at`, which says nothing about its own mistake.
+            if failed is None or ("numpy.ndarray" in str(failed.error) and type(error) is not type(failed.error)):
+                failed = new
             continue
         for name, before, after in zip(exercise.parameters, args, given, strict=True):
             if not all(map(_unchanged, jax.tree.leaves(before), jax.tree.leaves(after))):
@@ -209,15 +210,19 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
     try:
         leaves = structure.flatten_up_to(result)
     except ValueError:
-        shape = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        shape = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a value of type {type(result).__name__}"
         inside = ""
         if isinstance(result, tuple) and len(result) == len(exercise.returns):
             shape, inside = "another structure", ": parameters, states and caches keep their structure"
         return _Failed(f"it returns {shape} instead of {names}{inside}")
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    for leaf, array in zip(leaves, arrays, strict=True):
-        if _kind(array) not in _KINDS:
-            return _Failed(f"it returns {shown(leaf)} in place of numbers: expected {names}")
+    arrays = []
+    for leaf in leaves:
+        try:
+            arrays.append(np.asarray(leaf))
+        except ValueError:  # lists of unequal lengths
+            arrays.append(np.array(None))
+        if _kind(arrays[-1]) not in _KINDS:
+            return _Failed(f"it returns {shown(leaf)} in place of an array of numbers: expected {names}")
     return jax.tree.unflatten(structure, arrays)
 
 

@@ -201,13 +201,17 @@ def test_wrong_input_is_one_line() -> None:
     )
     assert "one of softmax, mask, attention" in check(3, softmax).message  # type: ignore[arg-type]
     assert check("Head", softmax).exercise == "attention"
+    assert check("<b>", softmax)._repr_html_().startswith("<p><strong>&lt;b&gt;: not yet</strong>: no exercise")
     assert "pass the function softmax(scores_TS) itself, not array(" in check("softmax", np.ones(3)).message  # type: ignore[arg-type]
     assert "takes (q, k), but is called with the arguments (q_TH, k_TH, v_TH)" in check("head", lambda q, k: q).message
     assert "it returns None instead of weights_TS: is the return statement" in check("softmax", lambda x: None).message
     assert "shape [4] instead of [4, 6] (input: random" in check("softmax", lambda x: x.sum(-1)).message
     assert (
-        "it returns 'one' in place of numbers: expected value" in check("loss", lambda logits, targets: "one").message
+        "it returns 'one' in place of an array of numbers: expected value"
+        in check("loss", lambda logits, targets: "one").message
     )
+    assert "it returns [[1, 2], [3]] in place of an array" in check("softmax", lambda x: [[1, 2], [3]]).message
+    assert "it returns a value of type int instead of state, value" in check("step", lambda s, b, loss, o: 3).message
     assert "it returns a tuple of 3 instead of out_H, cache" in check("cache", lambda q, k, v, c, n: (q, k, v)).message
 
 
@@ -246,6 +250,7 @@ def test_answers_may_use_numpy_or_jax(function: Any) -> None:
 
 def test_a_mistake_in_an_answer_for_jax_arrays_is_reported_as_such() -> None:
     assert "unexpected keyword argument 'axes'" in check("softmax", lambda x: x.at[:].set(0) + x.max(axes=0)).message
+    assert "'numpy.ndarray' object has no attribute 'append'" in check("softmax", lambda x: x.append(0)).message
 
 
 def test_import_does_not_load_the_exercises() -> None:
