@@ -2,6 +2,7 @@
 
 - The site is smaller than 20 MB.
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
+- The search page and its index, which works without a network, are part of the site.
 - Nothing is loaded from another host: no script, style, font, image or frame, and no style sheet imports one.
 - No page, notebook or search index has a path of this machine, such as the folder that the site was built from.
 - Links to other hosts have a host name and the scheme https or http. They are not opened: CI has no network.
@@ -63,8 +64,7 @@ def check(site: Path, root: Path) -> list[str]:
     size = sum(path.stat().st_size for path in files) / 1e6
     wrong = [f"the site has {size:.1f} MB, more than {MEGABYTES}"] if size > MEGABYTES else []
     pages = {path: Page(path) for path in files if path.suffix == ".html"}
-    if site / "index.html" not in pages:
-        wrong.append(f"{site} has no index.html")
+    wrong += [f"no {name}" for name in ("index.html", "search.html", "searchindex.js") if not (site / name).is_file()]
     for path, page in pages.items():
         name = path.relative_to(site)
         for link in page.links + page.loads:

@@ -20,6 +20,8 @@ def site(**files: str) -> list[str]:
         "sub/index.html": '<a href="../index.html#top">up</a>',
         "style.css": "p {}",
         "s.js": "",
+        "search.html": "",
+        "searchindex.js": "Search.setIndex({})",
     }
     for name, text in (written | files).items():
         path = Path("site") / name
@@ -60,3 +62,6 @@ def test_faults_of_other_files_are_noticed() -> None:
     with Path("site/large.bin").open("wb") as file:
         file.truncate(21_000_000)
     assert site() == ["the site has 21.0 MB, more than 20"]
+    Path("site/large.bin").unlink()
+    Path("site/searchindex.js").unlink()
+    assert CHECK["check"](Path("site"), Path("/srv/build/checkout")) == ["no searchindex.js"]
