@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from docutils.nodes import SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import jaxgpt
 
+sys.path.insert(0, str(Path(__file__).parent))
+import notebooks
+
 project = "jaxgpt"
 html_title = "jaxgpt"
 version = release = jaxgpt.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["*.py"]
+html_baseurl = ""  # the address of the site, if it has one
 
 smartquotes = False  # -- begins an option
 
@@ -56,7 +63,26 @@ nitpicky = False
 def setup(app: Any) -> None:
     """Render formulas as MathML; leave the fields of named tuples to the docstrings of their classes."""
     app.add_html_math_renderer("mathml", (_math, None), (_math_block, None))
+    app.connect("html-page-context", _link_notebook)
+    app.connect("build-finished", _write_notebooks)
     app.connect("autodoc-skip-member", lambda app, what, name, obj, skip, options: skip or _is_field(obj))
+
+
+def _link_notebook(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Offer each page of the course as a notebook, below its title."""
+    if (
+        page.startswith("course/")
+        and doctree is not None
+        and notebooks.is_notebook(app.env.doc2path(page).read_text("utf-8"))
+    ):
+        link = f'<p class="notebook"><a href="{page.rpartition("/")[2]}.ipynb" download>Download as a notebook</a></p>'
+        context["body"] = context["body"].replace("</h1>", f"</h1>{link}", 1)
+
+
+def _write_notebooks(app: Any, error: Exception | None) -> None:
+    if error is None and app.builder.name == "html":
+        base = urljoin(app.config.html_baseurl, "course/") if app.config.html_baseurl else ""
+        notebooks.write(Path(app.srcdir) / "course", Path(app.outdir) / "course", base)
 
 
 def _math(translator: Any, node: Any) -> None:
