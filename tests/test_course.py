@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import repository
+from tokenizers import ByteLevelBPETokenizer
 
 PAGES = sorted((repository() / "docs" / "course").glob("*.md"))
 
@@ -25,6 +26,15 @@ def test_the_text_of_the_first_page_is_the_beginning_of_tinyshakespeare(data_dir
     [rest] = re.findall(r'^alphabet = "(.*?)" \+', first, flags=re.M)
     letters = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     assert set(rest.replace(r"\n", "\n")) | letters == set(whole)
+
+
+def test_the_ids_of_the_prompt_are_those_of_gpt2(data_dir: Path) -> None:
+    text = (repository() / "docs" / "course" / "gpt2.md").read_text("utf-8")
+    [prompt] = re.findall(r'for "(The quick[^"]*)"', text.replace("\n", " "))
+    [ids] = re.findall(r"ids = np\.array\(\[\[([\d, ]+)\]\]\)", text)
+    folder = data_dir / "gpt2-bpe"
+    gpt2 = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    assert gpt2.encode(prompt).ids == [int(i) for i in ids.split(",")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
