@@ -25,6 +25,7 @@ from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import abstract_params, crop_positions, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import Precision, quantize
+from jaxgpt.ops.tiled import SHORTEST, tiled_attention
 from jaxgpt.parallel import use_mesh
 
 
@@ -203,19 +204,22 @@ def _check_params(params: Any, expected: Any) -> None:
 
 
 @lru_cache(maxsize=16)
-def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"") -> Model:
+def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"", tiled: bool = True) -> Model:
     """Return the model's functions for decoding. Equal arguments give the same functions, so that compiled programs are reused.
 
     Args:
         config: of the model.
         dtype: of matrix products.
         has_text: one byte per id, 0 if it has no text, which makes its logits -inf. Empty: all ids have a text.
+        tiled: read long prompts with tiled attention on a CPU. It computes no scores that `jaxgpt.study` could edit.
     """
     model = GPT(config, dtype=jnp.dtype(dtype))
+    prompt_model = model.clone(kernel=tiled_attention) if tiled and jax.default_backend() == "cpu" else model
     possible = np.frombuffer(has_text, np.bool_)
 
     def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
-        extended: Any = model.apply({"params": params}, tokens_BT, cache, last, method="extend")
+        chosen = prompt_model if tokens_BT.shape[1] >= SHORTEST else model
+        extended: Any = chosen.apply({"params": params}, tokens_BT, cache, last, method="extend")
         if possible.all():
             return extended
         logits_BTV, cache = extended
@@ -224,11 +228,11 @@ def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"") -> M
     return Model(extend, lambda start_B, size: init_cache(config, start_B, size, model.dtype))
 
 
-def functions_of(lm: LM) -> Model:
+def functions_of(lm: LM, tiled: bool = True) -> Model:
     """Return `model_functions` of a run's model in its compute type, with zero probability for ids without a text."""
     has_text = lm.tokenizer.has_text(lm.config.model.vocab_size)
     return model_functions(
-        lm.config.model, lm.config.train.compute_dtype, b"" if has_text.all() else has_text.tobytes()
+        lm.config.model, lm.config.train.compute_dtype, b"" if has_text.all() else has_text.tobytes(), tiled
     )
 
 

@@ -35,7 +35,7 @@ class BlockInputs(NamedTuple):
 
     mask_BNTS: jax.Array | None
     rotation: Rotation | None
-    cache: tuple[jax.Array, jax.Array, jax.Array] | None = None
+    cache: tuple[jax.Array, jax.Array, jax.Array | int] | None = None
     layer: int | jax.Array = 0
     key: jax.Array | None = None
     segment_ids_BT: SegmentIds = None
@@ -45,7 +45,7 @@ class Attention(Named):
     """Multi-head causal self-attention with grouped keys and values, and an explicit cache.
 
     Attributes:
-        kernel: computes attention without a cache; None: `attend`.
+        kernel: computes attention where there is no mask; None: `attend`.
         window: the layer's sliding window, which a kernel applies; 0: none.
     """
 
@@ -77,10 +77,10 @@ class Attention(Named):
             cached_k, cached_v, slot = inputs.cache
             k_BSKH, v_BSKH = write(cached_k, k_BTKH, slot), write(cached_v, v_BTKH, slot)
             updated = k_BSKH, v_BSKH
-        if self.kernel and inputs.cache is None:
+        if inputs.mask_BNTS is None:
+            assert self.kernel is not None
             out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, self.window, inputs.segment_ids_BT)
         else:
-            assert inputs.mask_BNTS is not None
             drop = functools.partial(dropout, rate=c.dropout, key=key)
             k_BSKH, v_BSKH = k_BSKH.astype(self.dtype), v_BSKH.astype(self.dtype)
             out_BTNH, _ = attend(q_BTNH, k_BSKH, v_BSKH, inputs.mask_BNTS, scale, drop, self.named)

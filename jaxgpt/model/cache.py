@@ -21,13 +21,14 @@ class KVCache(NamedTuple):
         k: keys of each layer, `[B, S, K, H]`.
         v: values of each layer, `[B, S, K, H]`.
         start_B: first slot of each row, int32.
-        length: number of filled slots, int32 scalar; the next token is written to this slot.
+        length: number of filled slots, int32 scalar; the next token is written to this slot. A new cache has the Python
+            integer 0, so that a function that creates one knows while it is traced that no earlier keys exist.
     """
 
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
     start_B: jax.Array
-    length: jax.Array
+    length: jax.Array | int
 
 
 def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dtype = jnp.float32) -> KVCache:
@@ -39,14 +40,13 @@ def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dt
         k=tuple(jnp.zeros(shape, dtype) for _ in layers),
         v=tuple(jnp.zeros(shape, dtype) for _ in layers),
         start_B=start_B.astype(jnp.int32),
-        length=jnp.zeros((), jnp.int32),
+        length=0,
     )
 
 
-def write(cache_BSKH: jax.Array, new_BTKH: jax.Array, slot: jax.Array) -> jax.Array:
+def write(cache_BSKH: jax.Array, new_BTKH: jax.Array, slot: jax.Array | int) -> jax.Array:
     """Write T new entries into the cache, starting at `slot`.
 
     Callers check that they fit: XLA silently shifts an update that would pass the end.
     """
-    zero = jnp.zeros((), slot.dtype)
-    return jax.lax.dynamic_update_slice(cache_BSKH, new_BTKH.astype(cache_BSKH.dtype), (zero, slot, zero, zero))
+    return jax.lax.dynamic_update_slice_in_dim(cache_BSKH, new_BTKH.astype(cache_BSKH.dtype), slot, 1)

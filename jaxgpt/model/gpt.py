@@ -83,7 +83,7 @@ class GPT(Named):
         dtype: of the matrix products; parameters, norms, softmax and logits are float32.
         remat: what the backward pass recomputes: nothing (`none`), all but the products with weights (`dots`; `offload` keeps
             these in host memory), or everything (`full`).
-        kernel: computes attention without a cache; None: `attend`.
+        kernel: computes attention among the given tokens, without a cache or with an empty one; None: `attend`.
     """
 
     config: ModelConfig
@@ -169,12 +169,15 @@ class GPT(Named):
             start_B = jnp.zeros((1,), jnp.int32)
         else:
             slot_T, slot_S, start_B = cache.length + jnp.arange(T), jnp.arange(cache.k[0].shape[1]), cache.start_B
-        masked_by_kernel = self.kernel is not None and cache is None
+        empty = cache is not None and isinstance(cache.length, int) and cache.length == 0
+        masked_by_kernel = self.kernel is not None and (cache is None or empty)
         positions_BT = jnp.maximum(slot_T[None, :] - start_B[:, None], 0)
         if segment_ids_BT is not None:
             assert cache is None, "a cache holds one document per row"
             chex.assert_shape(segment_ids_BT, x_BTD.shape[:2])
             positions_BT = segment_positions(segment_ids_BT)
+        elif masked_by_kernel and empty:
+            segment_ids_BT = (slot_T[None, :] >= start_B[:, None]).astype(jnp.int32)  # padding is a document of its own
 
         if c.positions == "learned":
             x_BTD = x_BTD + self.named("pos_embed", self.wpe(positions_BT))
@@ -198,7 +201,7 @@ class GPT(Named):
         if cache is None:
             return x_BTD, None
         k, v = zip(*updated, strict=True)
-        return x_BTD, KVCache(k, v, cache.start_B, cache.length + T)
+        return x_BTD, KVCache(k, v, cache.start_B, jnp.asarray(cache.length + T, jnp.int32))
 
     def _unrolled(
         self, x_BTD: jax.Array, inputs: dict[int, BlockInputs], cache: KVCache | None, key: jax.Array | None

@@ -148,7 +148,7 @@ def generate(
         [row],
         row_keys(key, 1, 1),
         [new],
-        model=_edited(functions_of(lm), named[1]),
+        model=_edited(functions_of(lm, tiled=False), named[1]),
         sampling=SamplingParams(**sampling),
         stop_ids=ends,
         context=len(row),  # no padding, so that edits see the positions of the prompt

@@ -143,6 +143,35 @@ def test_left_padding_does_not_change_logits(name: str) -> None:
 
 
 @every_model
+def test_a_kernel_reads_left_padded_prompts(name: str) -> None:
+    """With an empty cache, a kernel computes what `attend` computes: logits and cache, also of what follows."""
+    config = small(name)
+    model, params = make(config)
+    calls: list[Any] = []
+
+    def kernel(*args: Any) -> jax.Array:
+        calls.append(args)
+        return tiled_attention(*args)
+
+    tokens, start = random_ids(config, (3, 8)), jnp.array([0, 3, 6])
+
+    @partial(jax.jit, static_argnums=0)
+    def generate(model: GPT, params: object) -> tuple[jax.Array, jax.Array]:
+        step = partial(model.apply, {"params": params}, method="extend")
+        prompt, cache = step(tokens[:, :7], init_cache(config, start, 10))
+        token, cache = step(tokens[:, 7:], cache)
+        return jnp.concatenate([prompt, token], 1), cache.length
+
+    logits, length = generate(model.clone(kernel=kernel), params)
+    assert len(calls) == config.n_layer  # for the prompt, not for the token that follows
+    assert length.dtype == jnp.int32
+    assert length == 8
+    expected, _ = generate(model, params)
+    for row in range(3):
+        np.testing.assert_allclose(logits[row, start[row] :], expected[row, start[row] :], atol=1e-5, rtol=0)
+
+
+@every_model
 def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
     config = small(name)
     model, params = make(config)
