@@ -70,7 +70,20 @@ NOT_RUN = {
     r"jaxgpt (export|import|info|inspect|eval|plot|plan|explain|sample|data)": "an example of the help: see tests/cli",
 }
 # Programs of others. Commands of jaxgpt inside srun and gcloud are parsed.
-OTHERS = {"cd", "export", "git", "gcloud", "jupytext", "sha256sum", "source", "srun", "xdg-open"}
+OTHERS = {
+    ".ci/run",
+    "mypy",
+    "ruff",
+    "cd",
+    "export",
+    "git",
+    "gcloud",
+    "jupytext",
+    "sha256sum",
+    "source",
+    "srun",
+    "xdg-open",
+}
 
 
 def commands(text: str) -> Iterator[Words]:
