@@ -78,7 +78,6 @@ OTHERS = {
     "export",
     "git",
     "gcloud",
-    "jupytext",
     "sha256sum",
     "source",
     "srun",
