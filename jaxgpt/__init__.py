@@ -139,7 +139,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     if name in ("course", "study"):
-        return importlib.import_module(f"jaxgpt.{name}")
+        return importlib.import_module("jaxgpt." + name)
     raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
 
 
