@@ -58,6 +58,7 @@ def run(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("settings", "sampling"),
     [

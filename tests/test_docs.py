@@ -19,9 +19,12 @@ from jaxgpt.convert.models import FAMILIES
 def test_the_blocks_of_a_page_run_in_order(page: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors have the line numbers of the page. Pages of cells (docs/course, docs/own) run when the site is built."""
     text = (repository() / "docs" / page).read_text()
-    parts = re.split(r"^```(?:python)?\n", text, flags=re.M)
-    blocks = [part if i % 2 else "\n" * part.count("\n") for i, part in enumerate(parts)]
-    Path("page.py").write_text("\n".join(blocks))
+    lines, inside = [], False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            inside = line == "```python"
+        lines.append(line if inside and line != "```python" else "")
+    Path("page.py").write_text("\n".join(lines))
     runpy.run_path("page.py")
     assert printed in capsys.readouterr().out
 

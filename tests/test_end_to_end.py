@@ -165,6 +165,7 @@ def test_train_py_is_jaxgpt_train() -> None:
     assert Path("runs/statquest/config.json").is_file()
 
 
+@pytest.mark.ci
 def test_every_run_has_its_own_folder() -> None:
     for _ in range(2):
         assert jaxgpt("train", "statquest").code == 0

@@ -25,6 +25,7 @@ def gpu() -> ModuleType:
     return module
 
 
+@pytest.mark.ci
 def test_slices_are_saved_and_run_once(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

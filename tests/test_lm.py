@@ -58,7 +58,7 @@ def test_each_row_equals_its_prompt_alone(lm: LM, settings: dict[str, Any]) -> N
     assert len({out.text for out in together}) == len(RAGGED)
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 1e6}, {"num_beams": 3}])
+@pytest.mark.parametrize("settings", [{"temperature": 1e6}, pytest.param({"num_beams": 3}, marks=pytest.mark.ci)])
 def test_ids_without_text_are_never_generated(settings: dict[str, Any]) -> None:
     """A head may have more rows than the tokenizer has ids, as padded GPT-2 vocabularies do."""
     lm = tiny(vocab_size=500)
@@ -69,6 +69,7 @@ def test_ids_without_text_are_never_generated(settings: dict[str, Any]) -> None:
     assert max(out.ids) < V
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "positions", ["rope", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("learned", "sinusoidal"))]
 )
@@ -188,6 +189,7 @@ def test_a_stop_string_across_tokens_is_cut_off(lm: LM) -> None:
     assert stopped[1].finish_reason == "stop"
 
 
+@pytest.mark.ci
 def test_beams_end_at_stop_strings_independently_of_other_rows(lm: LM) -> None:
     rows = ["a", "abcabc"]
     beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12}
@@ -575,6 +577,7 @@ def test_stop_strings_of_words(stop: str, possible: bool) -> None:
             check_stops(words, [stop])
 
 
+@pytest.mark.ci
 def test_lookup_changes_no_text(lm: LM) -> None:
     prompt = "abcabcabcabc"
     settings: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.4}

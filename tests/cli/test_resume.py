@@ -169,6 +169,7 @@ def while_replacing(run: Path) -> None:
     (run / "checkpoints").rename(run / "checkpoints.replaced")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "moment",
     [

@@ -210,6 +210,7 @@ print((memory("VmHWM") - before) / 2**10)
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("kind", "megabytes"), [("byte", 32), ("char", 16), ("bpe", 3)])
 def test_memory_is_a_small_multiple_of_the_text(kind: str, megabytes: int) -> None:
@@ -247,6 +248,7 @@ print((memory("VmHWM") - before) / 2**10)
 """
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_a_text(tmp_path: Path) -> None:
     """Reading and encoding a text of 60 MB takes the memory of a few blocks."""

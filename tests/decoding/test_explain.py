@@ -19,7 +19,7 @@ PAST = TokenBuffer(jnp.array([[3, 5, 3]]), jnp.array([0]), jnp.int32(3))
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(),
+        pytest.param(SamplingParams(), marks=pytest.mark.ci),
         SamplingParams(0.7, 20, 0.9, 0.02, 1.3, 2),
         SamplingParams(temperature=0, repetition_penalty=1.1),
         SamplingParams(top_p=0.0),

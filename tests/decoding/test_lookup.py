@@ -32,6 +32,7 @@ def tokens(
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", range(2))
 def test_a_draft_is_what_followed_the_last_occurrence(seed: int) -> None:
     draw = np.random.default_rng(seed)

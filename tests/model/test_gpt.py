@@ -74,6 +74,7 @@ def test_sliding_window_limits_attention() -> None:
     assert (before[:, 2 + w :] == after[:, 2 + w :]).all()
 
 
+@pytest.mark.ci
 def test_global_layers_have_no_window() -> None:
     """A pattern of all layers global gives the logits without a window; one global layer lets the last token see the first."""
     config = small("modern", n_layer=3, window_pattern="LLG")

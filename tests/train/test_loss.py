@@ -54,6 +54,7 @@ def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: in
         np.testing.assert_allclose(a, b, **tolerance)
 
 
+@pytest.mark.ci
 def test_chunked_loss_never_stores_all_logits() -> None:
     config = small("gpt2", vocab_size=509, n_layer=1)
     model, params = make(config)

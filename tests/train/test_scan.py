@@ -48,6 +48,7 @@ def assert_same(a: object, b: object, **tolerance: float) -> None:
 long = pytest.mark.long
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=long) for n in ("scaled", "gpt2", "statquest"))])
 def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
     """Including dropout masks; the blocks of statquest have neither norm nor MLP."""

@@ -90,6 +90,7 @@ def test_padding_does_not_change_an_evaluation() -> None:
     np.testing.assert_allclose(sums[:2], evaluate(params, rows)[0], rtol=1e-6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("accumulation", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8))])
 def test_accumulation_equals_one_batch(accumulation: int) -> None:
     """Also if microbatches have different numbers of tokens: sums are divided once."""
@@ -223,6 +224,7 @@ def test_initial_weights_do_not_depend_on_compilation(optimized: None, monkeypat
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
+@pytest.mark.ci
 def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     losses = [train(program("statquest", dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
     assert losses[0] == losses[1] != losses[2]
@@ -242,6 +244,7 @@ def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     assert len({tuple(jax.random.key_data(key).tolist()) for key in streams}) == 4
 
 
+@pytest.mark.ci
 def test_weight_average() -> None:
     p = program(optim={"ema_decay": 0.75})
     state = p.init()

@@ -11,7 +11,7 @@ from helpers import jaxgpt as command
 import jaxgpt
 from jaxgpt import study
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.long
 
 
 def test_the_loss_drops_when_an_induction_head_forms() -> None:

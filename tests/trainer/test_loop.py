@@ -150,6 +150,7 @@ def test_a_damaged_checkpoint_is_set_aside() -> None:
     assert Path("out/checkpoints/8.damaged").is_dir()
 
 
+@pytest.mark.ci
 def test_temporary_checkpoints_by_time() -> None:
     """After every step here; later checkpoints replace them."""
     seen = []
@@ -370,6 +371,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
 
 
+@pytest.mark.ci
 def test_evaluation_does_not_depend_on_the_batch() -> None:
     losses = []
     for size, mesh in ((1, 1), (3, 1), (8, 4)):

@@ -154,7 +154,7 @@ def test_two_processes_exchange_values() -> None:
     assert a["answers"] == [0, 0, 0, 0, 1, 0, 2, 0]
 
 
-@pytest.mark.ci
+@pytest.mark.long
 def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: None) -> None:
     """One of two processes is killed and the other exits with a message; one process resumes, with the same results."""
     length = flags(train__steps=60)
