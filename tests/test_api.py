@@ -91,6 +91,7 @@ def test_load_returns_what_was_saved(lm: LM) -> None:
     assert [path.name for path in Path("runs").iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.ci
 def test_a_saved_model_is_a_run_to_every_command(lm: LM) -> None:
     jaxgpt.save(lm, "run")
     Path("text.txt").write_text(TEXT)

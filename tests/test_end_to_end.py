@@ -322,6 +322,7 @@ def test_a_resumed_run_keeps_its_optimizer(run: Path) -> None:
     assert (run / "config.json").read_text() == before
 
 
+@pytest.mark.ci
 def test_overwrite_replaces_only_a_run(run: Path) -> None:
     Path("mine").mkdir()
     Path("mine/config.txt").write_text("precious")

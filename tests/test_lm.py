@@ -108,6 +108,7 @@ def test_greedy_text_equals_the_argmax_without_a_cache(lm: LM) -> None:
         assert int(apply(padded)[0, 2 + i].argmax()) == token
 
 
+@pytest.mark.ci
 def test_one_and_eight_devices_give_the_same_text() -> None:
     from jaxgpt.config import MeshConfig
     from jaxgpt.model.params import boxed_params
@@ -129,6 +130,7 @@ def test_the_same_seed_gives_the_same_text(lm: LM) -> None:
     assert two[0].text != two[1].text
 
 
+@pytest.mark.ci
 def test_one_compilation_per_bucket_of_prompt_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     chex.clear_trace_counter()
     for function in (prefill, decode_steps):
@@ -177,6 +179,7 @@ def test_stop_ids(lm: LM) -> None:
     assert out.finish_reason == "stop"
 
 
+@pytest.mark.ci
 def test_a_stop_string_across_tokens_is_cut_off(lm: LM) -> None:
     free = jaxgpt.generate(lm, ["a", "b", "c"], max_new_tokens=60)
     stop = free[1].text[40:43]
@@ -492,6 +495,7 @@ def test_defaults_are_the_same_everywhere() -> None:
     assert {f.name: f.default for f in fields(explain_command.Args)}.items() >= declared.items()
 
 
+@pytest.mark.ci
 def test_explain_names_the_first_token_of_generate(lm: LM) -> None:
     for key in (3, jax.random.key(4), jax.random.split(jax.random.key(5), 1)):
         choice = explain(lm, "abc", top_k=5, key=key)

@@ -55,6 +55,7 @@ def test_every_token_counts_once_for_any_stride(run: Path) -> None:
     assert found[0]["bits_per_byte"] == pytest.approx(found[0]["loss"] / math.log(2), rel=1e-6), "a byte is a character"
 
 
+@pytest.mark.ci
 def test_a_text_shorter_than_a_window(run: Path) -> None:
     lm = load(run)
     ids = jnp.asarray(lm.tokenizer.encode(TEXT[:T]))[None]

@@ -36,6 +36,7 @@ def finetune(out: str, *settings: str) -> str:
     return result.out
 
 
+@pytest.mark.ci
 def test_a_fine_tuned_model_answers() -> None:
     out = finetune("tuned", *flags(train__steps=100, train__eval_every=100, train__steps_per_call=10, mesh__data=1))
     assert "100 conversations in chats.jsonl; loss on " in out

@@ -67,6 +67,7 @@ def test_fresh_adapters_change_no_bit(name: str) -> None:
     assert all(np.std(leaf) > 0.01 for path, leaf in flatten_params(adapters).items() if path.endswith("/a"))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt2", "torch"))])
 def test_merged_equals_unmerged(name: str) -> None:
     model, params, adapters = adapted(name, every_matrix(name))

@@ -154,6 +154,7 @@ def scaled(lm, a):
     return lm._replace(params=lm.params | {"h_0": lm.params["h_0"] | {"attn": attn | {"o_proj": o_proj}}})
 
 
+@pytest.mark.ci
 def test_edits_gradients_and_batches_of_edits(one, ids):
     """Scaling each head's output by an edit equals scaling its rows of o_proj: values, gradients, and under vmap."""
     N = one.config.model.n_head

@@ -136,6 +136,7 @@ def test_a_stop_during_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert val_losses(Path("cut/checkpoints")) == val_losses(Path("straight/checkpoints"))
 
 
+@pytest.mark.ci
 def test_a_damaged_checkpoint_is_set_aside() -> None:
     straight = run(small_run(), "out")
     lines = without_times(Path("out/metrics.jsonl"))

@@ -133,6 +133,7 @@ def assert_same_figures(run: str, other: str, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(here, there, rtol=rtol, err_msg=name)
 
 
+@pytest.mark.ci
 def test_two_processes_exchange_values() -> None:
     port = str(free_port())
     script = str(Path(__file__).with_name("pair.py"))
