@@ -77,9 +77,9 @@ def quantized_matmul(x: jax.Array, w: QuantizedMatrix, dtype: jnp.dtype = jnp.fl
     dtype = dtype if w.values.dtype == jnp.float32 else jnp.float32
     x_RI = x.astype(dtype).reshape(-1, x.shape[-1])
     if w.values.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
-        y_RO = jax.lax.platform_dependent(x_RI, w.values, cpu=_matmul_by_digits, default=_widened_matmul)
+        y_RO = jax.lax.platform_dependent(x_RI, w.values, cpu=_matmul_by_digits, default=product_with_rows)
     else:
-        y_RO = _widened_matmul(x_RI, w.values)
+        y_RO = product_with_rows(x_RI, w.values)
     y_RO = y_RO if w.scale is None else y_RO * w.scale[None]
     return y_RO.reshape(*x.shape[:-1], -1)
 
@@ -90,8 +90,13 @@ def quantized_rows(table: QuantizedMatrix, ids: jax.Array, dtype: jnp.dtype) -> 
     return rows if table.scale is None else rows * jnp.take(table.scale, ids, axis=0)[..., None].astype(dtype)
 
 
-def _widened_matmul(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x_RI, values_OI.astype(x_RI.dtype), (((1,), (1,)), ((), ())))
+def product_with_rows(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x V^T` in the type of x, for a matrix V stored as `[outputs, inputs]`: `[R, I]` to `[R, O]`."""
+    values_OI, contracted = values_OI.astype(x_RI.dtype), (((1,), (1,)), ((), ()))
+    if 1 < x_RI.shape[0] <= FEW_ROWS:
+        # XLA's CPU backend copies the right operand, so it had better be x. Without the barrier, XLA would swap them again.
+        return jax.lax.optimization_barrier(jax.lax.dot_general(values_OI, x_RI, contracted)).T
+    return jax.lax.dot_general(x_RI, values_OI, contracted)
 
 
 def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
