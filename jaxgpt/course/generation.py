@@ -11,7 +11,6 @@ import numpy as np
 
 from jaxgpt.course.exercise import Exercise
 from jaxgpt.decoding import filters
-from jaxgpt.model.cache import write
 from jaxgpt.ops.attention import attend
 
 Array = np.ndarray
@@ -208,13 +207,14 @@ TOP_P = Exercise(
 
 @jax.jit
 def extend(q_H: Any, k_H: Any, v_H: Any, cache: Any, length: int) -> Any:
-    k_1S1H, v_1S1H = (
-        write(jnp.asarray(old)[None, :, None], jnp.asarray(new)[None, None, None], jnp.int32(length))
+    k_SH, v_SH = (
+        jax.lax.dynamic_update_index_in_dim(jnp.asarray(old), jnp.asarray(new), length, 0)
         for old, new in zip(cache, (k_H, v_H), strict=True)
     )
-    mask_S = jnp.arange(k_1S1H.shape[1]) <= length
-    out, _ = attend(jnp.asarray(q_H)[None, None, None], k_1S1H, v_1S1H, mask_S[None, None, None], len(q_H) ** -0.5)
-    return out[0, 0, 0], (k_1S1H[0, :, 0], v_1S1H[0, :, 0])
+    q_111H, k_1S1H, v_1S1H = jnp.asarray(q_H)[None, None, None], k_SH[None, :, None], v_SH[None, :, None]
+    mask_111S = (jnp.arange(len(k_SH)) <= length)[None, None, None]
+    out_111H, _ = attend(q_111H, k_1S1H, v_1S1H, mask_111S, len(q_H) ** -0.5)
+    return out_111H[0, 0, 0], (k_SH, v_SH)
 
 
 def _extend(

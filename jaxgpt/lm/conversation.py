@@ -97,7 +97,7 @@ class PrefixCache:
         rows = RowLimits(row_keys(key, 1, 1), jnp.asarray([limit], jnp.int32))
         with placed(lm), memory_errors():
             cache = self._take_cache(slots)
-            slots = cache.k[0].shape[1]
+            slots = cache.size
             self.reused = done = min(_common(self._ids, prompt), len(prompt) - 1)
             while (left := len(prompt) - 1 - done) > 0:
                 T = bucket(min(left, CHUNK), 8, min(CHUNK, slots - done))
@@ -128,16 +128,16 @@ class PrefixCache:
         cache, self._cache = self._cache, None
         if cache is None:
             return self._model.cache(jnp.zeros((1,), jnp.int32), slots)  # type: ignore[no-any-return]
-        more = slots - cache.k[0].shape[1]
+        more = slots - cache.size
         return cache if more <= 0 else _grow(cache, more)
 
 
 @partial(jax.jit, static_argnums=1)
 def _grow(cache: KVCache, more: int) -> KVCache:
-    def pad(x_BSKH: jax.Array) -> jax.Array:
-        return jnp.pad(x_BSKH, ((0, 0), (0, more), (0, 0), (0, 0)))
+    def pad(x: jax.Array, axis: int) -> jax.Array:
+        return jnp.pad(x, [(0, more if i == axis else 0) for i in range(4)])
 
-    return cache._replace(k=tuple(map(pad, cache.k)), v=tuple(map(pad, cache.v)))
+    return cache._replace(k=tuple(pad(k_BKSH, 2) for k_BKSH in cache.k), v=tuple(pad(v_BKHS, 3) for v_BKHS in cache.v))
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

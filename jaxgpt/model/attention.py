@@ -27,7 +27,7 @@ class BlockInputs(NamedTuple):
     Attributes:
         mask_BNTS: true where attention is allowed; None if the attention kernel computes its own mask.
         rotation: cosine and sine of each position's angles; None without RoPE.
-        cache: keys and values of the layer, `[B, S, K, H]`, and the slot to write to; None without a cache.
+        cache: keys `[B, K, S, H]` and values `[B, K, H, S]` of the layer, and the slot to write to; None without a cache.
         layer: index of the layer, from 0.
         key: key of the layer's dropout masks; None disables dropout.
         segment_ids_BT: the document of each position, for an attention kernel; None: one document per row.
@@ -75,8 +75,8 @@ class Attention(Named):
         k_BSKH, v_BSKH, updated = k_BTKH, v_BTKH, None
         if inputs.cache is not None:
             cached_k, cached_v, slot = inputs.cache
-            k_BSKH, v_BSKH = write(cached_k, k_BTKH, slot), write(cached_v, v_BTKH, slot)
-            updated = k_BSKH, v_BSKH
+            updated = k_BKSH, v_BKHS = write(cached_k, cached_v, k_BTKH, v_BTKH, slot)
+            k_BSKH, v_BSKH = k_BKSH.transpose(0, 2, 1, 3), v_BKHS.transpose(0, 3, 1, 2)
         if inputs.mask_BNTS is None:
             assert self.kernel is not None
             out_BTNH = self.kernel(q_BTNH, k_BTKH, v_BTKH, scale, self.window, inputs.segment_ids_BT)

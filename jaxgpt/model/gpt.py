@@ -168,7 +168,7 @@ class GPT(Named):
             slot_T = slot_S = jnp.arange(T)
             start_B = jnp.zeros((1,), jnp.int32)
         else:
-            slot_T, slot_S, start_B = cache.length + jnp.arange(T), jnp.arange(cache.k[0].shape[1]), cache.start_B
+            slot_T, slot_S, start_B = cache.length + jnp.arange(T), jnp.arange(cache.size), cache.start_B
         empty = cache is not None and isinstance(cache.length, int) and cache.length == 0
         masked_by_kernel = self.kernel is not None and (cache is None or empty)
         positions_BT = jnp.maximum(slot_T[None, :] - start_B[:, None], 0)

@@ -11,6 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.ops.cpu import apply_alone
+
 # Called with the name of an intermediate result and the array; returns the array to use instead.
 Name = Callable[[str, jax.Array], jax.Array]
 
@@ -85,9 +87,20 @@ def attend(
     S, K = k_BSKH.shape[1:3]
     chex.assert_shape([k_BSKH, v_BSKH], (B, S, K, H))
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
-    scores = scale * jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
+    k_BKSH, v_BKHS = k_BSKH.transpose(0, 2, 1, 3), v_BSKH.transpose(0, 2, 3, 1)  # as the cache has them
+    # Fused with the product of a single query, the write of its key and value would copy the cache.
+    apply = apply_alone if T == 1 else lambda function, *args: function(*args)
+    scores = scale * apply(_scores, q_BTKGH, k_BKSH)
     scores_BNTS = jnp.where(mask_BNTS, scores.reshape(B, N, T, S), jnp.finfo(jnp.float32).min)
     weights_BNTS = named("pattern", jax.nn.softmax(named("scores", scores_BNTS), axis=-1))
     mixed = dropout(weights_BNTS).astype(v_BSKH.dtype).reshape(B, K, N // K, T, S)
-    out_BTNH = jnp.einsum("BKGTS,BSKH->BTKGH", mixed, v_BSKH).reshape(B, T, N, H)
+    out_BTNH = apply(_weighted_sum, mixed, v_BKHS).reshape(B, T, N, H)
     return out_BTNH, weights_BNTS
+
+
+def _scores(q_BTKGH: jax.Array, k_BKSH: jax.Array) -> jax.Array:
+    return jnp.einsum("BTKGH,BKSH->BKGTS", q_BTKGH, k_BKSH, preferred_element_type=jnp.float32)
+
+
+def _weighted_sum(weights_BKGTS: jax.Array, v_BKHS: jax.Array) -> jax.Array:
+    return jnp.einsum("BKGTS,BKHS->BTKGH", weights_BKGTS, v_BKHS)

@@ -1,4 +1,4 @@
-"""Hints for XLA's CPU compiler, for use under `jax.lax.platform_dependent`. Measurements are in docs/log.md."""
+"""Hints for XLA's CPU compiler, most of them for use under `jax.lax.platform_dependent`. Measurements are in docs/log.md."""
 
 from __future__ import annotations
 
@@ -20,6 +20,20 @@ def call_without_inlining(function: Callable[..., Any], *args: jax.Array) -> Any
     """
     with set_xla_metadata(inlineable="false", xla_cpu_small_call="true"):
         return jax.jit(function)(*args)
+
+
+def apply_alone(function: Callable[..., Any], *args: jax.Array) -> Any:
+    """Compute `function(*args)`; on a CPU in a call that is not inlined, and whose operations use all cores.
+
+    Args:
+        function: a module-level function, so that JAX caches its trace.
+    """
+
+    def call(*args: jax.Array) -> Any:
+        with set_xla_metadata(inlineable="false"):
+            return jax.jit(function)(*args)
+
+    return jax.lax.platform_dependent(*args, cpu=call, default=function)
 
 
 def transposed_copy(x: jax.Array) -> jax.Array:
