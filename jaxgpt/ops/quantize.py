@@ -94,7 +94,7 @@ def product_with_rows(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T` in the type of x, for a matrix V stored as `[outputs, inputs]`: `[R, I]` to `[R, O]`."""
     values_OI, contracted = values_OI.astype(x_RI.dtype), (((1,), (1,)), ((), ()))
     if 1 < x_RI.shape[0] <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand, so it had better be x. Without the barrier, XLA would swap them again.
+        # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps them again.
         return jax.lax.optimization_barrier(jax.lax.dot_general(values_OI, x_RI, contracted)).T
     return jax.lax.dot_general(x_RI, values_OI, contracted)
 
