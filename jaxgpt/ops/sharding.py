@@ -30,3 +30,8 @@ def per_device(
     in_specs = heads, heads, heads, PartitionSpec(*(heads or ())[:2])
     divided = jax.shard_map(local, in_specs=in_specs, out_specs=heads, check_vma=False)
     return divided(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
+
+
+def weights_are_whole() -> bool:
+    """Return whether each device holds all weights: only the batch is divided over the mesh."""
+    return all(size == 1 for axis, size in jax.sharding.get_abstract_mesh().shape.items() if axis != "data")

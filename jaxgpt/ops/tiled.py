@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.ops.attention import SegmentIds
 from jaxgpt.ops.sharding import per_device
+from jaxgpt.ops.sums import halve
 
 SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
 TILE = 256  # tokens per tile, as far as `TILES` allows
@@ -116,24 +117,12 @@ def _forward_heads(
         if segment_ids_NT is not None:
             mask = mask[None] & (segment_ids_NT[:, a:e, None] == segment_ids_NT[:, None, first:e])
         scores_NTS = jnp.where(mask, scores_NTS, LOWEST)
-        highest_NT1 = _narrow(jnp.maximum, scores_NTS).max(-1, keepdims=True)
+        highest_NT1 = halve(jnp.maximum, scores_NTS).max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
-        total_NT1 = _narrow(jnp.add, weights_NTS).sum(-1, keepdims=True)
+        total_NT1 = halve(jnp.add, weights_NTS).sum(-1, keepdims=True)
         outs.append((_product("NTS,NSH->NTH", weights_NTS.astype(v.dtype), v) / total_NT1).astype(v.dtype))
         lses.append((highest_NT1 + jnp.log(total_NT1))[..., 0])
     return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
-
-
-def _narrow(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Combine the halves of the last axis while it is even and longer than 64.
-
-    XLA's CPU backend vectorizes this, but not reductions of the last axis. A reduction of 32 numbers or fewer would be computed
-    again for every number of the row.
-    """
-    while x.shape[-1] > 64 and x.shape[-1] % 2 == 0:
-        half = x.shape[-1] // 2
-        x = combine(x[..., :half], x[..., half:])
-    return x
 
 
 def _backward_heads(

@@ -12,6 +12,7 @@ import optax
 
 from jaxgpt.config import Config, OptimConfig
 from jaxgpt.model.scan import STACKED
+from jaxgpt.train.clip import clip_by_global_norm
 from jaxgpt.train.muon import MATRICES, muon, names_of
 from jaxgpt.train.skip import skip_bad_updates
 
@@ -140,7 +141,7 @@ def _named(config: Config) -> optax.GradientTransformation:
                     rate, weight_decay_rate=lambda step: o.weight_decay * rate(step), weight_decay_mask=decay_mask
                 )
             )
-    clip = optax.clip_by_global_norm(o.grad_clip) if o.grad_clip else optax.identity()
+    clip = clip_by_global_norm(o.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
 
 

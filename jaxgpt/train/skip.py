@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxgpt.train.clip import global_norm
+
 HORIZON = 50  # steps that the running means average over; before this many, nothing is a spike
 
 
@@ -65,8 +67,7 @@ def skip_bad_updates(
         return init_skip_state(optimizer.init(params))
 
     def update(grads: Any, state: SkipState, params: Any = None, *, value: jax.Array, **extra: Any) -> Any:
-        norm = optax.tree.norm(grads).astype(jnp.float32)
-        applied, statistics = should_apply(state.statistics, value, norm, spike_factor)
+        applied, statistics = should_apply(state.statistics, value, global_norm(grads), spike_factor)
         updates, inner_state = optimizer.update(grads, state.inner_state, params, value=value, **extra)
         # Adding -0.0 changes no bit of a weight; adding 0.0 would turn -0.0 into 0.0.
         updates = jax.tree.map(lambda u: jnp.where(applied, u, -jnp.zeros_like(u)), updates)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key
+from jaxgpt.train.clip import global_norm, squared_norms
 from jaxgpt.train.loss import LossFn, split_windows, token_count
 from jaxgpt.train.skip import skip_state
 
@@ -75,7 +76,9 @@ def gradients(
         zero = jnp.zeros((), jnp.float32)
         start = (zero, zero, jax.tree.map(jnp.zeros_like, params))
         (total, count, grads), _ = jax.lax.scan(add, start, (microbatches, jnp.arange(accumulation)))
-    return total / count, jax.tree.map(lambda g: g / count, grads)
+    # A product is fused into what reads the gradients; a division would write and read them once more.
+    inverse = 1 / count
+    return total / count, jax.tree.map(lambda g: g * inverse, grads)
 
 
 def train_step(
@@ -118,8 +121,7 @@ def train_step(
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(grads, state.opt_state, state.params, value=loss)
     params = optax.apply_updates(state.params, updates)
-    grad_norm = optax.tree.norm(grads).astype(jnp.float32)
-    metrics = {"loss": loss, "grad_norm": grad_norm, "grad_squares": squared_norms(grads)}
+    metrics = {"loss": loss, "grad_norm": global_norm(grads), "grad_squares": squared_norms(grads)}
     if learning_rate is not None:
         metrics["lr"] = learning_rate(_schedule_step(state))
     ema = state.ema
@@ -137,12 +139,6 @@ def _schedule_step(state: TrainState) -> jax.Array:
     """Return the step of the learning-rate schedule, which skipped updates do not advance."""
     counts = optax.tree.get_all_with_path(state.opt_state, "count")
     return counts[0][1] if counts else state.step
-
-
-def squared_norms(grads: Any) -> jax.Array:
-    """Compute the squared norm of every gradient, float32 `[leaves]`: the terms of the global norm."""
-    # With 64-bit types enabled, optax returns float64.
-    return jnp.stack([optax.tree.norm(leaf, squared=True).astype(jnp.float32) for leaf in jax.tree.leaves(grads)])
 
 
 def train_steps(

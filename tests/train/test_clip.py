@@ -1,0 +1,70 @@
+"""Norms of gradients, and clipping."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxgpt.config import MeshConfig
+from jaxgpt.ops.sums import sum_of_squares
+from jaxgpt.parallel import make_mesh
+from jaxgpt.train.clip import clip_by_global_norm, global_norm, squared_norms
+
+SHAPES = [(), (1,), (65,), (128,), (130,), (3, 4096), (257, 96), (2, 31, 64)]
+
+
+def tree(seed: int, scale: float = 1.0) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    return {str(i): jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for i, shape in enumerate(SHAPES)}
+
+
+@given(st.lists(st.integers(1, 300), max_size=2), st.integers(0, 9))
+def test_sum_of_squares_equals_numpy(shape: list[int], seed: int) -> None:
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    np.testing.assert_allclose(sum_of_squares(x), np.square(x, dtype=np.float64).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
+def test_clipping_equals_optax(scale: float) -> None:
+    grads = tree(0, scale)
+    ours, theirs = (
+        jax.jit(lambda grads, clip=clip: clip.update(grads, clip.init(grads))[0])(grads)
+        for clip in (clip_by_global_norm(0.7), optax.clip_by_global_norm(0.7))
+    )
+    np.testing.assert_allclose(global_norm(grads), optax.tree.norm(grads), rtol=1e-5)
+    for name in grads:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_norms_tell_which_gradient_is_not_finite(bad: float) -> None:
+    grads = tree(1)
+    grads["5"] = grads["5"].at[2, 4095].set(bad)
+    np.testing.assert_array_equal(np.isfinite(squared_norms(grads)), [name != "5" for name in sorted(grads)])
+    assert not np.isfinite(global_norm(grads))
+
+
+@pytest.mark.parametrize("mesh", [MeshConfig(data=2), MeshConfig(fsdp=2)])
+def test_norms_move_no_gradients_between_devices(mesh: MeshConfig) -> None:
+    """Weights that are divided over devices are summed there: only sums travel."""
+    devices = make_mesh(mesh)
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(1024, 64)), jnp.float32)
+    placed = jax.device_put(x, NamedSharding(devices, PartitionSpec("fsdp")))
+    with jax.set_mesh(devices):
+        norms = jax.jit(squared_norms)
+        text = norms.lower([placed]).compile().as_text()
+        result: Any = norms([placed])
+    moved = re.findall(
+        r"= (\w+\[.*?\])\S* (?:all-gather|collective-permute|all-to-all|all-reduce)(?:-start)?\(", text or ""
+    )
+    assert all(shape in ("f32[]", "f32[1]") for shape in moved), moved
+    np.testing.assert_allclose(result, [np.square(x).sum()], rtol=1e-5)
