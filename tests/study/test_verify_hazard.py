@@ -12,7 +12,7 @@ import pytest
 from helpers import repository
 
 import jaxgpt
-from jaxgpt import SAFE_FLAG, MiscompiledReductions
+from jaxgpt import QUICK_FLAG, SAFE_FLAG, MiscompiledReductions
 
 FLAG = SAFE_FLAG.split("=")[0]
 MEASURE = """
@@ -41,7 +41,7 @@ def start(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
         with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as without:
             warnings.simplefilter("always")
             without.delitem(sys.modules, "jax._src.xla_bridge")
-            jaxgpt._turn_off_fused_reductions()
+            jaxgpt._set_compiler_flags()
         return os.environ["XLA_FLAGS"], [str(w.message) for w in caught if w.category is MiscompiledReductions]
 
     return run
@@ -60,7 +60,12 @@ def start(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     ],
 )
 def test_fused_reductions_are_turned_off(start, flags: str, after: str) -> None:  # type: ignore[no-untyped-def]
-    assert start(flags) == (after, [])
+    assert start(flags) == (f"{after} {QUICK_FLAG}", [])
+
+
+def test_own_options_of_the_backend_are_kept(start) -> None:  # type: ignore[no-untyped-def]
+    own = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=false"
+    assert start(own) == (f"{own} {SAFE_FLAG}", [])
 
 
 @pytest.mark.parametrize(
@@ -69,8 +74,8 @@ def test_fused_reductions_are_turned_off(start, flags: str, after: str) -> None:
 )
 def test_requesting_them_gives_a_warning(start, value: str) -> None:  # type: ignore[no-untyped-def]
     flags, [said] = start(f"{FLAG}={value}")
-    assert flags == f"{FLAG}={value}"
-    assert f'XLA_FLAGS="{flags} {SAFE_FLAG}"' in said
+    assert flags == f"{FLAG}={value} {QUICK_FLAG}"
+    assert f'XLA_FLAGS="{FLAG}={value} {SAFE_FLAG}"' in said
     assert "\n" not in said
 
 
