@@ -10,17 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.course.exercise import Exercise
+from jaxgpt.course.exercise import Exercise, normal
 from jaxgpt.ops.attention import attend as attend_heads
 from jaxgpt.ops.attention import causal_mask as mask_of_slots
 from jaxgpt.ops.norms import layer_norm
 
 Array = np.ndarray
 _EPS = 1e-5
-
-
-def _normal(seed: int, *shape: int) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def _softmax(scores: Array, axis: int = -1, shift: bool = True) -> Array:
@@ -58,11 +54,11 @@ SOFTMAX = Exercise(
     returns=("weights_TS",),
     reference=softmax,
     inputs=lambda: {
-        "random scores": (_normal(0, 4, 6),),
-        "one column": (_normal(1, 3, 1),),
+        "random scores": (normal(0, 4, 6),),
+        "one column": (normal(1, 3, 1),),
         "large scores": (np.array([[1e4, 0, -1e4], [9999, 1e4, 0]], np.float32),),
         "large scores of both signs": (np.array([[1e4, 9999, 0], [-1e4, -9999, -2e4]], np.float32),),
-        "masked scores (-inf)": (np.where(np.tri(4, 6, dtype=bool), _normal(2, 4, 6), -np.inf).astype(np.float32),),
+        "masked scores (-inf)": (np.where(np.tri(4, 6, dtype=bool), normal(2, 4, 6), -np.inf).astype(np.float32),),
     },
     mistakes=(
         (
@@ -205,10 +201,10 @@ ATTENTION = Exercise(
     returns=("out_TH",),
     reference=attend,
     inputs=lambda: {
-        "random vectors": (_normal(0, 6, 4), _normal(1, 6, 4), _normal(2, 6, 4)),
-        "values that show the weights": (_normal(3, 5, 5), _normal(4, 5, 5), np.eye(5, dtype=np.float32)),
-        "one position": (_normal(5, 1, 3), _normal(6, 1, 3), _normal(7, 1, 3)),
-        "large scores": (300 * np.eye(5, dtype=np.float32), 300 * np.eye(5, dtype=np.float32), _normal(8, 5, 5)),
+        "random vectors": (normal(0, 6, 4), normal(1, 6, 4), normal(2, 6, 4)),
+        "values that show the weights": (normal(3, 5, 5), normal(4, 5, 5), np.eye(5, dtype=np.float32)),
+        "one position": (normal(5, 1, 3), normal(6, 1, 3), normal(7, 1, 3)),
+        "large scores": (300 * np.eye(5, dtype=np.float32), 300 * np.eye(5, dtype=np.float32), normal(8, 5, 5)),
     },
     mistakes=(
         (
@@ -270,7 +266,7 @@ def block(x_TD: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) ->
 @cache
 def _sublayers(D: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Make attention and an MLP, functions [T, D] -> [T, D]."""
-    w_q, w_k, w_v, w_1, w_2 = (_normal(seed, D, D) / D**0.5 for seed in range(5))
+    w_q, w_k, w_v, w_1, w_2 = (normal(seed, D, D) / D**0.5 for seed in range(5))
 
     @jax.jit
     def attention(x_TD: jax.Array) -> jax.Array:
@@ -352,10 +348,10 @@ BLOCK = Exercise(
     returns=("out_TD",),
     reference=block,
     inputs=lambda: {
-        "random vectors": (3 * _normal(0, 5, 8) + 1, *_sublayers(8)),
-        "small vectors, for which the 1e-5 matters": (1e-3 * _normal(1, 5, 8), *_sublayers(8)),
-        "a vector of equal numbers": (_with_an_equal_row(_normal(2, 5, 8)), *_sublayers(8)),
-        "one position": (_normal(3, 1, 8), *_sublayers(8)),
+        "random vectors": (3 * normal(0, 5, 8) + 1, *_sublayers(8)),
+        "small vectors, for which the 1e-5 matters": (1e-3 * normal(1, 5, 8), *_sublayers(8)),
+        "a vector of equal numbers": (_with_an_equal_row(normal(2, 5, 8)), *_sublayers(8)),
+        "one position": (normal(3, 1, 8), *_sublayers(8)),
     },
     mistakes=(
         ("this is a post-norm block, norm(x + f(x)): normalize the input of each sublayer, x + f(norm(x))", _post_norm),

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # (result, *arguments) -> what is wrong with the result, or None. The result has the structure of the reference's, with NumPy
 # arrays as leaves.
 Law = Callable[..., str | None]
@@ -50,3 +52,8 @@ class Exercise:
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.signature}\n    {self.statement}"
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """Return float32 numbers of a standard normal distribution."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)

@@ -9,15 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.course.exercise import Exercise
+from jaxgpt.course.exercise import Exercise, normal
 from jaxgpt.decoding import filters
 from jaxgpt.ops.attention import attend
 
 Array = np.ndarray
-
-
-def _normal(seed: int, *shape: int) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 # greedy
@@ -25,7 +21,7 @@ def _normal(seed: int, *shape: int) -> Array:
 
 def _model(seed: int) -> Callable[[Any], Array]:
     """Make a causal model of 11 tokens whose logits depend on all tokens so far."""
-    table_VD, head_DV = _normal(seed, 11, 6), _normal(seed + 1, 6, 11)
+    table_VD, head_DV = normal(seed, 11, 6), normal(seed + 1, 6, 11)
 
     def model(ids_T: Any) -> Any:
         xp, ids = (jnp, ids_T) if isinstance(ids_T, jax.core.Tracer) else (np, np.asarray(ids_T))
@@ -170,11 +166,11 @@ TOP_P = Exercise(
     returns=("logits_V",),
     reference=top_p,
     inputs=lambda: {
-        "p = 0.7": (_normal(0, 6), 0.7),
-        "p = 0.9, 300 tokens": (2 * _normal(1, 300), 0.9),
+        "p = 0.7": (normal(0, 6), 0.7),
+        "p = 0.9, 300 tokens": (2 * normal(1, 300), 0.9),
         "p = 0.5, one token has 0.9": (np.array([0.3, 5.0, 1.0, 0.1, -0.4, 0.7], np.float32), 0.5),
-        "p = 1": (_normal(2, 6), 1.0),
-        "p = 0.001": (_normal(3, 6), 0.001),
+        "p = 1": (normal(2, 6), 1.0),
+        "p = 0.001": (normal(3, 6), 0.001),
         "p = 0.8, a token is removed already": (np.array([0.5, -np.inf, 1.0, 0.2, -0.1, 0.9], np.float32), 0.8),
     },
     mistakes=(
@@ -257,8 +253,8 @@ def _only_its_slot_changes(result: Any, q_H: Array, k_H: Array, v_H: Array, cach
 
 def _cache(seed: int, S: int, H: int, length: int) -> tuple[Any, ...]:
     """Make the arguments of one call. Unused slots hold what an earlier text has left there."""
-    q_H, k_H, v_H = _normal(seed, 3, H)
-    k_SH, v_SH = _normal(seed + 1, 2, S, H)
+    q_H, k_H, v_H = normal(seed, 3, H)
+    k_SH, v_SH = normal(seed + 1, 2, S, H)
     return q_H, k_H, v_H, (k_SH, v_SH), length
 
 

@@ -11,16 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgpt.course.exercise import Exercise
+from jaxgpt.course.exercise import Exercise, normal
 from jaxgpt.train.loss import cross_entropy, make_loss_fn, token_count
 from jaxgpt.train.step import TrainState, gradients, loss_sum, train_step
 
 Array = np.ndarray
 _V, _D = 7, 4
-
-
-def _normal(seed: int, *shape: int) -> Array:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 # loss
@@ -67,9 +63,9 @@ LOSS = Exercise(
     returns=("value",),
     reference=loss,
     inputs=lambda: {
-        "random logits": (_normal(0, 6, _V), np.array([1, 0, 6, 2, 5, 3])),
-        "one position": (_normal(1, 1, _V), np.array([4])),
-        "two targets of -1": (_normal(2, 6, _V), np.array([1, -1, 0, 2, -1, 4])),
+        "random logits": (normal(0, 6, _V), np.array([1, 0, 6, 2, 5, 3])),
+        "one position": (normal(1, 1, _V), np.array([4])),
+        "two targets of -1": (normal(2, 6, _V), np.array([1, -1, 0, 2, -1, 4])),
         "large logits": (1e4 * np.eye(6, _V, dtype=np.float32), np.array([0, 0, 2, 1, 4, 6])),
     },
     mistakes=(
@@ -117,7 +113,7 @@ def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None) -> jax.Array:
 
 
 _LOSS_FN = make_loss_fn(_apply)
-_PARAMS = {"embedding": _normal(0, _V, _D), "head": _normal(1, _D, _V)}
+_PARAMS = {"embedding": normal(0, _V, _D), "head": normal(1, _D, _V)}
 _OPTIMIZER = optax.adamw(0.03)
 
 

@@ -122,7 +122,9 @@ def _draw_model(draw: _Drawing, c: ModelConfig, sizes: dict[str, int]) -> None:
     draw.label(f"[B, T, {D:,}]")
 
     draw.begin_block(c.n_layer)
-    norm = {name: Part(NORMS.get(c.norm, ""), [], "norm", count(f"h_0/{name}/") or None) for name in ("ln_1", "ln_2")}
+    norm = {
+        name: Part(NORMS.get(c.norm, c.norm), [], "norm", count(f"h_0/{name}/") or None) for name in ("ln_1", "ln_2")
+    }
     after = {name: part._replace(parameters=count(f"h_0/{name}_out/") or None) for name, part in norm.items()}
     before = draw.y
 
@@ -142,7 +144,7 @@ def _draw_model(draw: _Drawing, c: ModelConfig, sizes: dict[str, int]) -> None:
     draw.end_block(count("h_0/"), c.n_layer)
 
     if c.final_norm and c.norm != "none":
-        draw.on_stream(Part(NORMS[c.norm], [], "norm", count("ln_f/") or None))
+        draw.on_stream(Part(NORMS.get(c.norm, c.norm), [], "norm", count("ln_f/") or None))
     shape = f"{D:,} {ARROW} {V:,}{', with bias' if c.head_bias else ''}"
     if c.tie_embeddings:
         draw.on_stream(Part("head", [shape, "the token embedding, transposed"], "linear", "tied"))
@@ -206,7 +208,7 @@ def _attention(c: ModelConfig, count: Callable[..., int]) -> list[Part]:
 
 def _mlp(c: ModelConfig, count: Callable[..., int]) -> list[Part]:
     D, F, bias = c.n_embd, c.mlp_width, ", with bias" if c.bias else ""
-    activation = ACTIVATIONS[c.activation]
+    activation = ACTIVATIONS.get(c.activation, c.activation)
     up, down = count("h_0/mlp/up_proj/", "h_0/mlp/gate_proj/"), count("h_0/mlp/down_proj/")
     if c.mlp == "gated":
         name = GATED.get(c.activation, f"gated {activation}")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pytest
 from helpers import every_model, small
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ActivationName, ModelConfig, NormName, UserError
+from jaxgpt.ops.activations import ACTIVATIONS
+from jaxgpt.ops.norms import NORMS
 from jaxgpt.presets import preset
 from jaxgpt.study import architecture
 
@@ -102,3 +104,14 @@ def test_no_text_is_wider_than_its_box() -> None:
 def test_a_vocabulary_is_needed() -> None:
     with pytest.raises(UserError, match=r"model\.vocab_size is 0"):
         architecture(ModelConfig())
+
+
+def test_added_functions_have_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of docs/own: a norm and an activation that a program has added."""
+    monkeypatch.setattr("jaxgpt.config.ActivationName", Literal[ActivationName, "snake"])
+    monkeypatch.setattr("jaxgpt.config.NormName", Literal[NormName, "softnorm"])
+    monkeypatch.setitem(ACTIVATIONS, "snake", ACTIVATIONS["gelu"])
+    monkeypatch.setitem(NORMS, "softnorm", NORMS["layernorm"])
+    svg = architecture(small("gpt2", activation="snake", norm="softnorm"))
+    assert svg.count("softnorm") >= 3
+    assert "snake" in svg
