@@ -2,6 +2,7 @@
 
 python benchmarks/train_step.py                             nanoGPT's CPU shape
 python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT-2's 124M
+python benchmarks/train_step.py --shape default             the shape of the default preset
 python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a look whether it works
 python benchmarks/train_step.py --nanogpt DIR               a checkout of nanoGPT's model.py besides
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
@@ -59,6 +60,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "nanogpt-cpu": Shape(4, 4, 128, 64, 65, 12, False, 10),
     "medium": Shape(6, 6, 384, 256, 65, 8, False),
+    "default": Shape(4, 4, 128, 128, 97, 32, False),  # as python train.py, but a GPT-2 with AdamW on every side
     "gpt2": Shape(12, 12, 768, 128, 50257, 4, True),
     "gpt2-gpu": Shape(12, 12, 768, 1024, 50304, 16, False, calls=10),
     "gpt2-gpu-64": Shape(12, 12, 768, 1024, 50304, 64, False, calls=10),
