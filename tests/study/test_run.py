@@ -195,8 +195,9 @@ def test_gradient_of_an_activation(one, ids):
         return jnp.square(logits).mean()
 
     _, gradient = loss(jnp.zeros(shape))
-    (up, _), (down, _) = loss(0.05 * direction), loss(-0.05 * direction)
-    assert float(jnp.vdot(gradient, direction)) == pytest.approx(float(up - down) / 0.1, rel=1e-2)
+    # The quotient's own error falls with the square of the step: 1 % at 0.05, 0.03 % here, where rounding adds as much.
+    (up, _), (down, _) = loss(0.01 * direction), loss(-0.01 * direction)
+    assert float(jnp.vdot(gradient, direction)) == pytest.approx(float(up - down) / 0.02, rel=3e-3)
 
 
 @pytest.mark.ci
