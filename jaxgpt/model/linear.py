@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.init import initializers, partitioned, weight
 from jaxgpt.ops.matmul import matmul
+from jaxgpt.ops.sums import broadcast_to_tokens
 
 
 class Linear(nn.Module):
@@ -41,5 +42,5 @@ class Linear(nn.Module):
         if self.bias:
             axes, shape = self.axes[self.n_in :], self.shape[self.n_in :]
             bias: jax.Array = self.param("bias", partitioned(bias_init, axes), shape, jnp.float32)
-            y = y + jnp.expand_dims(bias.astype(self.dtype), range(y.ndim - bias.ndim))
+            y = y + broadcast_to_tokens(bias.astype(self.dtype), y.shape)
         return y

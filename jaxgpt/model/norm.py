@@ -10,6 +10,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.model.init import partitioned
 from jaxgpt.model.named import Named
 from jaxgpt.ops.norms import NORMS
+from jaxgpt.ops.sums import broadcast_to_tokens
 
 
 class Norm(Named):
@@ -29,11 +30,10 @@ class Norm(Named):
         if kind == "none":
             return x
         y = NORMS[kind](x.astype(jnp.float32), self.config.norm_eps, self.named)
-        lead = range(x.ndim - 1)
         if self.config.norm_affine:
             ones = partitioned(nn.initializers.ones, ("norm",))
-            y = y * jnp.expand_dims(self.param("scale", ones, (x.shape[-1],), jnp.float32), lead)
+            y = y * broadcast_to_tokens(self.param("scale", ones, (x.shape[-1],), jnp.float32), y.shape)
             if self.config.bias and kind != "rmsnorm":
                 zeros = partitioned(nn.initializers.zeros, ("norm",))
-                y = y + jnp.expand_dims(self.param("bias", zeros, (x.shape[-1],), jnp.float32), lead)
+                y = y + broadcast_to_tokens(self.param("bias", zeros, (x.shape[-1],), jnp.float32), y.shape)
         return self.named("out", y.astype(self.dtype))

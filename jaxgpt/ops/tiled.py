@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.ops.attention import SegmentIds
 from jaxgpt.ops.sharding import per_device
-from jaxgpt.ops.sums import halve
+from jaxgpt.ops.sums import fold
 
 SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
 TILE = 256  # tokens per tile, as far as `TILES` allows
@@ -117,9 +117,9 @@ def _forward_heads(
         if segment_ids_NT is not None:
             mask = mask[None] & (segment_ids_NT[:, a:e, None] == segment_ids_NT[:, None, first:e])
         scores_NTS = jnp.where(mask, scores_NTS, LOWEST)
-        highest_NT1 = halve(jnp.maximum, scores_NTS).max(-1, keepdims=True)
+        highest_NT1 = fold(jnp.maximum, scores_NTS).max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
-        total_NT1 = halve(jnp.add, weights_NTS).sum(-1, keepdims=True)
+        total_NT1 = fold(jnp.add, weights_NTS).sum(-1, keepdims=True)
         outs.append((_product("NTS,NSH->NTH", weights_NTS.astype(v.dtype), v) / total_NT1).astype(v.dtype))
         lses.append((highest_NT1 + jnp.log(total_NT1))[..., 0])
     return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)

@@ -15,7 +15,7 @@ from jaxgpt.ops.sums import sum_of_squares
 def squared_norms(grads: Any) -> jax.Array:
     """Compute the squared norm of every gradient, float32 `[leaves]`: the terms of the squared global norm."""
 
-    def by_halves(leaves: list[jax.Array]) -> jax.Array:
+    def in_parts(leaves: list[jax.Array]) -> jax.Array:
         return jnp.stack([sum_of_squares(leaf).astype(jnp.float32) for leaf in leaves])
 
     def plain(leaves: list[jax.Array]) -> jax.Array:
@@ -23,9 +23,7 @@ def squared_norms(grads: Any) -> jax.Array:
         return jnp.stack([optax.tree.norm(leaf, squared=True).astype(jnp.float32) for leaf in leaves])
 
     leaves = jax.tree.leaves(grads)
-    norms: jax.Array = jax.lax.platform_dependent(
-        leaves, cpu=by_halves if weights_are_whole() else plain, default=plain
-    )
+    norms: jax.Array = jax.lax.platform_dependent(leaves, cpu=in_parts if weights_are_whole() else plain, default=plain)
     return norms
 
 

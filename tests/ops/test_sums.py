@@ -1,0 +1,70 @@
+"""Sums in parts: equal to plain sums, under every transformation, and without a copy of what is summed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgpt.ops.sums import broadcast_to_tokens, sum_of_squares
+
+B, T = 2, 8
+Broadcast = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+
+def random(seed: int, shape: tuple[int, ...]) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize(
+    ("weight", "shape"),
+    [
+        ((5,), (B, T, 5)),
+        ((5,), (B, 192, 5)),
+        ((5,), (B, 7, 5)),
+        ((2, 3), (B, T, 2, 3)),
+        ((3,), (B, T, 2, 3)),
+        ((5,), (T, 5)),
+    ],
+)
+def test_a_weight_of_every_token(weight: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Values, gradients, forward mode, second derivatives and gradients per example equal those of `jnp.broadcast_to`."""
+    w, x, batch = random(0, weight), random(1, shape), random(2, (3, *shape))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def all_of(broadcast: Broadcast) -> list[jax.Array]:
+        def f(w: jax.Array, x: jax.Array) -> jax.Array:
+            return jnp.sin(x * broadcast(w, shape)).sum()
+
+        return [
+            broadcast(w, shape),
+            jax.grad(f)(w, x),
+            jax.jvp(lambda w: broadcast(w, shape), (w,), (w * w,))[1],
+            jax.hessian(f)(w, x),
+            jax.vmap(jax.grad(f), (None, 0))(w, batch),
+        ]
+
+    for ours, plain in zip(all_of(broadcast_to_tokens), all_of(jnp.broadcast_to), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_summed_is_not_written_to_memory() -> None:
+    x = jnp.ones((4, 256, 128))
+
+    def memory(f: Callable[..., jax.Array], *args: jax.Array) -> int:
+        analysis = jax.jit(f).lower(*args).compile().memory_analysis()
+        assert analysis
+        return int(analysis.temp_size_in_bytes)
+
+    def gradient(w: jax.Array, x: jax.Array, broadcast: Broadcast) -> jax.Array:
+        return jax.grad(lambda w: jnp.square(x * broadcast(w, x.shape)).sum())(w)
+
+    w = jnp.ones(128)
+    assert memory(sum_of_squares, x) <= x.nbytes / 6
+    assert memory(lambda w, x: gradient(w, x, broadcast_to_tokens), w, x) <= x.nbytes / 2
+    assert memory(lambda w, x: gradient(w, x, jnp.broadcast_to), w, x) >= x.nbytes  # otherwise XLA no longer needs this
+    assert memory(lambda x: jnp.square(x).sum(), x) >= x.nbytes
