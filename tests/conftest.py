@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -21,6 +22,9 @@ from jaxgpt.cli import GARBAGE
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 assert jaxgpt.__version__
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background jobs; child processes inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Fixtures give each test, not each example, a folder; that is enough for examples that overwrite one file.
 settings.register_profile(

@@ -25,12 +25,15 @@ cli.entry()
 
 def test_ctrl_c_does_not_wait_for_native_code() -> None:
     process = subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "jaxgpt: interrupted\n")
-    assert process.returncode == 130
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "jaxgpt: interrupted\n")
+        assert process.returncode == 130
+    finally:
+        process.kill()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="the heaps are glibc's")
