@@ -71,7 +71,7 @@ class MiscompiledReductions(RuntimeWarning):
 
 
 def _said_of_reductions(flags: str) -> bool | None:
-    """Whether XLA flags enable fused reductions; None if they do not say, in which case XLA enables them.
+    """Return whether XLA flags enable fused reductions; None if they do not say, in which case XLA enables them.
 
     Repeated flags apply in order: `+kind` and `-kind` add and remove a kind, a plain list replaces all kinds.
     """

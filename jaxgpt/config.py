@@ -650,7 +650,7 @@ def _types(config: Any, section: str) -> None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a string has no NUL and no lone surrogate (which marks a byte of an argument that is not UTF-8)."""
+    """Return whether a string has no NUL and no lone surrogate (which marks a byte of an argument that is not UTF-8)."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
 
 

@@ -231,7 +231,7 @@ def _kind(x: np.ndarray) -> str:
 
 
 def _same(result: Any, expected: Any) -> bool:
-    """Whether two results have the same shapes and kinds of numbers, and equal values up to rounding."""
+    """Return whether two results have the same shapes and kinds of numbers, and equal values up to rounding."""
     if isinstance(result, _Failed) or isinstance(expected, _Failed):
         return False
     return all(map(_close, jax.tree.leaves(result), jax.tree.leaves(expected)))
@@ -246,7 +246,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _alike(result: Any, mistaken: Any, expected: Any) -> bool:
-    """Whether a result is that of a mistake. Overflow is NaN in one formula and inf in another, so these are the same."""
+    """Return whether a result is that of a mistake; inf equals NaN, as one formula overflows to inf and another to NaN."""
     broken, both = _overflows(result, expected), _overflows(mistaken, expected)
     return (broken and both) if broken or both else _same(result, mistaken)
 

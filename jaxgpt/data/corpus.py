@@ -210,7 +210,7 @@ def read_path(path: Path) -> Text:
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether any part of a path begins with a dot."""
+    """Return whether any part of a path begins with a dot."""
     return any(part.startswith(".") for part in path.parts)
 
 

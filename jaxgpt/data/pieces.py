@@ -128,7 +128,7 @@ def split_by(pattern: str) -> dict[str, Any]:
 
 
 def _keeps_words(step: dict[str, Any]) -> bool:
-    """Whether a pre-tokenization step finds the same words in a piece as in the whole text."""
+    """Return whether a pre-tokenization step finds the same words in a piece as in the whole text."""
     if step.get("type") == "ByteLevel":
         return not step["add_prefix_space"]
     return any(step == split_by(pattern) for pattern in LLAMA3)

@@ -416,7 +416,7 @@ def _new_index(settings: Settings, sources: Sequence[Source]) -> dict[str, Any]:
 
 
 def _begun(index: Mapping[str, Any]) -> bool:
-    """Whether any ids have been written; if not, nothing is lost by starting again with other settings or sources."""
+    """Return whether any ids have been written; if not, nothing is lost by starting again with other settings or sources."""
     splits = index.get("progress", {}).get("splits", {}).values()
     return index["complete"] or any(split["tokens"] for split in splits)
 

@@ -317,7 +317,7 @@ def read_index(path: Path) -> dict[str, Any] | None:
 
 
 def holds_ids(path: Path) -> bool:
-    """Whether a path is a token file, a folder of them (`is_token_path`), or one written by `jaxgpt data prepare`.
+    """Return whether a path is a token file, a folder of them (`is_token_path`), or one written by `jaxgpt data prepare`.
 
     Raises:
         UserError: as `find_prepared`.
@@ -353,7 +353,7 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Whether two tokenizers give the same ids: equal files, or equal vocabularies and merges that agree on a probe."""
+    """Return whether two tokenizers give the same ids: equal files, or equal vocabularies and merges that agree on a probe."""
     texts = a.to_json(), b.to_json()
     if texts[0] == texts[1]:
         return True

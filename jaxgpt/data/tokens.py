@@ -243,7 +243,7 @@ def split_of(path: Path) -> str:
 
 
 def is_token_path(path: Path) -> bool:
-    """Whether a path is a `.bin` file, or a folder with one named after a split or with only `.bin` files."""
+    """Return whether a path is a `.bin` file, or a folder with one named after a split or with only `.bin` files."""
     if not path.is_dir():
         return path.suffix == ".bin"
     files = _visible(path)

@@ -134,7 +134,7 @@ class BeamSearch:
         )
 
     def open(self, state: BeamState) -> jax.Array:
-        """Whether another step can change the result."""
+        """Return whether another step can change the result."""
         go_on = jnp.any(state.active_B) & (state.made < state.limit_B.max())
         return go_on & ~jnp.all(state.finished_BW) if self.beams.early_stopping is True else go_on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,30 +10,23 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 
-def call_without_inlining(function: Callable[..., Any], *args: jax.Array) -> Any:
+def call_without_inlining(function: Callable[..., Any], *args: jax.Array, small: bool = True) -> Any:
     """Compute `function(*args)` in an XLA call that is neither inlined nor fused with its producers and consumers.
 
-    `optimization_barrier` does not prevent fusion: the CPU backend removes barriers first. A small call becomes one kernel; an
-    ordinary call would run in an executor that blocks the threads of other devices.
+    `optimization_barrier` does not prevent fusion: the CPU backend removes barriers first.
 
     Args:
         function: a module-level function, so that JAX caches its trace.
+        small: whether the call becomes one kernel, on one core. Otherwise its operations use all cores, in an executor that
+            blocks the threads of other devices.
     """
-    with set_xla_metadata(inlineable="false", xla_cpu_small_call="true"):
+    with set_xla_metadata(inlineable="false", **({"xla_cpu_small_call": "true"} if small else {})):
         return jax.jit(function)(*args)
 
 
 def apply_alone(function: Callable[..., Any], *args: jax.Array) -> Any:
-    """Compute `function(*args)`; on a CPU in a call that is not inlined, and whose operations use all cores.
-
-    Args:
-        function: a module-level function, so that JAX caches its trace.
-    """
-
-    def call(*args: jax.Array) -> Any:
-        with set_xla_metadata(inlineable="false"):
-            return jax.jit(function)(*args)
-
+    """Compute `function(*args)`; on a CPU in a call that is not inlined, and whose operations use all cores."""
+    call = functools.partial(call_without_inlining, function, small=False)
     return jax.lax.platform_dependent(*args, cpu=call, default=function)
 
 

@@ -94,7 +94,7 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
 
 
 def _libtpu_without_tpu() -> bool:
-    """Whether libtpu is installed on a machine without TPUs, only to compile for them, as `jaxgpt plan` does."""
+    """Return whether libtpu is installed on a machine without TPUs, only to compile for them, as `jaxgpt plan` does."""
     wanted = "JAX_PLATFORMS" not in os.environ and importlib.util.find_spec("libtpu") is not None
     return wanted and not any(True for pattern in TPU_NODES for _ in Path("/dev").glob(pattern))
 
