@@ -62,7 +62,10 @@ def _matmul_backward(n_in: int, saved: tuple[jax.Array, jax.Array], dy: jax.Arra
 
     def on_cpu(x: jax.Array, dy: jax.Array) -> jax.Array:
         tokens = math.prod(x.shape[: len(batch)])
-        return (transposed_copy(x.reshape(tokens, -1)) @ dy.reshape(tokens, -1)).reshape(kernel.shape)
+        x, dy = x.reshape(tokens, -1), dy.reshape(tokens, -1)
+        if dy.size + kernel.size < x.size:  # less to transpose with dW = (dy^T x)^T
+            return transposed_copy(transposed_copy(dy) @ x).reshape(kernel.shape)
+        return (transposed_copy(x) @ dy).reshape(kernel.shape)
 
     def elsewhere(x: jax.Array, dy: jax.Array) -> jax.Array:
         return jnp.tensordot(x, dy, (batch, batch))

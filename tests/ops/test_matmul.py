@@ -11,7 +11,14 @@ from jaxgpt.ops.matmul import matmul
 
 
 @pytest.mark.parametrize(
-    ("x", "w", "n_in"), [((2, 5, 6), (6, 7), 1), ((2, 5, 6), (6, 3, 4), 1), ((2, 5, 3, 4), (3, 4, 6), 2)]
+    ("x", "w", "n_in"),
+    [
+        ((2, 5, 6), (6, 7), 1),
+        ((2, 5, 6), (6, 3, 4), 1),
+        ((2, 5, 3, 4), (3, 4, 6), 2),
+        ((2, 5, 4, 8), (4, 8, 2), 2),  # dy is narrower than x
+        ((2, 9, 32), (32, 3, 2), 1),
+    ],
 )
 def test_matmul_and_its_gradients_equal_tensordot(x: tuple[int, ...], w: tuple[int, ...], n_in: int) -> None:
     rng = np.random.default_rng(0)
