@@ -1,8 +1,9 @@
-"""Reductions in parts. XLA's CPU backend vectorizes these, but not its own reductions of many numbers to one."""
+"""Sums and maxima in forms that XLA's CPU backend vectorizes, as it does not vectorize its own reductions."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -12,7 +13,6 @@ from jaxgpt.ops.sharding import weights_are_whole
 
 PARTS = 8  # with 16, the compiler would write the elements to memory before it combines them
 SHORT = 64  # numbers left to a reduction: 32 or fewer would be computed again wherever their sum is used
-HALVINGS = 5
 
 
 def fold(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -31,7 +31,11 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def broadcast_to_tokens(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Broadcast a weight to `[B, T, ...]`. On a CPU, its gradient, the sum over all tokens, is computed by halves of T."""
+    """Broadcast a bias or scale to `[B, T, ...]`.
+
+    The gradient is the sum of `dy` over all tokens. On a CPU it is computed as the matrix product of a row of ones with
+    `dy`, `[1, B * T]` and `[B * T, ...]`, which takes an eighth to a third of the time of XLA's reduction.
+    """
     return jnp.broadcast_to(x, shape)
 
 
@@ -44,16 +48,10 @@ def _broadcast_to_tokens_jvp(
     def plain(dx: jax.Array) -> jax.Array:
         return jnp.broadcast_to(dx, shape)
 
-    def by_doubling(dx: jax.Array) -> jax.Array:
-        # Reverse mode transposes this: an array concatenated with itself becomes the sum of two halves. With eight parts at
-        # once, the compiler would compute the gradient that is summed a second time, inside the sum.
-        batch, length, *rest = shape
-        doublings = min(HALVINGS, (length & -length).bit_length() - 1)  # how often T can be halved
-        dy = jnp.broadcast_to(dx, (batch, length >> doublings, *rest))
-        for _ in range(doublings):
-            dy = jnp.concatenate([dy, dy], axis=1)
-        return dy
+    def as_product(dx: jax.Array) -> jax.Array:
+        # Reverse mode transposes this. If the ones were the right operand, the compiler would transpose dy first.
+        ones = jnp.ones((math.prod(shape[: len(shape) - dx.ndim]), 1), dx.dtype)
+        return jax.lax.dot(ones, dx.reshape(1, -1)).reshape(shape)
 
-    in_parts = len(shape) >= x.ndim + 2 and weights_are_whole()
-    dy = jax.lax.platform_dependent(dx, cpu=by_doubling, default=plain) if in_parts else plain(dx)
+    dy = jax.lax.platform_dependent(dx, cpu=as_product, default=plain) if weights_are_whole() else plain(dx)
     return broadcast_to_tokens(x, shape), dy

@@ -1,4 +1,4 @@
-"""Activation functions: values and slopes, and what a layer keeps for the backward pass."""
+"""Activation functions: values and derivatives, and what a layer keeps for the backward pass."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
 
 
 @every_smooth
-def test_values_and_slopes_equal_numpy(name: str) -> None:
+def test_values_and_derivatives_equal_numpy(name: str) -> None:
     x, h = np.linspace(-12, 12, 4801), 1e-5
-    slopes = (exact(name, x + h) - exact(name, x - h)) / (2 * h)
+    derivatives = (exact(name, x + h) - exact(name, x - h)) / (2 * h)
     np.testing.assert_allclose(ACTIVATIONS[name](jnp.float32(x)), exact(name, x), atol=1e-6)
-    np.testing.assert_allclose(jax.vmap(jax.grad(ACTIVATIONS[name]))(jnp.float32(x)), slopes, atol=5e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(ACTIVATIONS[name]))(jnp.float32(x)), derivatives, atol=5e-6)
 
 
 @every_smooth
@@ -43,19 +43,19 @@ def test_far_from_zero(name: str, x: float) -> None:
 
 
 @every_smooth
-def test_bfloat16_slopes_are_rounded_once(name: str) -> None:
+def test_bfloat16_derivatives_are_rounded_once(name: str) -> None:
     x = jnp.linspace(-12, 12, 4801).astype(jnp.bfloat16)
     ours, wide = (jax.vmap(jax.grad(ACTIVATIONS[name]))(x) for x in (x, x.astype(jnp.float32)))
     np.testing.assert_array_equal(ours, wide.astype(jnp.bfloat16))
 
 
 @every_smooth
-def test_second_slopes_and_forward_mode(name: str) -> None:
+def test_second_derivatives_and_forward_mode(name: str) -> None:
     x = jnp.linspace(-4, 4, 81)
     ours, theirs = (jax.vmap(jax.grad(jax.grad(f)))(x) for f in (ACTIVATIONS[name], JAX[name]))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    slopes = jax.jvp(ACTIVATIONS[name], (x,), (jnp.ones_like(x),))[1]
-    np.testing.assert_allclose(slopes, jax.vmap(jax.grad(ACTIVATIONS[name]))(x), rtol=1e-5, atol=1e-6)
+    derivatives = jax.jvp(ACTIVATIONS[name], (x,), (jnp.ones_like(x),))[1]
+    np.testing.assert_allclose(derivatives, jax.vmap(jax.grad(ACTIVATIONS[name]))(x), rtol=1e-5, atol=1e-6)
 
 
 @every_smooth

@@ -1,4 +1,4 @@
-"""Sums in parts: equal to plain sums, under every transformation, and without a copy of what is summed."""
+"""Sums in parts and as products: equal to plain sums, under every transformation, and without a copy of what is summed."""
 
 from __future__ import annotations
 
@@ -52,19 +52,24 @@ def test_a_weight_of_every_token(weight: tuple[int, ...], shape: tuple[int, ...]
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_summed_is_not_written_to_memory() -> None:
+def temporary_bytes(f: Callable[..., jax.Array], *args: jax.Array) -> int:
+    analysis = jax.jit(f).lower(*args).compile().memory_analysis()
+    assert analysis
+    return int(analysis.temp_size_in_bytes)
+
+
+def test_squares_are_not_written_to_memory() -> None:
     x = jnp.ones((4, 256, 128))
+    assert temporary_bytes(sum_of_squares, x) <= x.nbytes / 6
+    assert temporary_bytes(lambda x: jnp.square(x).sum(), x) >= x.nbytes  # otherwise XLA no longer needs this
 
-    def memory(f: Callable[..., jax.Array], *args: jax.Array) -> int:
-        analysis = jax.jit(f).lower(*args).compile().memory_analysis()
-        assert analysis
-        return int(analysis.temp_size_in_bytes)
 
-    def gradient(w: jax.Array, x: jax.Array, broadcast: Broadcast) -> jax.Array:
-        return jax.grad(lambda w: jnp.square(x * broadcast(w, x.shape)).sum())(w)
+def test_the_gradient_of_a_bias_is_a_product_that_copies_nothing() -> None:
+    b, dy = jnp.zeros(128), jnp.ones((4, 256, 128))
 
-    w = jnp.ones(128)
-    assert memory(sum_of_squares, x) <= x.nbytes / 6
-    assert memory(lambda w, x: gradient(w, x, broadcast_to_tokens), w, x) <= x.nbytes / 2
-    assert memory(lambda w, x: gradient(w, x, jnp.broadcast_to), w, x) >= x.nbytes  # otherwise XLA no longer needs this
-    assert memory(lambda x: jnp.square(x).sum(), x) >= x.nbytes
+    def gradient(b: jax.Array, dy: jax.Array) -> jax.Array:
+        (db,) = jax.vjp(lambda b: broadcast_to_tokens(b, dy.shape), b)[1](dy)
+        return db
+
+    assert " dot(" in jax.jit(gradient).lower(b, dy).compile().as_text()
+    assert temporary_bytes(gradient, b, dy) <= dy.nbytes / 64
