@@ -2,17 +2,20 @@
 
 Products with few rows are limited by memory bandwidth. XLA's CPU backend reads a matrix stored as `[outputs, inputs]` a fifth
 faster than `[inputs, outputs]`. It widens bfloat16 matrices once, before the loop over tokens, so decoding is no faster than in
-float32; int8 weights are read as they are (`_matmul_by_digits`).
+float32; int8 weights are read as they are (`_matmul_in_parts`, `_matmul_by_digits`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+
+from jaxgpt.ops.cpu import call_without_inlining
 
 Precision = Literal["float32", "bfloat16", "int8"]
 
@@ -77,7 +80,7 @@ def quantized_matmul(x: jax.Array, w: QuantizedMatrix, dtype: jnp.dtype = jnp.fl
     dtype = dtype if w.values.dtype == jnp.float32 else jnp.float32
     x_RI = x.astype(dtype).reshape(-1, x.shape[-1])
     if w.values.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
-        y_RO = jax.lax.platform_dependent(x_RI, w.values, cpu=_matmul_by_digits, default=product_with_rows)
+        y_RO = jax.lax.platform_dependent(x_RI, w.values, cpu=_matmul_int8, default=product_with_rows)
     else:
         y_RO = product_with_rows(x_RI, w.values)
     y_RO = y_RO if w.scale is None else y_RO * w.scale[None]
@@ -97,6 +100,32 @@ def product_with_rows(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
         # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps them again.
         return jax.lax.optimization_barrier(jax.lax.dot_general(values_OI, x_RI, contracted)).T
     return jax.lax.dot_general(x_RI, values_OI, contracted)
+
+
+def _matmul_int8(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x W` without widening the int8 weights in memory."""
+    if x_RI.shape[0] == 1 and _parts(x_RI.shape[1]):
+        # Not inlined: otherwise, within the loop over tokens, one core computes the sums, and x again for every output.
+        y_1O: jax.Array = call_without_inlining(_matmul_in_parts, x_RI, values_OI, small=False)
+        return y_1O
+    return _matmul_by_digits(x_RI, values_OI)
+
+
+def _parts(length: int) -> int:
+    """Return the largest divisor of `length` from 8 to 24, or 0."""
+    return next((n for n in range(24, 7, -1) if length % n == 0), 0)
+
+
+def _matmul_in_parts(x_1I: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x W` for one row in float32: `[1, I]` to `[1, O]`.
+
+    The axis I is split into up to 24 equal parts. Their elementwise products are added in one loop that reads the weights as
+    int8 and writes `[O, I / 24]`, which is then summed by a product with ones.
+    """
+    parts = _parts(x_1I.shape[1])
+    pairs = zip(jnp.split(x_1I, parts, axis=1), jnp.split(values_OI, parts, axis=1), strict=True)
+    sums_OJ = functools.reduce(jnp.add, [x_1J * values_OJ.astype(jnp.float32) for x_1J, values_OJ in pairs])
+    return product_with_rows(jnp.ones((1, sums_OJ.shape[1])), sums_OJ)
 
 
 def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:

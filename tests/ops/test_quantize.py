@@ -59,11 +59,13 @@ def test_int8_size_and_rounding_error() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-@pytest.mark.parametrize("rows", [1, 7])
-def test_activations_are_not_rounded(precision: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (2, 300), (14, 300)])  # 307 has no divisors
+def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(0)
-    w = rng.normal(0, 1, (300, 50)).astype(np.float32)
-    x = rng.normal(0, 1, (rows, 2, 300)).astype(np.float32) * np.float32([[[1e-3], [1e3]]])
+    w = rng.normal(0, 1, (inputs, 50)).astype(np.float32)
+    x = rng.normal(0, 1, (rows, inputs)).astype(np.float32)
+    x[::2] *= 1e-3
+    x[1::2] *= 1e3
     low = quantize({"h": {"kernel": jnp.asarray(w)}}, precision)["h"]["kernel"]  # type: ignore[arg-type]
     scale = np.ones(50) if low.scale is None else np.asarray(low.scale, np.float64)
     exact = x.astype(np.float64) @ (np.asarray(low.values, np.float64) * scale[:, None]).T
