@@ -26,6 +26,7 @@ KINDS = {
 }
 
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][\w-]*)\(")
+_COLUMN = re.compile(r"= \w+\[\d+,1\]")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 
 
@@ -188,6 +189,8 @@ def _is_loop_of_steps(part: _Part) -> bool:
 def _is_product(line: str) -> bool:
     instruction = _INSTRUCTION.match(line)
     op = instruction["op"] if instruction else ""
+    if op == "dot" and _COLUMN.search(line):  # the gradient of a bias: a sum over tokens, as a product with ones
+        return False
     return op in PRODUCTS or (op == "custom-call" and "dot_general" in _path(line))
 
 

@@ -74,7 +74,7 @@ def pair(request, tmp_path_factory):
     kind = request.param
     name = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
     original = getattr(transformers, name)(getattr(transformers, f"{kind}Config")(**CASES[kind])).eval()
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(3)  # weights in which a patch has effects far above the rounding error
     for parameter_name, parameter in original.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator) * 0.15
         parameter.data = noise + (1.0 if "norm" in parameter_name or "ln_" in parameter_name else 0.0)
