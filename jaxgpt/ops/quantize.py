@@ -120,7 +120,7 @@ def _matmul_in_parts(x_1I: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x W` for one row in float32: `[1, I]` to `[1, O]`.
 
     The axis I is split into up to 24 equal parts. Their elementwise products are added in one loop that reads the weights as
-    int8 and writes `[O, I / 24]`, which is then summed by a product with ones.
+    int8 and writes `[O, J]`, where J is the length of a part. A product with ones then sums over J.
     """
     parts = _parts(x_1I.shape[1])
     pairs = zip(jnp.split(x_1I, parts, axis=1), jnp.split(values_OI, parts, axis=1), strict=True)

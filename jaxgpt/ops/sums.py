@@ -1,4 +1,4 @@
-"""Sums and maxima in forms that XLA's CPU backend vectorizes, as it does not vectorize its own reductions."""
+"""Sums and maxima written so that XLA's CPU backend vectorizes them, which it does not do with its own reductions."""
 
 from __future__ import annotations
 

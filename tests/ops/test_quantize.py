@@ -59,7 +59,7 @@ def test_int8_size_and_rounding_error() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-@pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (2, 300), (14, 300)])  # 307 has no divisors
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (2, 300), (14, 300)])  # 307 is prime
 def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(0)
     w = rng.normal(0, 1, (inputs, 50)).astype(np.float32)
