@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 NEVER = -jnp.inf
-SLICE = 256  # number of top tokens that top-p sorts first; sorting a whole vocabulary is slow on a CPU
+SORTED = 256  # number of top tokens that top-p sorts first; sorting a whole vocabulary is slow on a CPU
 COLD = 0.01  # below this temperature, subtract the maximum before dividing
 TINY = float(jnp.finfo(jnp.float32).tiny)  # most devices flush smaller numbers to zero
 
@@ -64,9 +64,19 @@ def forbid_repeated_ngrams(
     return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), matches_BS), NEVER, logits_BV)
 
 
+def first_best(logits_BV: jax.Array) -> jax.Array:
+    """Return the id of the largest logit, the first one of ties: int32 `[B]`. NaN counts as the largest.
+
+    The same as `argmax`, which XLA's CPU backend computes without vector instructions.
+    """
+    V = logits_BV.shape[-1]
+    best_BV = (logits_BV == logits_BV.max(-1, keepdims=True)) | jnp.isnan(logits_BV)
+    return jnp.where(best_BV, jnp.arange(V, dtype=jnp.int32), V - 1).min(-1)
+
+
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
     """Keep the most probable token, the first one of ties."""
-    best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
+    best_B1 = first_best(logits_BV)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
 
@@ -85,34 +95,37 @@ def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
     """Keep the k most probable tokens and ties with the k-th. Source: Fan et al. 2018."""
-    kth_B1 = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))[0][:, -1:]
+    # Without the barrier, XLA replaces a slice of the values by a sort of all logits.
+    kth_B1 = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1])))[0][:, -1:]
     return jnp.where(logits_BV < kth_B1, NEVER, logits_BV)
 
 
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one.
 
-    Of ties at the boundary, the largest ids are kept. Only the top `SLICE` tokens are sorted, or all if those do not reach p.
+    Of ties at the boundary, the largest ids are kept. Only the top `SORTED` tokens are sorted, or 16 times as
+    many if their probabilities do not reach p, and so on.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
     """
     V = logits_BV.shape[-1]
     total_B1 = jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True)
 
-    def among(k: int) -> jax.Array:
+    def among_top(k: int) -> jax.Array:
         # Reversed, because top_k takes the first of ties.
         value_Bk, back_Bk = jax.lax.top_k(logits_BV[:, ::-1], k)
         probability_Bk = jnp.exp(value_Bk - total_B1)
-        above_Bk = jnp.cumsum(probability_Bk, axis=-1) - probability_Bk
-        drop_Bk = (above_Bk >= p).at[:, 0].set(False)
-        rows_B1 = jnp.arange(logits_BV.shape[0])[:, None]
-        kept_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, V - 1 - back_Bk].set(~drop_Bk)
-        return jnp.where(kept_BV, logits_BV, NEVER)
+        sum_Bk = jnp.cumsum(probability_Bk, axis=-1)
 
-    if V <= SLICE:
-        return among(V)
-    mass_B = jnp.exp(jax.lax.top_k(logits_BV, SLICE)[0] - total_B1).sum(-1)
-    return jax.lax.cond(jnp.all(mass_B >= p), lambda: among(SLICE), lambda: among(V))
+        def keep() -> jax.Array:
+            drop_Bk = (sum_Bk - probability_Bk >= p).at[:, 0].set(False)
+            rows_B1 = jnp.arange(logits_BV.shape[0])[:, None]
+            kept_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, V - 1 - back_Bk].set(~drop_Bk)
+            return jnp.where(kept_BV, logits_BV, NEVER)
+
+        return keep() if k == V else jax.lax.cond(jnp.all(sum_Bk[:, -1] >= p), keep, lambda: among_top(min(16 * k, V)))
+
+    return among_top(min(SORTED, V))
 
 
 def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:

@@ -140,7 +140,7 @@ def sample_token(
     if sampling.draws:
         token_B = filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
     else:
-        token_B = jnp.argmax(warped_BV, axis=-1).astype(jnp.int32)
+        token_B = filters.first_best(warped_BV)
     max_B = jnp.max(warped_BV, axis=-1)  # NaN where one of them is
     token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)
     return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B)
