@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="CPU devices over which our weights are split")
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--compiled", action="store_true", help="also transformers with a static cache, compiled")
+    parser.add_argument("--top-k", type=int, default=0, help="sample from so many tokens on both sides; 0: greedy")
     parser.add_argument("--long", type=int, default=0, help="also time a token after 16 and after so many")
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -77,9 +78,13 @@ def main() -> None:
     def theirs(model: Any, batch: int, compiled: bool = False) -> Callable[[], Any]:
         ids = torch.from_numpy(rng.integers(0, 50_000, (batch, args.prompt))).to(device)
         how: dict[str, Any] = {"do_sample": False, "max_new_tokens": args.new, "min_new_tokens": args.new}
+        if args.top_k:
+            how |= {"do_sample": True, "top_k": args.top_k}
         if compiled:
             how |= {"cache_implementation": "static", "compile_config": transformers.CompileConfig()}
         return lambda: model.generate(ids, **how).cpu()
+
+    sampling = SamplingParams(temperature=1, top_k=args.top_k) if args.top_k else SamplingParams(temperature=0)
 
     def mine(kind: str, batch: int) -> Callable[[], Any]:
         low = quantize(params, kind)  # type: ignore[arg-type]
@@ -94,7 +99,7 @@ def main() -> None:
                 keys,
                 [args.new] * batch,
                 model=model,
-                sampling=SamplingParams(temperature=0),
+                sampling=sampling,
                 context=config.block_size,
             )
             with placed(config, args.devices):
@@ -147,7 +152,7 @@ def main() -> None:
     if args.long:
         session = DecodeSession(
             params, [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long],
-            model=model_functions(config, "float32"), sampling=SamplingParams(temperature=0), context=config.block_size,
+            model=model_functions(config, "float32"), sampling=sampling, context=config.block_size,
         )  # fmt: skip
         with placed(config, args.devices):
             times = []
