@@ -95,8 +95,9 @@ def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
     """Keep the k most probable tokens and ties with the k-th. Source: Fan et al. 2018."""
-    # Without the barrier, XLA replaces a slice of the values by a sort of all logits.
-    kth_B1 = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1])))[0][:, -1:]
+    value_Bk, id_Bk = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))
+    # Always true, but without a use of the ids XLA replaces a slice of the values by a sort of all logits.
+    kth_B1 = jnp.where(id_Bk >= 0, value_Bk, NEVER)[:, -1:]
     return jnp.where(logits_BV < kth_B1, NEVER, logits_BV)
 
 
