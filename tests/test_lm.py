@@ -119,7 +119,8 @@ def test_one_and_eight_devices_give_the_same_text() -> None:
     boxed = jax.eval_shape(lambda: boxed_params(GPT(lm.config.model), 0))
     spread = lm._replace(params=jax.device_put(lm.params, shardings(boxed, lm.config.model, mesh)))
     assert len(spread.params["h_0"]["mlp"]["up_proj"]["kernel"].sharding.device_set) == 8
-    settings: dict[str, Any] = {"max_new_tokens": 50, "temperature": 0.8, "top_k": 10, "key": jax.random.key(3)}
+    sampling = {"temperature": 0.8, "top_k": 10, "top_p": 0.95}
+    settings: dict[str, Any] = {"max_new_tokens": 50, **sampling, "key": jax.random.key(3)}
     assert jaxgpt.generate(spread, RAGGED, **settings) == jaxgpt.generate(lm, RAGGED, **settings)
 
 
