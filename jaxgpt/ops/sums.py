@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -28,31 +29,29 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
     return fold(jnp.add, jnp.square(x).reshape(-1)).sum()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def broadcast_to_tokens(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Broadcast a bias or scale to `[B, T, ...]`.
 
-    The gradient is the sum of `dy` over all tokens. On a CPU it is computed as the matrix product of two rows of ones
-    with `dy`, `[2, B * T]` and `[B * T, ...]`, which takes an eighth to a third of the time of XLA's reduction (Zen 4).
+    The gradient is the sum of `dy` over all tokens. On a CPU it is computed as the matrix product of a row of ones with
+    `dy`, `[1, B * T]` and `[B * T, ...]`, which takes an eighth to a third of the time of XLA's reduction (Zen 4).
     """
     return jnp.broadcast_to(x, shape)
 
 
-def _broadcast_to_tokens_forward(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    return jnp.broadcast_to(x, shape), x
+@broadcast_to_tokens.defjvp
+def _broadcast_to_tokens_jvp(
+    shape: tuple[int, ...], primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    (x,), (dx,) = primals, tangents
 
+    def plain(dx: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(dx, shape)
 
-def _broadcast_to_tokens_backward(shape: tuple[int, ...], x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
-    def plain(dy: jax.Array) -> jax.Array:
-        return dy.sum(range(dy.ndim - x.ndim))
+    def as_product(dx: jax.Array) -> jax.Array:
+        # Reverse mode transposes this. If the ones were the right operand, the compiler would transpose dy first.
+        ones = jnp.ones((math.prod(shape[: len(shape) - dx.ndim]), 1), dx.dtype)
+        return jax.lax.dot(ones, dx.reshape(1, -1)).reshape(shape)
 
-    def as_product(dy: jax.Array) -> jax.Array:
-        # Two rows, because XLA's CPU backend passes their product to a library. For one row it generates code, which it
-        # compiles for each bias anew.
-        dy_NC = dy.reshape(-1, x.size)
-        return (jnp.ones((2, dy_NC.shape[0]), dy.dtype) @ dy_NC)[0].reshape(x.shape)
-
-    return (jax.lax.platform_dependent(dy, cpu=as_product, default=plain) if weights_are_whole() else plain(dy),)
-
-
-broadcast_to_tokens.defvjp(_broadcast_to_tokens_forward, _broadcast_to_tokens_backward)
+    dy = jax.lax.platform_dependent(dx, cpu=as_product, default=plain) if weights_are_whole() else plain(dx)
+    return broadcast_to_tokens(x, shape), dy

@@ -172,7 +172,7 @@ def _roots(jaxpr: Any) -> list[Any]:
 
 def _elementwise(eqn: Any) -> bool:
     inner = next((v for v in eqn.params.values() if hasattr(v, "eqns")), None)
-    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call", "custom_vjp_call") and inner is not None:
+    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner is not None:
         return all(_elementwise(each) for each in inner.eqns)
     return eqn.primitive.name in ELEMENTWISE
 

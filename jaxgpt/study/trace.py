@@ -26,7 +26,7 @@ KINDS = {
 }
 
 _INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][\w-]*)\(")
-_TWO_ROWS = re.compile(r"= \w+\[2,\d+\]")
+_COLUMN = re.compile(r"= \w+\[\d+,1\]")
 _CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
 
 
@@ -189,9 +189,7 @@ def _is_loop_of_steps(part: _Part) -> bool:
 def _is_product(line: str) -> bool:
     instruction = _INSTRUCTION.match(line)
     op = instruction["op"] if instruction else ""
-    if op == "dot" and _TWO_ROWS.search(
-        line
-    ):  # the gradient of a bias: a sum over tokens, as a product with two rows of ones
+    if op == "dot" and _COLUMN.search(line):  # the gradient of a bias: a sum over tokens, as a product with ones
         return False
     return op in PRODUCTS or (op == "custom-call" and "dot_general" in _path(line))
 
