@@ -64,10 +64,10 @@ def forbid_repeated_ngrams(
     return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), matches_BS), NEVER, logits_BV)
 
 
-def first_best(logits_BV: jax.Array) -> jax.Array:
+def argmax(logits_BV: jax.Array) -> jax.Array:
     """Return the id of the largest logit, the first one of ties: int32 `[B]`. NaN counts as the largest.
 
-    The same as `argmax`, which XLA's CPU backend computes without vector instructions.
+    The same as `jnp.argmax`, which XLA's CPU backend computes without vector instructions.
     """
     V = logits_BV.shape[-1]
     best_BV = (logits_BV == logits_BV.max(-1, keepdims=True)) | jnp.isnan(logits_BV)
@@ -76,7 +76,7 @@ def first_best(logits_BV: jax.Array) -> jax.Array:
 
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
     """Keep the most probable token, the first one of ties."""
-    best_B1 = first_best(logits_BV)[:, None]
+    best_B1 = argmax(logits_BV)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
 
@@ -96,7 +96,7 @@ def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
     """Keep the k most probable tokens and ties with the k-th. Source: Fan et al. 2018."""
     value_Bk, id_Bk = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))
-    # Always true, but without a use of the ids XLA replaces a slice of the values by a sort of all logits.
+    # The condition always holds. If the ids were not used, XLA would sort all logits to find the k-th.
     kth_B1 = jnp.where(id_Bk >= 0, value_Bk, NEVER)[:, -1:]
     return jnp.where(logits_BV < kth_B1, NEVER, logits_BV)
 

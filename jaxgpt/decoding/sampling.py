@@ -137,10 +137,8 @@ def sample_token(
         int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
     """
     warped_BV = warp(logits_BV, text, sampling)
-    if sampling.draws:
-        token_B = filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
-    else:
-        token_B = filters.first_best(warped_BV)
+    greedy = not sampling.draws
+    token_B = filters.argmax(warped_BV) if greedy else filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
     max_B = jnp.max(warped_BV, axis=-1)  # NaN where one of them is
     token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)
     return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B)

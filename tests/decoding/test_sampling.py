@@ -72,13 +72,13 @@ def test_top_k_does_not_sort_the_vocabulary() -> None:
     assert " sort(" not in program.as_text()
 
 
-def test_first_best_is_argmax() -> None:
+def test_argmax_equals_that_of_numpy() -> None:
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 4, (200, 9)).astype(np.float32)  # with ties
     logits[:100][rng.random((100, 9)) < 0.3] = -np.inf
     logits[50:150][rng.random((100, 9)) < 0.1] = np.nan
     logits[0] = -np.inf
-    np.testing.assert_array_equal(filters.first_best(jnp.asarray(logits)), np.argmax(logits, -1))
+    np.testing.assert_array_equal(filters.argmax(jnp.asarray(logits)), np.argmax(logits, -1))
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
