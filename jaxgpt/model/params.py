@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.gpt import GPT
+from jaxgpt.model.scan import layer_name
 from jaxgpt.ops.random import named_key
 
 
@@ -46,4 +49,10 @@ def crop_positions(params: Any, config: ModelConfig) -> Any:
 
 def abstract_params(config: ModelConfig) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
+    one = _abstract_params(replace(config, n_layer=1))  # all blocks have the same shapes: trace one
+    return jax.tree.map(lambda leaf: leaf, one | {layer_name(i): one[layer_name(0)] for i in range(config.n_layer)})
+
+
+@functools.lru_cache(maxsize=64)
+def _abstract_params(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda: init_params(GPT(config)))

@@ -15,7 +15,7 @@ from helpers import every_model, make, random_ids, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT, init_cache
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.trainer.metrics import parameter_count
 
@@ -257,3 +257,13 @@ def test_more_tokens_than_learned_positions_raise() -> None:
 def test_gpt2_has_the_published_number_of_parameters(shape: dict[str, int], count: int) -> None:
     config = ModelConfig(vocab_size=50257, block_size=1024, **shape)
     assert parameter_count(abstract_params(config)) == count
+
+
+@every_model
+def test_abstract_parameters_are_those_of_the_initialization(name: str) -> None:
+    config = small(name, n_layer=11)  # h_10 comes before h_2
+    abstract, initial = abstract_params(config), jax.eval_shape(lambda: init_params(GPT(config)))
+    assert list(abstract) == list(initial)
+    assert abstract == initial
+    abstract["h_1"]["attn"].clear()
+    assert abstract_params(config) == initial
