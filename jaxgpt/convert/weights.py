@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,7 +118,6 @@ def largest_change(before: np.ndarray, after: np.ndarray) -> float:
 
 def release() -> None:
     """Return free memory to the system: glibc keeps that of small arrays, which counts as memory of this process."""
-    gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
