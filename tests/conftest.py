@@ -46,6 +46,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(GARBAGE)
 
 
+def pytest_sessionfinish() -> None:
+    """Spare pytest, which collects garbage ten times at the end, millions of objects that are still in use."""
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compile without optimization, since most programs of the suite run once; with --long, compile as users do.
 
@@ -54,14 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
     quick = not config.getoption("--long")
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
     jax.config.update("jax_disable_most_optimizations", quick)
-
-
-@pytest.fixture
-def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Compile as users do."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", not request.config.getoption("--long"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -27,6 +27,7 @@ def tree(seed: int, scale: float = 1.0) -> dict[str, jax.Array]:
     return {str(i): jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for i, shape in enumerate(SHAPES)}
 
 
+@settings(max_examples=30)  # each shape is compiled
 @given(st.lists(st.integers(1, 300), max_size=2), st.integers(0, 9))
 def test_sum_of_squares_equals_numpy(shape: list[int], seed: int) -> None:
     x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
