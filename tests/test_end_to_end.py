@@ -157,6 +157,7 @@ def test_statquest_answers_correctly_for_most_seeds(seeds: int) -> None:
     assert right >= 0.8 * seeds, f"{right} of {seeds}"
 
 
+@pytest.mark.ci
 def test_train_py_is_jaxgpt_train() -> None:
     result = subprocess.run(
         [sys.executable, repository() / "train.py", "statquest"], capture_output=True, text=True, check=True

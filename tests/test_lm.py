@@ -46,7 +46,7 @@ RAGGED = ["a", "abcabc", "ponmlk\njihgfedcba" * 3, "bb"]
     "settings",
     [
         pytest.param({"temperature": 0}, marks=pytest.mark.long),
-        {"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2},
+        pytest.param({"temperature": 0.9, "top_p": 0.9, "repetition_penalty": 1.2}, marks=pytest.mark.ci),
     ],
 )
 def test_each_row_equals_its_prompt_alone(lm: LM, settings: dict[str, Any]) -> None:

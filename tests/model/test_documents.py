@@ -83,7 +83,7 @@ def test_a_document_is_computed_as_if_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "window"),
     [
-        (tiled_attention, 30),
+        pytest.param(tiled_attention, 30, marks=pytest.mark.ci),
         pytest.param(tiled_attention, 0, marks=pytest.mark.long),
         pytest.param(splash, 30, marks=pytest.mark.long),
     ],

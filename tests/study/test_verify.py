@@ -219,6 +219,7 @@ QUICK = (positions_run_through_documents, checkpoint_rounds)
 IN_CI = (mask_sees_the_next_token, pieces_not_divided)
 
 
+@pytest.mark.ci
 def test_every_law_holds() -> None:
     """Those that no planted bug below leaves intact, but for "jit = op by op", which compiles every operation."""
     broken = {"cached = uncached", "4 microbatches = 1 batch"}

@@ -106,7 +106,13 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["muon", *(pytest.param(n, marks=pytest.mark.long) for n in ("adamw", *OTHERS))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("muon", marks=pytest.mark.ci),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("adamw", *OTHERS)),
+    ],
+)
 def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     p = program("modern", optim={"name": name, "ema_decay": 0.9}, microbatch=4, dropout=0.1)
     before = p.init()
