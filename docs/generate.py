@@ -14,6 +14,14 @@ from jaxgpt.presets import PRESETS, describe, preset
 
 PAGE = Path(__file__).with_name("reference.md")
 COLUMNS = ("option", "value", "default", "meaning")
+ENVIRONMENT = """\
+The exit code is 0 for success, 1 for a failure, and 2 for invalid arguments or input. `jaxgpt --version` prints the version.
+
+| environment variable | meaning |
+|---|---|
+| `JAXGPT_CACHE` | folder of caches (compiled programs, token ids, downloads); default: `~/.cache/jaxgpt` |
+| `JAX_PLATFORMS=cpu` | use the CPU, although there is an accelerator |
+| `JAX_NUM_CPU_DEVICES=8` | simulate 8 devices on the CPU |"""
 
 
 def reference() -> str:
@@ -33,6 +41,8 @@ def _lines() -> Iterator[str]:
     yield "Every command accepts the options in the first table. Options without a value in the second column are switches."
     yield ""
     yield from _table(Group("", "", COMMON))
+    yield ENVIRONMENT
+    yield ""
     for name in COMMANDS:
         command, cls = module_of(name).COMMAND, module_of(name).Args
         takes_settings = issubclass(cls, Settings)

@@ -222,8 +222,8 @@ class DataConfig:
     # epoch: windows without replacement; random: windows drawn independently
     sampling: Literal["epoch", "random"] = "epoch"
     stride: int = 0  # tokens between the starts of consecutive windows; 0: block_size, with a new offset each epoch
-    # flow: documents follow one another in a window; mask: attention, positions and targets do not cross their borders, as is
-    # always the case for conversations; pack: as mask, with short documents whole in a window
+    # flow: documents follow one another in a window; mask: attention, positions and targets do not cross their boundaries,
+    # as is always the case for conversations; pack: as mask, with short documents whole in a window
     documents: Literal["flow", "mask", "pack"] = "flow"
 
     def __post_init__(self) -> None:
@@ -297,7 +297,8 @@ class OptimConfig:
     muon_steps: int = 5  # Muon: Newton-Schulz iterations
     # storage type of the first moment or momentum (Adafactor has none)
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
-    ema_decay: float = 0.0  # decay rate of an average of the weights, used to evaluate and sample; 0: off
+    # decay rate of an exponential moving average of the weights, used to evaluate and sample; 0: off
+    ema_decay: float = 0.0
     not_finite: Literal["stop", "skip"] = "stop"  # on a non-finite loss or gradient: stop training, or skip the step
     # skip steps whose loss or gradient norm exceeds this multiple of its running mean; 0: off
     spike_factor: float = 0.0

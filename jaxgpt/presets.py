@@ -15,7 +15,7 @@ PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # a small split kee
 
 
 def python_char() -> Config:
-    """A character model of Python's standard library; needs no download.
+    """A character-level model of Python's standard library; needs no download.
 
     Command: python train.py
     Expect: validation loss 1.31 in 80 seconds on 2 cores
@@ -29,7 +29,7 @@ def python_char() -> Config:
 
 
 def shakespeare() -> Config:
-    """A character model of Shakespeare's plays, sized for a CPU.
+    """A character-level model of Shakespeare's plays, sized for a CPU.
 
     Command: python train.py shakespeare
     Expect: validation loss 1.59 in 2.5 minutes on 2 cores

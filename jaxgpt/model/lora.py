@@ -98,7 +98,7 @@ def model_adapters(key: jax.Array, params: Any, lora: LoraConfig) -> Any:
 
 
 def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
-    """Return the shapes and dtypes of the trained parameters of a run: the weights of its model, or their adapters.
+    """Return the shapes and dtypes of the trainable parameters of a run: the weights of its model, or their adapters.
 
     Raises:
         UserError: as `init_lora`.

@@ -1,1 +1,1 @@
-"""Pure functions of arrays, without parameters or config. Tests hold each optimized version to the plain one it equals."""
+"""Pure functions of arrays, without parameters or config. Tests compare each optimized version with a plain one."""

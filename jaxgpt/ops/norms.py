@@ -1,4 +1,4 @@
-"""Normalization over the last axis, of float32 inputs. `named` sees the factor of each row, "scale" (std_norm: the divisor)."""
+"""Normalization over the last axis, of float32 inputs. `named` receives each row's factor, "scale" (std_norm: the divisor)."""
 
 from __future__ import annotations
 

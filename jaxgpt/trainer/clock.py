@@ -52,9 +52,10 @@ class Clock:
     def recent(self, tokens_left: int) -> dict[str, float]:
         """Compute the recent tokens per second, and the seconds left at that speed; {} before they are known.
 
+        Evaluations are assumed to take the same share of time as before.
+
         Args:
             tokens_left: tokens that the run has yet to train on.
-                Evaluations are assumed to take the same share of time as before.
         """
         if len(self._calls) < 2 or self.since is None:
             return {}

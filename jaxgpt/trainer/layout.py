@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layout:
-    """What is computed, and where every array of it is.
+    """The config, mesh and optimizer of a run, with the shapes and shardings of its arrays.
 
     With `train.scan_layers` the layers of a state are stacked (`model/scan.py`) from the start: stacking within the step would
     copy weights and gradients each time, and the optimizer would be compiled for each layer. Checkpoints are per layer.
@@ -66,7 +66,7 @@ class Layout:
 
     @cached_property
     def fresh(self) -> Any:
-        """Map a seed to fresh weights and trained parameters, with their logical axes, and the first state. Traced once."""
+        """Map a seed to fresh weights and trainable parameters, with their logical axes, and the first state. Traced once."""
         return jax.jit(lambda seed: stacked(self, _fresh_per_layer(self, seed)))
 
     @cached_property

@@ -64,7 +64,7 @@ class Program:
         return fresh_state(self.layout)
 
     def put(self, windows_BT1: Any) -> jax.Array:
-        """Put a batch on its devices, padded as `step` needs a training batch, or as `eval` needs any other number of rows."""
+        """Put windows on their devices: a training batch padded for `step`, any other number of windows padded for `eval`."""
         n, *window = windows_BT1.shape
         ways = batch_ways(self.layout.mesh)
         training = n == self.layout.config.train.batch_size
@@ -170,7 +170,7 @@ def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
         frozen: the frozen weights, if adapters are trained: the loss is then a function of the adapters.
     """
     config, alpha = layout.config, layout.config.lora.alpha
-    # An abstract mesh is only counted with.
+    # An abstract mesh has no devices: it is for estimates.
     device = None if isinstance(layout.mesh, AbstractMesh) else layout.mesh.devices.flat[0]
     kernel, _ = choose_attention(config, device)
     model = GPT(config.model, jnp.dtype(config.train.compute_dtype), config.train.remat, kernel)
@@ -243,8 +243,8 @@ def build(
         base: with `lora.rank`, the weights per layer that the adapters change; None: random ones.
 
     Raises:
-        UserError: a rule names an unknown axis; the mesh does not fit the devices, the batch or the model; or the devices lack
-            what the config asks for.
+        UserError: a rule names an unknown axis; the mesh does not fit the devices, the batch or the model; or the devices do
+            not support a setting.
     """
     sizes, note = resolve(config, jax.device_count(), count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
