@@ -55,6 +55,7 @@ def main() -> None:
     from jaxgpt.ops.quantize import quantize
 
     torch.set_num_threads(cores)
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX has it
     transformers.logging.set_verbosity_error()
     layers, heads, width = SHAPES[args.shape]
     layers = args.layers or layers

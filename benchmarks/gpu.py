@@ -151,8 +151,8 @@ def sheet_peak(device: str) -> float:
     """bfloat16 FLOP/s of a GPU according to its data sheet; 0: unknown."""
     from jaxgpt.parallel.chips import CHIPS
 
-    name = next((key for key in CHIPS if key.upper() in device.upper().split(",")[0].split()), "")
-    return CHIPS[name].flops if name else 0.0
+    name = device.split(",")[0].strip()  # the PCIe and NVL boards have other rates than SXM's
+    return next((chip.flops for chip in CHIPS.values() if name in chip.kinds), 0.0)
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:

@@ -490,7 +490,7 @@ class BeamParams:
                 f"raise num-beams, or lower num-return-sequences"
             )
         stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
-        if stopping not in (True, False, "never"):
+        if not (isinstance(stopping, bool) or stopping == "never"):
             raise UserError(f"early-stopping must be true, false or never: {shown(stopping)}")
         object.__setattr__(self, "early_stopping", stopping)
 

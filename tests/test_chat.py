@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_lm import tiny
@@ -192,3 +194,31 @@ def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, caps
     assert capsys.readouterr().out == messages[-1]["content"] + "\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("/nonsense\n"))
     assert main(["chat", run]) == 2
+
+
+def test_a_failed_answer_is_not_kept(lm: LM) -> None:
+    chat = Chat(lm._replace(params=jax.tree.map(lambda leaf: leaf * jnp.nan, lm.params)))
+    with pytest.raises(UserError, match="NaN"):
+        list(chat.answer("Hi", max_new_tokens=3))
+    assert chat.messages == []
+
+
+def test_input_that_is_not_text_is_one_line(run: str) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "jaxgpt", "chat", run, "--max-new-tokens", "1"]
+    done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (2, b"jaxgpt: standard input is not utf-8 text (byte 3)\n")
+
+
+def test_a_terminal_without_a_character_shows_its_code(run: str) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "jaxgpt", "sample", run, "--prompt", "\u00e9", "--max-new-tokens", "1"]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert (done.returncode, done.stdout[:4]) == (0, b"\\xe9"), done.stderr
+
+
+def test_a_script_ends_without_a_message(run: str) -> None:
+    """The template's process is stopped when Python exits, before modules are unloaded."""
+    script = f"import jaxgpt, jaxgpt.lm\nchat = jaxgpt.lm.Chat(jaxgpt.load({run!r}))\nlist(chat.answer('Hi', max_new_tokens=1))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "Exception ignored" not in done.stderr

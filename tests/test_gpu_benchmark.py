@@ -69,3 +69,8 @@ def test_every_slice_at_toy_size(gpu: ModuleType) -> None:
     tests = outcomes["tests"]["result"]
     assert tests["tests"] > 3
     assert tests["failures"] == tests["errors"] == 0
+
+
+def test_the_peak_is_that_of_the_board(gpu: ModuleType) -> None:
+    assert gpu.sheet_peak("NVIDIA H100 80GB HBM3, 570.1, 81559 MiB") == gpu.sheet_peak("NVIDIA H200, 1, 2") == 989e12
+    assert gpu.sheet_peak("NVIDIA H100 PCIe, 570.1, 81559 MiB") == gpu.sheet_peak("cpu") == 0

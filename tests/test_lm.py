@@ -582,6 +582,23 @@ def test_stop_strings_of_words(stop: str, possible: bool) -> None:
             check_stops(words, [stop])
 
 
+def test_stop_strings_may_begin_with_a_space() -> None:
+    """The tokenizer drops the space at the beginning of a text, but texts have it within."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    from jaxgpt.data.tokenizer import SubwordTokenizer
+    from jaxgpt.prompts import check_stops
+
+    words = {word: i for i, word in enumerate(["<unk>", "\u2581", "a", "b", "\u2581a"])}
+    library = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "first", False)
+    library.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = SubwordTokenizer(library)
+    check_stops(tokenizer, [" a", " ", " ab"])
+    with pytest.raises(UserError, match="can never be generated"):
+        check_stops(tokenizer, [" q"])
+
+
 @pytest.mark.ci
 def test_lookup_changes_no_text(lm: LM) -> None:
     prompt = "abcabcabcabc"

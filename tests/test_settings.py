@@ -6,11 +6,22 @@ import ast
 import functools
 import re
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from helpers import repository
 
-from jaxgpt.config import Config, DataConfig, DistributedConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.config import (
+    BeamParams,
+    Config,
+    DataConfig,
+    DistributedConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimConfig,
+    TrainConfig,
+    UserError,
+)
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, DistributedConfig, Config)
 # What a config of each class is called where it is read. `norm` of `jnp.linalg` or `name` of a path is no setting.
@@ -81,3 +92,10 @@ def test_every_setting_has_a_description(section: type) -> None:
     for f in fields(section):
         described = rf"^    ({f.name}: .*  # \S|# \S.*\n    {f.name}: )"
         assert re.search(described, source, re.M), f"{section.__name__}.{f.name} has no description"
+
+
+@pytest.mark.parametrize("value", [1, 0, "maybe", None])
+def test_early_stopping_is_a_bool_or_never(value: Any) -> None:
+    """1 equals True, and equal settings share a compiled program."""
+    with pytest.raises(UserError, match="early-stopping must be true, false or never"):
+        BeamParams(num_beams=2, early_stopping=value)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -139,6 +141,8 @@ def entry(*before: str) -> None:
     # Imports and tracing create millions of long-lived objects; scanning them for garbage takes a tenth of the time.
     gc.set_threshold(GARBAGE)
     _open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may have characters that the terminal has not
     words = [*before, *sys.argv[1:]]
     if NO_CACHE & set(words):
         words = [word for word in words if word not in NO_CACHE]

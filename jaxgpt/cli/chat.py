@@ -94,7 +94,10 @@ def _system(text: str) -> list[dict[str, str]]:
 def _lines(terminal: bool) -> Iterator[str]:
     """Yield the lines that are not empty."""
     if not terminal:
-        yield from filter(None, (line.rstrip("\r\n") for line in sys.stdin))
+        try:
+            yield from filter(None, (line.rstrip("\r\n") for line in sys.stdin))
+        except UnicodeDecodeError as e:
+            raise UserError(f"standard input is not {e.encoding} text (byte {e.start})") from None
         return
     while True:
         try:

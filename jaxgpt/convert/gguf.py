@@ -280,6 +280,8 @@ def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
     pairs = [(a, b) for a, b in (merge.split(" ", 1) for merge in merges if " " in merge)]
     library = call_tokenizers(lambda: byte_level({token: i for i, token in enumerate(tokens)}, pairs), "this file")
     value = json.loads(library.to_str())
+    # As llama.cpp does for this kind: it takes whole words from the vocabulary first, and begins texts with the bos token.
+    value["model"]["ignore_merges"] = words == "llama-bpe"
     value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": WORDS[words]}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     value["added_tokens"] = [
@@ -289,7 +291,7 @@ def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
     ]
     special = _special(said, tokens, weights.metadata.get("tokenizer.chat_template"), path)
     bos = special.bos_id
-    if said.get("add_bos_token") and bos is not None:
+    if said.get("add_bos_token", words == "llama-bpe") and bos is not None:
         name = tokens[bos]
         both = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]
         value["post_processor"] = {

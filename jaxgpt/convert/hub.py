@@ -10,7 +10,13 @@ from jaxgpt.config import UserError
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.tokenizer import GPT2_REPO, GPT2_REVISION
 
-PATTERNS: tuple[str, ...] = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+PATTERNS: tuple[str, ...] = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+)
 PATTERNS += (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -59,7 +65,13 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     try:
         cached_only = not reachable()
         folder = Path(
-            snapshot_download(repo, revision=wanted, allow_patterns=list(PATTERNS), local_files_only=cached_only)
+            snapshot_download(
+                repo,
+                revision=wanted,
+                allow_patterns=list(PATTERNS),
+                ignore_patterns=["consolidated*"],  # Mistral's second copy of the weights
+                local_files_only=cached_only,
+            )
         )
     except Exception as e:  # the hub's client raises its own errors and those of the network
         said = next((hint for kind, hint in hints if isinstance(e, kind)), "")

@@ -20,7 +20,7 @@ from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.special import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special
-from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from jaxgpt.errors import read_json, shown
 from jaxgpt.lm import load
 
@@ -70,6 +70,8 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     family, model, form, weights = describe_source(source, accept)
     check_weights(weights, model, form)
     words = _tokenizer(source, tokenizer, model, weights)
+    if isinstance(words, SubwordTokenizer):
+        words = words.within(model.vocab_size)
     if words.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {words.vocab_size} ids, its model only {model.vocab_size}")
     with building(target) as folder:

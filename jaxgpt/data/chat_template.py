@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,23 +135,23 @@ class ChatTemplate:
     def close(self) -> None:
         """Stop the child process."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            self._stop()
             self._process = None
-
-    def __del__(self) -> None:
-        self.close()
 
     def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         if self._process is None:
             program = Path(__file__).with_name("template_process.py")
+            # The isolated process looks for Jinja2 where it is installed here, such as in the user's site-packages.
+            found = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
+            folders = [str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(program)],
+                [sys.executable, "-I", str(program), *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # not interrupted by Ctrl-C
             )
+            self._stop = weakref.finalize(self, _stop, self._process)  # also when Python exits
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -166,3 +168,8 @@ class ChatTemplate:
         finally:
             timer.cancel()
         return answers
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()

@@ -139,7 +139,11 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
 def _plain(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
     if not completion:
         raise UserError("the completion is empty: write the text to train on")
-    before, answer = tokenizer.encode(prompt).tolist(), tokenizer.encode(completion).tolist()
+    before, whole = (
+        tokenizer.encode(text).tolist() for text in (prompt, tokenizer.separator.join((prompt, completion)))
+    )
+    # Some tokenizers put a space before each text: the completion's ids are those in its place, after the prompt.
+    answer = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(completion).tolist()
     bos, end = list(tokenizer.bos_ids), [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     before = before if before[: len(bos)] == bos else bos + before
     ids = np.array([*before, *answer, *end], np.int32)

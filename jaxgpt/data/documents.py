@@ -305,9 +305,9 @@ def sample_text(files: Sequence[File], table: Table, find: Find, size: int, skip
         size: bytes, or all text if there is less.
         skip: leave out unreadable documents instead of raising an error.
     """
-    total = sum(file.size or size for file in files)
-    for file in files:
-        left = size * (file.size or size) / max(total, 1)
+    sizes = [file.size if file.path else size for file in files]  # that of a dataset is not known
+    for file, share in zip(files, sizes, strict=True):
+        left = size * share / max(sum(sizes), 1)
         for chunk in read_chunks([file], table, find):
             texts = list[str]()
             for _, text in chunk.payload.documents():

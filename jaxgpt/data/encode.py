@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import sys
 import unicodedata
@@ -148,12 +149,7 @@ class ByteTokenizer(_Table):
         return 256
 
     def encode(self, text: str) -> np.ndarray:
-        try:
-            return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int32)
-        except UnicodeEncodeError as e:
-            raise UserError(
-                f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character"
-            ) from None
+        return np.frombuffer(_utf8(text), np.uint8).astype(np.int32)
 
     def offset(self, text: str, index: int) -> int:
         return index
@@ -275,6 +271,20 @@ class SubwordTokenizer(_Special):
     def vocab_size(self) -> int:
         return self._vocab_size
 
+    def within(self, vocab_size: int) -> SubwordTokenizer:
+        """Return the tokenizer without the added tokens beyond a model's vocabulary, such as Gemma 3's `<image_soft_token>`."""
+        if self.vocab_size <= vocab_size:
+            return self
+        value = json.loads(self.to_json())
+        beyond = {token["content"] for token in value["added_tokens"] if token["id"] >= vocab_size}
+        value["added_tokens"] = [token for token in value["added_tokens"] if token["content"] not in beyond]
+        if isinstance(vocab := value["model"].get("vocab"), dict):
+            value["model"]["vocab"] = {token: i for token, i in vocab.items() if token not in beyond}
+        kind = type(self._tokenizer)
+        smaller = SubwordTokenizer(call_tokenizers(lambda: kind.from_str(json.dumps(value)), "this vocabulary"))
+        smaller.special = self.special
+        return smaller
+
     @property
     def find(self) -> Find:
         """A new function each time: what it has tried in one text does not change the cuts of the next."""
@@ -300,15 +310,23 @@ class SubwordTokenizer(_Special):
         return np.isin(np.arange(vocab_size), ids)
 
     def encode(self, text: str) -> np.ndarray:
-        return self.encode_pieces(cut(text, self.find))
+        try:
+            return self.encode_pieces(cut(text, self.find))
+        except UserError:
+            _utf8(text)
+            raise
 
     def encode_special(self, text: str) -> np.ndarray:
         return self.encode_spans(text, [])[0]
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         encode = partial(self._with_names.encode, text, add_special_tokens=False)
-        encoding = call_tokenizers(encode, "this text")
-        inside = np.zeros(len(encoding.ids), bool)
+        try:
+            encoding = call_tokenizers(encode, "this text")
+        except UserError:
+            _utf8(text)
+            raise
+        inside, offsets = np.zeros(len(encoding.ids), bool), encoding.offsets
         for begin, end in spans:
             # A character that the tokenizer drops has no id.
             first, last = (
@@ -316,6 +334,8 @@ class SubwordTokenizer(_Special):
                 for places in (range(begin, end), range(end - 1, begin - 1, -1))
             )
             if first is not None and last is not None:
+                while last + 1 < len(inside) and offsets[last + 1][0] < offsets[last][1]:
+                    last += 1  # the character has several tokens
                 inside[first : last + 1] = True
         return np.array(encoding.ids, np.int32), inside
 
@@ -345,6 +365,15 @@ class SubwordTokenizer(_Special):
             lambda: self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False), "this text"
         )
         return [encoding.ids for encoding in encodings]
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as e:  # a byte of an argument that is not UTF-8
+        raise UserError(
+            f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character"
+        ) from None
 
 
 def call_tokenizers(question: Callable[[], T], what: str) -> T:

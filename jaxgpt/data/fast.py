@@ -74,7 +74,8 @@ def _tiktoken(tokenizer: SubwordTokenizer) -> Any:
     data = json.loads(tokenizer.to_json())
     model, words = data["model"], _words(data["pre_tokenizer"] or {})
     plain = model["type"] == "BPE" and not any(
-        model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+        model.get(key)
+        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
     )
     if not plain or words is None or data["normalizer"] or not all(token["special"] for token in data["added_tokens"]):
         return None

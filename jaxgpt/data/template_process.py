@@ -15,6 +15,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.extend(sys.argv[1:])
+
 import jinja2
 import jinja2.debug  # Jinja2 imports it at the first error, when no file can be opened
 from jinja2.ext import Extension, loopcontrols

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.config import UserError
+from jaxgpt.config import MAX_VOCAB, UserError
 
 HEADER = 256  # int32 numbers in the header of an llm.c file
 TOGETHER = 32  # windows of documents to process at once
@@ -51,10 +51,18 @@ class Tokens:
     def below(self, vocab_size: int) -> Tokens:
         """Require ids below `vocab_size`. The first million of each file are checked now, the others when they are read.
 
+        Files without a header have 16-bit ids, and are refused if the vocabulary is larger, unless it is `MAX_VOCAB` (unknown).
+
         Raises:
-            UserError: an id is out of range.
+            UserError: an id is out of range, or a file cannot have such ids.
         """
         for part in self.parts:
+            known = 1 << 16 < vocab_size < MAX_VOCAB
+            if known and isinstance(part, np.memmap) and part.itemsize == 2 and not part.offset:
+                raise UserError(
+                    f"{part.filename} has no header and is read as 16-bit ids, too few for a vocabulary of {vocab_size:,}: "
+                    f"write 32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
+                )
             _check(part, 0, min(FIRST, len(part)), vocab_size)
         return Tokens(self.parts, vocab_size, self.end_ids)
 
@@ -207,9 +215,10 @@ def with_documents(tokens: Tokens, end_ids: tuple[int, ...], setting: str) -> To
         setting: value of `data.documents`, for the error.
 
     Raises:
-        UserError: there are no such ids among the first million.
+        UserError: there are no such ids.
     """
-    if not end_ids or not np.isin(tokens.take(0, min(len(tokens), FIRST)), end_ids).any():
+    blocks = (tokens.take(begin, min(FIRST, len(tokens) - begin)) for begin in range(0, len(tokens), FIRST))
+    if not end_ids or not any(is_any(block, end_ids).any() for block in blocks):
         lack = f"the data does not contain {' or '.join(map(str, end_ids))}" if end_ids else "the tokenizer has none"
         raise UserError(
             f"data.documents {setting} needs an end-of-text id after each document, but {lack}: use token files (.bin) with "

@@ -228,6 +228,7 @@ class Chat:
     ) -> Generator[Piece, None, None]:
         self.prompt_tokens = len(ids)
         blocks = self._prefix.generate(ids, limit, sampling, stop_ids, key, STREAM_BLOCK)
+        failed = False
         try:
             for fresh in blocks:
                 piece = stream.add(fresh)
@@ -236,9 +237,13 @@ class Chat:
                 if piece:
                     yield Piece(0, piece, None)
             yield Piece(0, piece, Generation(stream.text, stream.ids, stream.finish_reason or "length"))
+        except Exception:
+            failed = True
+            raise
         finally:
             blocks.close()
-            self.messages = [*messages, {"role": "assistant", "content": stream.text}]
+            if not failed:  # an answer that was closed or interrupted is kept
+                self.messages = [*messages, {"role": "assistant", "content": stream.text}]
 
 
 def chat(

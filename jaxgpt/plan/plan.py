@@ -68,7 +68,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     start_B = placed(row, "batch")
     ids_BS = placed(jax.ShapeDtypeStruct((B, model.block_size), jnp.int32), "batch", None)
     shapes = jax.eval_shape(lambda start: functions.cache(start, model.block_size), row)
-    cache_axes = ("batch", None, "kv_heads", "head_dim")
+    cache_axes = ("batch", "kv_heads", None, None)
     cache = jax.tree.map(lambda s: placed(s, *(cache_axes if s.ndim == 4 else ("batch",)[: s.ndim])), shapes)
     done_B = placed(jax.ShapeDtypeStruct((B,), jnp.bool_), "batch")
     keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")

@@ -76,7 +76,7 @@ class Outcome(NamedTuple):
     Attributes:
         state: the final state.
         evaluation: the last evaluation, if any.
-        interrupted: whether the run stopped before its last step.
+        interrupted: whether the run stopped before the end of its last step and evaluation.
     """
 
     state: TrainState
@@ -184,13 +184,13 @@ class _Loop:
 
     def run(self, state: TrainState, until: int) -> Outcome:
         train = self.config.train
-        first = self.first
+        first, evaluated = self.first, True
         if (
             first
             and self._is_evaluated(first)
             and on_leader(lambda: first not in val_losses(self.checkpoints.directory))
         ):
-            self._evaluate(state, first)  # the run was stopped during this evaluation
+            evaluated = self._evaluate(state, first)  # the run was stopped during this evaluation
         with one_ahead(self._batches, self._calls(first, min(until, train.steps))) as prepared:
             for steps, batches in prepared:
                 request = self.poll.ask(self._request())
@@ -203,7 +203,7 @@ class _Loop:
                 self._read(LAG if steps.start > first else 0)
                 done = steps.stop
                 if self._is_evaluated(done):
-                    self._evaluate(state, done)
+                    evaluated = self._evaluate(state, done)
                 elif train.checkpoint_every and done % train.checkpoint_every == 0:
                     self._save(state, done, None)
         done = int(state.step)
@@ -213,7 +213,7 @@ class _Loop:
         self.reporter.stage(SAVING)
         self.checkpoints.wait()
         self.reporter.stage("")
-        return Outcome(state, self.evaluation, interrupted=done < train.steps)
+        return Outcome(state, self.evaluation, interrupted=done < train.steps or not evaluated)
 
     def _batches(self, steps: range) -> jax.Array:
         """Read the batches of a call and put them on the devices."""
@@ -291,7 +291,8 @@ class _Loop:
         """Count the tokens trained on in total, also if a run was resumed with another batch size."""
         return self.tokens_seen + (done - self.first) * self._tokens_per_step
 
-    def _evaluate(self, state: TrainState, done: int) -> None:
+    def _evaluate(self, state: TrainState, done: int) -> bool:
+        """Evaluate, write the result and save a checkpoint; return False if the run was stopped meanwhile."""
         self._read(0)
         with self.clock.paused() as seconds:
             params = eval_params(state, self.config)
@@ -302,7 +303,7 @@ class _Loop:
             result = evaluate(self.program, params, self.data.val, stopped, whole, stage)
             self.reporter.stage("")
             if result is None:
-                return
+                return False
             if not math.isfinite(result.loss):
                 raise _Diverged(f"validation loss is {result.loss} at step {done}")
             self.evaluation = result
@@ -313,6 +314,7 @@ class _Loop:
                 self.checkpoints.note_val_loss(done, result.ranking)
             else:
                 self._save(state, done, result.ranking)
+        return True
 
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
         self._read(0)  # a state is saved only after the metrics of all its steps are checked

@@ -12,7 +12,7 @@ import pytest
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import UserError
-from jaxgpt.convert.gguf import QUANTIZATIONS, describe_gguf, read_tokenizer
+from jaxgpt.convert.gguf import QUANTIZATIONS, GgufWeights, describe_gguf, read_tokenizer
 from jaxgpt.convert.models import import_model, read_model
 from jaxgpt.data.encode import byte_vocab
 from jaxgpt.prompts import encode_prompt
@@ -58,12 +58,13 @@ def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenize
     words = {"model": "gpt2", "pre": "smollm"} | dict(tokenizer)
     writer.add_tokenizer_model(words["model"])
     writer.add_tokenizer_pre(words["pre"])
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3, 3] + [1] * (V - 2))
+    writer.add_token_list(words.get("tokens", TOKENS))
+    writer.add_token_types([3, 3] + [1] * (len(words.get("tokens", TOKENS)) - 2))
     writer.add_token_merges(["a b", "\u0120 a"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
-    writer.add_add_bos_token(True)
+    if words.get("bos", True):
+        writer.add_add_bos_token(True)
     writer.add_chat_template("{{ messages }}")
     out, quantization = {}, gguf.GGMLQuantizationType[kind]
     for name, shape in (SHAPES | dict(shapes)).items():
@@ -120,6 +121,18 @@ def test_the_command_and_the_tokenizer(tmp_path, capsys):
     assert ids[:2] == [TOKENS.index("ab"), TOKENS.index("\u0120a")]
     assert encode_prompt(tokenizer, V, "<|start|>ab<|end|>", special=True).ids == [1, TOKENS.index("ab"), 0]
     assert (tokenizer.bos_ids, tokenizer.end_ids, tokenizer.special.chat_template) == ((1,), (0,), "{{ messages }}")
+
+
+def test_the_tokenizer_of_llama_3(tmp_path):
+    """As in llama.cpp: texts begin with the bos token if the file does not say, and whole words need no merges."""
+    tokens = [*TOKENS, "\u0120xyz"]
+    for kind, ids in (("llama-bpe", [1, TOKENS.index("ab"), V]), ("qwen2", None)):
+        path, words = tmp_path / f"{kind}.gguf", {"pre": kind, "tokens": tokens, "bos": False}
+        write(path, tokenizer=words, shapes={"token_embd": (V + 1, D)})
+        tokenizer = read_tokenizer(GgufWeights(path))
+        assert tokenizer.bos_ids == ((1,) if ids else ())
+        assert (encode_prompt(tokenizer, V + 1, "ab xyz").ids == ids) == bool(ids)
+        assert tokenizer.decode(tokenizer.encode("ab xyz")) == "ab xyz"
 
 
 def test_the_scaling_of_llama_3(tmp_path):

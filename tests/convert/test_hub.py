@@ -70,6 +70,7 @@ def test_requested_files(monkeypatch):
         "repo": "openai-community/gpt2",
         "revision": GPT2_REVISION,
         "allow_patterns": list(PATTERNS),
+        "ignore_patterns": ["consolidated*"],
         "local_files_only": False,
     }
     assert not [p for p in PATTERNS if p.endswith((".bin", ".pt", ".py", "*"))]

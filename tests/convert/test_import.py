@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from folders import LLAMA, SMALL, TEXT, hf_folder, nanogpt_folder, tensors_of
+from folders import LLAMA, OF_FAMILIES, SMALL, TEXT, hf_folder, llama_tokenizer, nanogpt_folder, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -397,6 +397,24 @@ def test_memory(tmp_path):
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )
     assert float(out.stdout.splitlines()[-1]) < 1.3
+
+
+def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
+    """Gemma 3's text models come with a token of images, for which they have no embedding."""
+    model = replace(OF_FAMILIES["gemma3_text"], vocab_size=266)
+    source = hf_folder(tmp_path / "hf", model, family=gemma.FAMILY)
+    words = llama_tokenizer(("<end_of_turn>", "<image_soft_token>"))
+    assert [token["id"] for token in words["added_tokens"]][-2:] == [265, 266]
+    (source / "tokenizer.json").write_text(json.dumps(words))
+    import_model(source, tmp_path / "run")
+    tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
+    assert tokenizer.vocab_size == 266
+    assert tokenizer.encode_special("<end_of_turn>").tolist()[-1] == 265
+    assert max(tokenizer.encode_special("<image_soft_token>")) < 265
+    words["model"]["vocab"] |= {f"w{i}": 266 + i for i in range(3)}  # these are not added tokens
+    (source / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(UserError, match="its tokenizer has 269 ids, its model only 266"):
+        import_model(source, tmp_path / "other")
 
 
 @pytest.mark.ci

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import jinja2
+import markupsafe
 import pytest
 
 from jaxgpt.config import UserError
@@ -159,3 +165,14 @@ def test_the_next_conversation_is_rendered_after_one_that_hung() -> None:
 def test_malformed_messages_are_named(messages: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         ChatTemplate(CHATML).render(messages)
+
+
+def test_jinja_need_not_be_in_the_interpreters_own_packages() -> None:
+    """The child is isolated; it is told where the parent finds Jinja2 (`pip install --user`, PYTHONPATH)."""
+    folders = {str(Path(module.__file__).parents[1]) for module in (jinja2, markupsafe)}
+    program = Path(chat_template.__file__).with_name("template_process.py")
+    request = json.dumps({"source": "{{ 1 + 1 }}", "variables": [{}], "date": ""})
+    for given, ok in ((folders, True), ((), False)):
+        command = [sys.executable, "-I", "-S", str(program), *given]  # -S: without site-packages
+        done = subprocess.run(command, input=request, capture_output=True, text=True)
+        assert ('"2"' in done.stdout) == ok

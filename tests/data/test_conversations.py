@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from folders import llama_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from test_chat_template import MARKED, PUBLISHED, SYSTEM, TALK, VARIABLES
@@ -18,7 +19,7 @@ from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Conversation, encode_conversation, load_conversations, pack_conversations
-from jaxgpt.data.encode import ByteTokenizer, CharTokenizer, Tokenizer
+from jaxgpt.data.encode import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, make_tokenizer
 
@@ -80,8 +81,21 @@ def test_a_prompt_and_a_completion() -> None:
     ids, trained = encode(value, tokenizer(MARKED))
     assert own.decode(ids) == "<|im_start|>user\n2 + 2 = </s><|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"
     assert own.decode(ids[trained]) == "4<|im_end|>"
+    spaced = SubwordTokenizer(HFTokenizer.from_str(json.dumps(llama_tokenizer())))
+    ids, trained = encode({"prompt": "ab", "completion": " a"}, spaced)
+    assert ids[:-1].tolist() == spaced.encode("ab a").tolist(), "no second space"
+    assert trained.sum() == 2
+    assert encode({"prompt": "w", "completion": "x"}, WordTokenizer(["w", "x"])).ids.tolist() == [0, 1]
     letters = CharTokenizer("abc")
     assert letters.decode(encode({"prompt": "a", "completion": "bc"}, letters).ids) == "abc"
+
+
+@pytest.mark.parametrize("text", ["hi \U0001f642", "\u65e5\u672c\u8a9e", "a\u65e5b"])
+def test_all_tokens_of_the_last_character_are_inside(text: str) -> None:
+    for own in (tokenizer(None), tokenizer(None, "bpe")):
+        ids, inside = own.encode_spans(f"<s>{text}</s>", [(3, 3 + len(text))])
+        assert own.decode(ids[inside]) == text
+        assert inside.tolist() == [False, *[True] * (len(ids) - 2), False]
 
 
 def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import bz2
 import contextlib
 import gzip
 import hashlib
+import itertools
 import json
 import lzma
 import os
@@ -22,7 +23,7 @@ from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import load_dataset, shards
-from jaxgpt.data.documents import Chunk, Table, list_sources, read_chunks
+from jaxgpt.data.documents import Chunk, Table, list_sources, read_chunks, sample_text
 from jaxgpt.data.fast import batch_encoder
 from jaxgpt.data.pieces import GPT2_CUTS, LLAMA3, find_by, split_by
 from jaxgpt.data.prepare import Settings, prepare
@@ -670,3 +671,32 @@ def test_a_tokenizer_with_other_merges_is_not_given_to_tiktoken(tokenizer_path: 
     value["model"]["merges"] = value["model"]["merges"][1:]  # its token can no longer be reached
     Path("other.json").write_text(json.dumps(value))
     assert batch_encoder(load_tokenizer(Path("other.json")))[1] == "tokenizers"
+
+
+def test_tiktoken_does_not_run_a_tokenizer_that_takes_whole_words(tokenizer_path: Path) -> None:
+    """With `ignore_merges`, a token encoded alone is itself whatever the merges are, so that proves nothing."""
+    pytest.importorskip("tiktoken")
+    value = json.loads(tokenizer_path.read_text())
+    for ignore, expected in ((False, "tiktoken"), (True, "tokenizers")):
+        value["model"]["ignore_merges"] = ignore
+        Path("tokenizer.json").write_text(json.dumps(value))
+        assert batch_encoder(load_tokenizer(Path("tokenizer.json")))[1] == expected
+
+
+def test_empty_files_take_no_share_of_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
+    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
+    Path("src").mkdir()
+    Path("src/text.txt").write_text("some words. " * 2000)
+    for i in range(20):
+        Path(f"src/empty{i}.txt").touch()
+    files = list_sources(["src"], Table())[1]
+    texts = sample_text(files, Table(), find_by(GPT2_CUTS), 20_000, skip=True)
+    assert len("".join(itertools.chain.from_iterable(texts))) >= 20_000
+
+
+def test_bytes_that_are_not_text_are_named(tokenizer_path: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_path)
+    for encode in (tokenizer.encode, tokenizer.encode_special):
+        with pytest.raises(UserError, match=r"the text has '.udcff' at position 1, which is not a valid character"):
+            encode("a\udcff")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokens import Tokens, is_token_path, open_splits, open_tokens, split_of
+from jaxgpt.data.tokens import FIRST, Tokens, is_token_path, open_splits, open_tokens, split_of, with_documents
 
 IDS = np.arange(5000) % 50_257
 
@@ -187,3 +187,20 @@ def test_ids_outside_the_vocabulary_are_found_when_they_are_read(ids: list[int],
         tokens.windows(np.array([0, 38]), 10)
     with pytest.raises(UserError, match=f"id {wrong} is outside"):
         tokens.take(0, len(tokens))
+
+
+def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
+    """32-bit ids without a header would be read as twice as many ids."""
+    (tmp_path / "train.bin").write_bytes(np.arange(100, dtype="<u4").tobytes())
+    tokens = Tokens([open_tokens(tmp_path / "train.bin")])
+    assert len(tokens.below(65_536)) == 200
+    with pytest.raises(UserError, match=r"train\.bin has no header .* 16-bit ids, too few for a vocabulary of 65,537"):
+        tokens.below(65_537)
+    assert len(Tokens([open_tokens(write(tmp_path / "val.bin", "llmc"))]).below(65_537)) == len(IDS)
+
+
+def test_the_first_document_may_be_long() -> None:
+    ids = np.append(np.ones(FIRST + 5, np.uint16), [0, 1, 0])
+    assert with_documents(Tokens([ids]), (0,), "mask").end_ids == (0,)
+    with pytest.raises(UserError, match="the data does not contain 2"):
+        with_documents(Tokens([ids]), (2,), "mask")

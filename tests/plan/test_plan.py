@@ -225,6 +225,15 @@ def test_units() -> None:
     assert [command._si(v) for v in (0.0, 999.0, 1.5e9, 2e15)] == ["0 ", "999 ", "1.5 G", "2 P"]
 
 
+@pytest.mark.ci
+@needs_libtpu
+def test_the_cache_is_divided_by_heads() -> None:
+    """A step of decoding with tensor parallelism exchanges no keys and values; the context need not divide evenly."""
+    run = config(MeshConfig(data=4, fsdp=1, tensor=2), n_head=2)
+    run = replace(run, model=replace(run.model, block_size=127, vocab_size=512, n_layer=1, positions="none"))
+    assert "all-to-all" not in compile_decode(run, parse_topology("v5e:2x4")).traffic
+
+
 @needs_libtpu
 def test_the_tpu_compiler_agrees() -> None:
     """Compile for eight v5e chips: state bytes, gradient sum, FLOPs, a decode step, and a run that does not fit."""

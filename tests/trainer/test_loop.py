@@ -118,18 +118,24 @@ def test_steps_per_call_do_not_change_a_run() -> None:
 
 
 @pytest.mark.ci
-def test_a_stop_during_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run saves at once and evaluates after the resume, so the best checkpoint is the same."""
+@pytest.mark.parametrize("last", [False, True])
+def test_a_stop_during_an_evaluation(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run saves at once and evaluates after the resume, so the best checkpoint is the same; also at the last step."""
     config = small_run()
     straight = run(config, "straight")
+    evaluations = [evaluate] * last
 
-    def stopped(*_: object) -> None:
+    def stopped(*args: Any) -> Any:
+        if evaluations:
+            return evaluations.pop()(*args)
         os.kill(os.getpid(), signal.SIGTERM)
+        return None
 
     with monkeypatch.context() as patch:
         patch.setattr("jaxgpt.trainer.loop.evaluate", stopped)
         cut = run(config, "cut")
-    assert (int(cut.state.step), cut.interrupted, val_losses(Path("cut/checkpoints"))) == (4, True, {})
+    assert (int(cut.state.step), cut.interrupted) == (8 if last else 4, True)
+    assert list(val_losses(Path("cut/checkpoints"))) == [4] * last
     resumed = run(config, "cut", resume=True)
     assert same_bits(resumed.state, straight.state)
     assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
