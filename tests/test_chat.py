@@ -203,6 +203,7 @@ def test_a_failed_answer_is_not_kept(lm: LM) -> None:
     assert chat.messages == []
 
 
+@pytest.mark.ci
 def test_input_that_is_not_text_is_one_line(run: str) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
     command = [sys.executable, "-m", "jaxgpt", "chat", run, "--max-new-tokens", "1"]
@@ -210,6 +211,7 @@ def test_input_that_is_not_text_is_one_line(run: str) -> None:
     assert (done.returncode, done.stderr) == (2, b"jaxgpt: standard input is not utf-8 text (byte 3)\n")
 
 
+@pytest.mark.ci
 def test_a_terminal_without_a_character_shows_its_code(run: str) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "jaxgpt", "sample", run, "--prompt", "\u00e9", "--max-new-tokens", "1"]
@@ -217,6 +219,7 @@ def test_a_terminal_without_a_character_shows_its_code(run: str) -> None:
     assert (done.returncode, done.stdout[:4]) == (0, b"\\xe9"), done.stderr
 
 
+@pytest.mark.ci
 def test_a_script_ends_without_a_message(run: str) -> None:
     """The template's process is stopped when Python exits, before modules are unloaded."""
     script = f"import jaxgpt, jaxgpt.lm\nchat = jaxgpt.lm.Chat(jaxgpt.load({run!r}))\nlist(chat.answer('Hi', max_new_tokens=1))"

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import every_model, make, random_ids, small
+from helpers import COMMON, MODELS, every_model, make, random_ids, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT, init_cache
@@ -143,7 +143,13 @@ def test_left_padding_does_not_change_logits(name: str) -> None:
         np.testing.assert_allclose(logits[row, int(start[row]) :], alone[0], atol=1e-5, rtol=0)
 
 
-@every_model
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "gemma" else pytest.mark.ci if name in COMMON else pytest.mark.long)
+        for name in MODELS
+    ],
+)
 def test_a_kernel_reads_left_padded_prompts(name: str) -> None:
     """With an empty cache, a kernel computes what `attend` computes: logits and cache, also of what follows."""
     config = small(name)
