@@ -225,9 +225,8 @@ def test_units() -> None:
     assert [command._si(v) for v in (0.0, 999.0, 1.5e9, 2e15)] == ["0 ", "999 ", "1.5 G", "2 P"]
 
 
-@pytest.mark.ci
 @needs_libtpu
-def test_the_cache_is_divided_by_heads() -> None:
+def test_the_tpu_compiler_divides_the_cache_by_heads() -> None:
     """A step of decoding with tensor parallelism exchanges no keys and values; the context need not divide evenly."""
     run = config(MeshConfig(data=4, fsdp=1, tensor=2), n_head=2)
     run = replace(run, model=replace(run.model, block_size=127, vocab_size=512, n_layer=1, positions="none"))
