@@ -11,6 +11,7 @@ import pytest
 from helpers import small_run
 
 from jaxgpt.config import OptimConfig
+from jaxgpt.ops.quantize import quantize, quantized_matmul
 from jaxgpt.trainer.program import build
 
 
@@ -46,6 +47,15 @@ def test_training() -> None:
     for name in ("loss", "grad_norm", "lr"):
         np.testing.assert_allclose([m[name] for m in found[1]], [m[name] for m in expected[1]], rtol=1e-5)
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-5)
+
+
+def test_a_product_with_int8_weights() -> None:
+    x = np.random.default_rng(0).normal(size=(1, 32)).astype(np.float32)
+    w = quantize({"up_proj": {"kernel": np.ones((32, 3), np.float32)}}, "int8")["up_proj"]["kernel"]
+    with jax.enable_x64(True):
+        found = jax.jit(quantized_matmul)(x, w)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, x.sum(keepdims=True).repeat(3, 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["muon", "lion", "sgd", "adafactor"])

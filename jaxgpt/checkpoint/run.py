@@ -125,6 +125,8 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
     Raises:
         UserError: something else is at `path`, or a run and no `overwrite`, or it cannot be written.
     """
+    if path.name in ("", ".."):
+        raise UserError(f"cannot create {path}: name a new folder")
     old = Run(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
     with ExitStack() as stack:

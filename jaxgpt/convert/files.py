@@ -197,6 +197,8 @@ def building(target: Path) -> Iterator[Path]:
     Raises:
         UserError: `target` exists, or cannot be written.
     """
+    if target.name in ("", ".."):
+        raise UserError(f"cannot create {target}: name a new folder")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} already exists: choose another name, or remove it")
     try:

@@ -57,6 +57,8 @@ class Batches:
         seed: of the order.
         sampling: epoch or random.
         stride: ids between starts; 0: T, from a random position.
+        first: number of the window that step 0 begins with. Not 0 in a run that was resumed with another batch size, which
+            continues after the windows it has used.
     """
 
     tokens: Tokens | Packed | Mixture
@@ -65,6 +67,7 @@ class Batches:
     seed: int
     sampling: Literal["epoch", "random"] = "epoch"
     stride: int = 0
+    first: int = 0
 
     def __post_init__(self) -> None:
         for source in self._sources:
@@ -75,10 +78,10 @@ class Batches:
                 )
 
     @staticmethod
-    def of(config: Config, tokens: Tokens | Packed | Mixture) -> Batches:
+    def of(config: Config, tokens: Tokens | Packed | Mixture, first: int = 0) -> Batches:
         """Make the batches that a config describes."""
         train, data = config.train, config.data
-        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride)
+        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride, first)
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""
@@ -90,7 +93,7 @@ class Batches:
         return sum(source.per_epoch for source in self._sources)
 
     def _starts(self, step: int) -> np.ndarray:
-        rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
         sources = self._sources
         if not isinstance(self.tokens, Mixture):

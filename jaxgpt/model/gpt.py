@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.model.attention import Attention, BlockInputs
 from jaxgpt.model.cache import KVCache
 from jaxgpt.model.embedding import Embedding
@@ -80,7 +80,8 @@ class GPT(Named):
 
     Attributes:
         config: the architecture, with `vocab_size` set.
-        dtype: of the matrix products; parameters, norms, softmax and logits are float32.
+        dtype: of the matrix products, that of the logits included; parameters, norms and softmax are float32. Logits are
+            returned as float32.
         remat: what the backward pass recomputes: nothing (`none`), all but the products with weights (`dots`; `offload` keeps
             these in host memory), or everything (`full`).
         kernel: computes attention among the given tokens, without a cache or with an empty one; None: `attend`.
@@ -93,6 +94,8 @@ class GPT(Named):
 
     def setup(self) -> None:
         c = self.config
+        if not c.vocab_size:
+            raise UserError("model.vocab_size is 0: set it to the size of the tokenizer's vocabulary")
         self.wte = Embedding(c, c.vocab_size, ("vocab", "embed"), self.dtype)
         if c.positions == "learned":
             self.wpe = Embedding(c, c.block_size, ("position", "embed"), self.dtype)

@@ -30,19 +30,29 @@ def cudnn_attention(
     segment_ids_BT: SegmentIds = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> jax.Array:
-    """Compute attention with cuDNN, through `jax.nn.dot_product_attention`. An `AttentionKernel` without segment ids."""
+    """Compute attention with cuDNN, through `jax.nn.dot_product_attention`, on each device's rows and heads.
+
+    An `AttentionKernel` without segment ids.
+
+    Args:
+        implementation: "xla": the same function without cuDNN.
+    """
     if segment_ids_BT is not None:
         raise ValueError("cuDNN attention does not support segment ids: use attend or another kernel")
-    return jax.nn.dot_product_attention(
-        q_BTNH,
-        k_BTKH,
-        v_BTKH,
-        scale=scale,
-        is_causal=True,
-        # cuDNN's window does not count the query itself; ours does.
-        local_window_size=(window - 1, 0) if window else None,
-        implementation=implementation,
-    )
+
+    def local(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, _: SegmentIds) -> jax.Array:
+        return jax.nn.dot_product_attention(
+            q_BTNH,
+            k_BTKH,
+            v_BTKH,
+            scale=scale,
+            is_causal=True,
+            # cuDNN's window does not count the query itself; ours does.
+            local_window_size=(window - 1, 0) if window else None,
+            implementation=implementation,
+        )
+
+    return per_device(local, q_BTNH, k_BTKH, v_BTKH, None)
 
 
 def splash_attention(

@@ -125,7 +125,7 @@ def _matmul_in_parts(x_1I: jax.Array, values_OI: jax.Array) -> jax.Array:
     parts = _parts(x_1I.shape[1])
     pairs = zip(jnp.split(x_1I, parts, axis=1), jnp.split(values_OI, parts, axis=1), strict=True)
     sums_OJ = functools.reduce(jnp.add, [x_1J * values_OJ.astype(jnp.float32) for x_1J, values_OJ in pairs])
-    return product_with_rows(jnp.ones((1, sums_OJ.shape[1])), sums_OJ)
+    return product_with_rows(jnp.ones((1, sums_OJ.shape[1]), jnp.float32), sums_OJ)
 
 
 def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:

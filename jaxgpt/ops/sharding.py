@@ -17,8 +17,11 @@ constrain = nn.spmd.with_logical_constraint  # the identity, with the sharding t
 def per_device(
     local: Callable[..., jax.Array], q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, segment_ids_BT: SegmentIds
 ) -> jax.Array:
-    """Run `local(q, k, v, segment_ids)` on each device's rows and heads, for kernels and loops that XLA cannot partition."""
-    axes = (("batch", "length", name, "head_dim") for name in ("heads", "kv_heads"))
+    """Run `local(q, k, v, segment_ids)` on each device's rows and heads, for kernels and loops that XLA cannot partition.
+
+    Each device gets whole sequences and whole heads, whatever the table says of "length" and "head_dim".
+    """
+    axes = (("batch", None, name, None) for name in ("heads", "kv_heads"))
     if jax.sharding.get_abstract_mesh().empty:
         return local(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
     heads, kv_heads = map(nn.spmd.logical_to_mesh_axes, axes)

@@ -46,7 +46,7 @@ def _broadcast_to_tokens_jvp(
     (x,), (dx,) = primals, tangents
 
     def plain(dx: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(dx, shape)
+        return jnp.broadcast_to(dx.astype(jnp.float32), shape).astype(dx.dtype)  # transposed: a sum in float32
 
     def as_product(dx: jax.Array) -> jax.Array:
         # Reverse mode transposes this. If the ones were the right operand, the compiler would transpose dy first.

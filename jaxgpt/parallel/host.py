@@ -20,6 +20,7 @@ from jaxgpt.parallel.mesh import microbatches, sizes_of
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are returned to the kernel when freed, whatever the thresholds
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not be known yet
+MOST_DEVICES = 1024  # of a CPU: each is a few threads
 TPU_NODES = ("accel*", "vfio/[0-9]*")  # below /dev
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
@@ -44,6 +45,8 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
+    if devices > MOST_DEVICES:
+        devices = cores()  # `resolve` then reports how many the mesh needs
     with contextlib.suppress(RuntimeError):  # JAX has been used
         jax.config.update("jax_num_cpu_devices", devices)
 

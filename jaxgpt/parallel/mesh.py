@@ -185,8 +185,9 @@ def change_rules(changes: Rules) -> Rules:
 
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices)."""
-    sizes = {"vocab": model.vocab_size, "kv_heads": model.kv_heads, "head_dim": model.head_width}
-    sizes |= {"position": model.block_size, "layers": model.n_layer}
+    sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
+    sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
+    sizes |= {"length": model.block_size, "position": model.block_size, "layers": model.n_layer}
     ways = {name: math.prod(mesh.shape[a] for a in rules[name]) for name in sizes}
     return {**rules, **{name: () for name in sizes if sizes[name] % ways[name]}}
 
@@ -195,12 +196,13 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     """Map the logical axes of an array to mesh axes.
 
     Raises:
-        ValueError: two axes of the array would be split along the same axis of the mesh.
+        UserError: two axes of the array would be split along the same axis of the mesh.
     """
     ways = [rules[name] if name else () for name in names]
     used = [axis for way in ways for axis in way]
     if len(used) != len(set(used)):
-        raise ValueError(f"the axes {names} of an array collide on the mesh: {ways}")
+        split = " and ".join(f"{name} by {', '.join(way)}" for name, way in zip(names, ways, strict=True) if way)
+        raise UserError(f"the sharding rules split one array twice along the same mesh axis: {split}")
     return PartitionSpec(*[way or None for way in ways])
 
 

@@ -61,6 +61,8 @@ def gradients(
     Microbatches add up sums, which are divided once by the number of tokens: the result does not depend on their number.
     """
     chex.assert_rank(windows_BT1, {2, 3})
+    if len(windows_BT1) % accumulation:
+        raise ValueError(f"{len(windows_BT1)} windows cannot be split into {accumulation} equal microbatches")
     grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
     if accumulation == 1:
         (total, count), grads = grad(params, windows_BT1, key)
@@ -76,7 +78,9 @@ def gradients(
         zero = jnp.zeros((), jnp.float32)
         start = (zero, zero, jax.tree.map(jnp.zeros_like, params))
         (total, count, grads), _ = jax.lax.scan(add, start, (microbatches, jnp.arange(accumulation)))
-    # A product is fused into what reads the gradients; a division would write and read them once more.
+    # A product is fused into what reads the gradients; a division would write and read them once more. Without a counted
+    # target, loss and gradients are 0.
+    count = jnp.maximum(count, 1)
     inverse = 1 / count
     return total / count, jax.tree.map(lambda g: g * inverse, grads)
 
@@ -106,7 +110,7 @@ def train_step(
         optimizer: any optax transformation.
         learning_rate: its schedule, for the metrics alone; None: they have no `lr`.
         seed: of the dropout masks, which are a function of (seed, step).
-        accumulation: number of microbatches; the result does not depend on it.
+        accumulation: number of microbatches, which divides B; the result does not depend on it.
         dropout: whether loss_fn is given a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an average. A skipped update
             (`skip_bad_updates`) leaves it unchanged, as it does the weights and the optimizer.

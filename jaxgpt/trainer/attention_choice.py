@@ -75,8 +75,6 @@ def _cudnn_lacks(config: Config, device: jax.Device) -> str:
         return f"needs a head width that is a multiple of 8 up to {widest}, not {width}"
     if config.model.block_size % 2:
         return f"needs an even model.block_size, not {config.model.block_size}"
-    if config.model.kv_heads % config.mesh.tensor:
-        return f"needs a mesh.tensor that divides the {config.model.kv_heads} heads of keys and values"
     if config.data.segmented:
         return "does not support documents (data.documents mask or pack, conversations)"
     return _dropout(config)

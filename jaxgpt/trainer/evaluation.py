@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.config import Config
+from jaxgpt.config import Config, UserError
 from jaxgpt.data import Mixture, Packed, Tokens, Windows
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
@@ -107,8 +107,15 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
         sums: of each window.
         counts: tokens of each window.
         shared: indices of the windows whose mean is `ranking`.
+
+    Raises:
+        UserError: there are no tokens.
     """
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
+    if not counts[shared].sum():
+        raise UserError(
+            "the validation data has no token whose loss counts: use longer documents, or hold out more of them"
+        )
     loss = sums.sum() / counts.sum()
     errors = (sums - loss * counts) / counts.mean()
     stderr = float(errors.std(ddof=1) / math.sqrt(len(errors))) if len(errors) > 1 else math.nan

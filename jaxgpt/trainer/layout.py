@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import flax.linen as nn
@@ -18,7 +18,7 @@ from jaxgpt.config import Config
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import model_adapters
 from jaxgpt.model.params import boxed_params
-from jaxgpt.model.scan import stack_layers
+from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, shardings_like, use_mesh
 from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
@@ -93,6 +93,12 @@ class Layout:
         if not self.config.train.scan_layers:
             return self.state
         return _placed(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0))[1:])
+
+    @cached_property
+    def unstack(self) -> Any:
+        """Convert a state to one of layers by themselves, as in a checkpoint. Compiled once."""
+        unstack = partial(unstack_layers, n_layer=self.config.model.n_layer)
+        return jax.jit(unstack, out_shardings=placements(self.checkpoint))
 
     def use_mesh(self) -> AbstractContextManager[None]:
         """Within this, map the logical axes that layers name to the axes of the mesh."""

@@ -168,11 +168,12 @@ class _Loop:
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.layout = program.layout
         self.config: Config = program.layout.config
-        self.batches = Batches.of(self.config, data.train)
         self.metadata = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.metadata["base"] = program.base.checksum
         self.first, self.tokens_seen = resume_step or 0, tokens_seen
+        windows_seen = tokens_seen // self.config.model.block_size
+        self.batches = Batches.of(self.config, data.train, windows_seen - self.first * self.config.train.batch_size)
         # First steps of the calls in flight, and the functions that wait for their metrics.
         self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()
         self.evaluation: Evaluation | None = None

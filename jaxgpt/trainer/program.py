@@ -54,10 +54,7 @@ class Program:
         """Return the weights of the model: the trained ones, or the frozen ones merged with the trained adapters."""
         if not self.layout.frozen:
             return trained
-        merged = jax.jit(
-            partial(merge, alpha=self.layout.config.lora.alpha), out_shardings=placements(self.layout.frozen)
-        )
-        return block_on_cpu_mesh(self.layout.mesh, merged(self.frozen, trained))
+        return block_on_cpu_mesh(self.layout.mesh, self._merge(self.frozen, trained))
 
     def init(self) -> TrainState:
         """Make the state before the first step."""
@@ -146,6 +143,11 @@ class Program:
             False: jax.jit(step, in_shardings=(states, one, frozen), **options),
             True: jax.jit(steps, in_shardings=(states, several, rest, frozen), **options),
         }
+
+    @cached_property
+    def _merge(self) -> Any:
+        merged = partial(merge, alpha=self.layout.config.lora.alpha)
+        return jax.jit(merged, out_shardings=placements(self.layout.frozen))
 
     @cached_property
     def _eval(self) -> Any:
@@ -243,8 +245,8 @@ def build(
         base: with `lora.rank`, the weights per layer that the adapters change; None: random ones.
 
     Raises:
-        UserError: a rule names an unknown axis; the mesh does not fit the devices, the batch or the model; or the devices do
-            not support a setting.
+        UserError: a rule names an unknown axis, or splits two axes of an array along the same mesh axis; the mesh does not
+            fit the devices, the batch or the model; or the devices do not support a setting.
     """
     sizes, note = resolve(config, jax.device_count(), count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
@@ -254,6 +256,8 @@ def build(
     _, kernel_note = choose_attention(config, device)
     optim_note = ignored_settings(config.optim) if optimizer is None else ""
     layout = make_layout(config, mesh, optimizer, change_rules(rules or {}))
+    if rules:
+        _ = layout.state, layout.frozen  # places every array, which checks the rules
     if base is not None:
         base = base._replace(params=frozen_weights(layout, base.params))
     return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])), base)

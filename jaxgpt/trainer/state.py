@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax
 
-from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel import block_on_cpu_mesh, quick_compile_options
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import Layout, placements, stacked
@@ -44,19 +43,17 @@ def place_params(layout: Layout, params: Any) -> Any:
 
 def to_checkpoint(layout: Layout, state: TrainState) -> TrainState:
     """Unstack the layers of a state: a copy, which takes memory of the devices until it is written."""
-    unstack = partial(unstack_layers, n_layer=layout.config.model.n_layer)
-    return _converted(layout, unstack, state, layout.checkpoint)
+    if not layout.config.train.scan_layers:
+        return state
+    return block_on_cpu_mesh(layout.mesh, layout.unstack(state))
 
 
 def from_checkpoint(layout: Layout, state: TrainState) -> TrainState:
     """Invert `to_checkpoint`."""
-    return _converted(layout, partial(stacked, layout), state, layout.state)
-
-
-def _converted(layout: Layout, convert: Any, state: TrainState, like: TrainState) -> TrainState:
     if not layout.config.train.scan_layers:
         return state
-    return block_on_cpu_mesh(layout.mesh, jax.jit(convert, out_shardings=placements(like))(state))
+    stack = jax.jit(partial(stacked, layout), out_shardings=placements(layout.state))
+    return block_on_cpu_mesh(layout.mesh, stack(state))
 
 
 def _made(layout: Layout, make: Any, argument: Any, like: T) -> T:

@@ -13,6 +13,7 @@ from helpers import TEXT, Result, flags, jaxgpt
 
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import METADATA, METRICS, noted, steps
+from jaxgpt.data import Batches
 from jaxgpt.trainer.metrics import TIMES, read_metrics
 
 TINY = flags(
@@ -60,8 +61,12 @@ def run(finished: Path) -> Path:
     return Path("run")
 
 
-def test_the_step_and_every_changed_setting_are_printed(run: Path) -> None:
+def test_the_step_and_every_changed_setting_are_printed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(run / "checkpoints/4")
+    read, at = list[int](), Batches.at
+    monkeypatch.setattr(
+        Batches, "at", lambda self, step: read.append(self.first + step * self.batch_size) or at(self, step)
+    )
     result = resume("run", "--train.steps", "6", "--train.batch-size", "8", "--optim.learning-rate", "0.003")
     assert result.code == 0, result.err
     where, what, schedule = result.err.splitlines()
@@ -74,6 +79,7 @@ def test_the_step_and_every_changed_setting_are_printed(run: Path) -> None:
     tokens = {line["step"]: line["tokens"] for line in lines(run) if "loss" in line}
     assert tokens == {0: 64, 1: 128, 2: 256, 3: 384, 4: 512, 5: 640}
     assert noted(run / "checkpoints/6")["tokens"] == 640
+    assert read == [8, 16, 24, 32]  # after the 8 windows of the first two steps
 
 
 def test_the_old_schedule_is_kept_without_a_note(run: Path) -> None:

@@ -329,6 +329,14 @@ def test_an_index_with_missing_tensors(tmp_path):
     refused(folder, tmp_path, r"odd\.weight is missing")
 
 
+def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
+    folder = hf_folder(tmp_path / "hf")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UserError, match=r"cannot create \.: name a new folder"):
+        import_model(folder, Path())
+
+
 def test_existing_files_are_not_overwritten(tmp_path):
     folder = hf_folder(tmp_path / "hf")
     (tmp_path / "run").mkdir()

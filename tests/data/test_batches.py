@@ -66,6 +66,14 @@ def test_windows_do_not_change_between_versions(sampling: str) -> None:
     assert [starts(w, 0).tolist(), starts(w, 100).tolist()] == known[sampling]
 
 
+@pytest.mark.parametrize("B", [1, 3, 8])
+def test_another_batch_size_continues_with_the_next_windows(B: int) -> None:
+    before, after = batches(), batches(B=B, first=5 * 4 - 5 * B)  # as after 5 steps of 4 windows
+    found = np.concatenate([starts(after, step) for step in range(5, 13)])
+    expected = np.concatenate([starts(before, step) for step in range(5, 30)])
+    assert (found == expected[: len(found)]).all()
+
+
 def test_random_windows_reach_both_ends() -> None:
     w = batches(30, 10, 50, sampling="random")
     found = np.concatenate([starts(w, step) for step in range(20)])

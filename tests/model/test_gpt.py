@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers import COMMON, MODELS, every_model, make, random_ids, small
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.model import GPT, init_cache
 from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.tiled import tiled_attention
@@ -273,3 +273,8 @@ def test_abstract_parameters_are_those_of_the_initialization(name: str) -> None:
     assert abstract == initial
     abstract["h_1"]["attn"].clear()
     assert abstract_params(config) == initial
+
+
+def test_a_model_without_a_vocabulary_says_so() -> None:
+    with pytest.raises(UserError, match=r"model\.vocab_size is 0: set it"):
+        abstract_params(ModelConfig())

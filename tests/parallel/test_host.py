@@ -53,6 +53,7 @@ def test_keep_memory_ignores_other_libcs(monkeypatch: pytest.MonkeyPatch) -> Non
         ("gpt2", MeshConfig(data=1, fsdp=-1), 4),  # one shard per device
         ("python-char", MeshConfig(data=2, fsdp=4), 8),
         ("statquest", MeshConfig(data=1), 1),  # no more devices than the mesh uses
+        ("statquest", MeshConfig(data=3_000_000_000), 4),  # not thousands; `resolve` reports it
     ],
 )
 def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.parallel.mesh import AXES, RULES, change_rules, make_mesh, microbatches, resolve, rules_for, spec
 from jaxgpt.presets import PRESETS, preset
+from jaxgpt.trainer.program import build
 
 
 def config(mesh: MeshConfig, batch_size: int = 12, microbatch: int = 0, **model: int) -> Config:
@@ -188,8 +189,14 @@ def test_axes_that_the_mesh_does_not_divide_are_not_sharded() -> None:
 
 def test_colliding_axes_raise() -> None:
     assert spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
-    with pytest.raises(ValueError, match="collide"):
+    with pytest.raises(UserError, match="one array twice along the same mesh axis: heads by tensor and mlp by tensor"):
         spec(("heads", "mlp"), RULES)
+
+
+def test_the_rules_of_a_program_are_checked() -> None:
+    config = Config(model=small("gpt2", vocab_size=18), mesh=MeshConfig(data=1, fsdp=2))
+    with pytest.raises(UserError, match="vocab by fsdp and embed by fsdp"):
+        build(config, rules={"vocab": ("fsdp",)})
 
 
 def test_eight_devices_for_these_tests() -> None:
@@ -216,3 +223,4 @@ def test_changing_one_rule_keeps_the_others() -> None:
     assert {name for name in RULES if rules[name] != RULES[name]} == {"position", "length"}
     assert rules_for(small("gpt2", block_size=12), mesh, rules)["position"] == ("tensor",)
     assert rules_for(small("gpt2", block_size=10), mesh, rules)["position"] == ()
+    assert rules_for(small("gpt2", block_size=10), mesh, rules)["length"] == ()

@@ -106,6 +106,19 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
+def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
+    def loss_fn(params: jax.Array, inputs_BT: jax.Array, targets_BT: jax.Array, key: None) -> jax.Array:
+        return jnp.where(targets_BT < 0, 0.0, params * inputs_BT)
+
+    loss, grad = gradients(jnp.ones(()), jnp.full((2, 9), -1), None, loss_fn, 1)
+    assert (loss, grad) == (0, 0)
+
+
+def test_microbatches_divide_the_batch() -> None:
+    with pytest.raises(ValueError, match="5 windows cannot be split into 2 equal microbatches"):
+        gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, lambda *_: jnp.zeros(()), 2)
+
+
 @pytest.mark.parametrize(
     "name",
     [

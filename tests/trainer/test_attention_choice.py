@@ -42,7 +42,7 @@ def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Co
         (config(head_dim=256), AMPERE, None, "up to 128, not 256"),
         (config(head_dim=20), AMPERE, None, "a multiple of 8"),
         (config(block_size=127), HOPPER, None, "an even model.block_size, not 127"),
-        (replace(config(n_kv_head=1), mesh=MeshConfig(tensor=2)), HOPPER, None, "divides the 1 heads"),
+        (replace(config(n_kv_head=1), mesh=MeshConfig(tensor=2)), HOPPER, cudnn_attention, ""),
         (replace(config(), mesh=MeshConfig(tensor=2)), HOPPER, cudnn_attention, ""),
         (config(), TURING, None, "compute capability 8.0, not 7.5"),
         (config(dtype="float32"), HOPPER, None, "needs train.compute_dtype bfloat16"),

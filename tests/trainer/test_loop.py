@@ -353,6 +353,11 @@ def test_standard_error_is_that_of_window_means() -> None:
     np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
 
 
+def test_an_evaluation_without_targets_raises() -> None:
+    with pytest.raises(UserError, match="no token whose loss counts"):
+        summarize(np.zeros(2), np.zeros(2, np.int32))
+
+
 @given(n=st.integers(1, 10_000), wanted=st.integers(0, 20_000))
 def test_evaluation_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
     windows = spread(n, wanted)
