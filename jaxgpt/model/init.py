@@ -15,7 +15,13 @@ from jaxgpt.config import ModelConfig
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
     """Attach the logical names of its axes to what an initializer returns, in a box that `init_params` removes."""
-    return nn.with_logical_partitioning(init, axes)
+
+    def isolated(key: jax.Array, *args: Any) -> Any:
+        # Without the barrier, XLA's GPU compiler fuses the derivation of each key with the random numbers drawn from it.
+        # Kernels of the same shape are then all different, and compiling those of GPT-2 124M takes minutes.
+        return init(jax.lax.optimization_barrier(key), *args)
+
+    return nn.with_logical_partitioning(isolated, axes)
 
 
 def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[int, ...]) -> Any:

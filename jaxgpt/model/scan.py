@@ -17,8 +17,13 @@ STACKED = "h"
 Remat = Literal["none", "dots", "offload", "full"]
 
 _policies = jax.checkpoint_policies
-_kernels = _policies.save_only_these_names("attention")  # kernels are not dots, so their results are saved by name
+_named = _policies.save_only_these_names("attention")  # kernels are not dots, so their results are saved by name
 _offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+def _kernels(primitive: Any, *avals: Any, **params: Any) -> Any:
+    # What cuDNN's backward pass needs cannot be named: that of the whole call is saved.
+    return primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
 
 
 def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:

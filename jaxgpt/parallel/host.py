@@ -92,8 +92,13 @@ def device_memory() -> int:
 
 
 def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | None:
-    """Return compiler options for a program that is called once: on a CPU, less optimization, with the same results."""
-    return {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
+    """Return compiler options for a program that is called once: less optimization, with the same results."""
+    match mesh.devices.flat[0].platform:
+        case "cpu":
+            return {"xla_backend_optimization_level": 1}
+        case "gpu":  # with this pass, the kernels that initialize the weights of a shape are joined instead of shared
+            return {"xla_disable_hlo_passes": "multi_output_fusion"}
+    return None
 
 
 def _libtpu_without_tpu() -> bool:

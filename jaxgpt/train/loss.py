@@ -70,8 +70,19 @@ def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
         float32 `[B, T]`.
     """
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
-    target = jnp.take_along_axis(logits_BTV, jnp.maximum(targets_BT, 0)[..., None], axis=-1)[..., 0]
-    return jnp.where(targets_BT >= 0, jax.nn.logsumexp(logits_BTV, axis=-1) - target, 0.0)
+    ids_BT = jnp.maximum(targets_BT, 0)
+    target_BT = jax.lax.platform_dependent(logits_BTV, ids_BT, cpu=_take, default=_take_by_comparison)
+    return jnp.where(targets_BT >= 0, jax.nn.logsumexp(logits_BTV, axis=-1) - target_BT, 0.0)
+
+
+def _take(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(logits_BTV, ids_BT[..., None], axis=-1)[..., 0]
+
+
+def _take_by_comparison(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
+    """Do the same as `_take`, with a gradient that XLA fuses. That of `_take` is a scatter into float32 `[B, T, V]`."""
+    hits_BTV = ids_BT[..., None] == jax.lax.broadcasted_iota(ids_BT.dtype, logits_BTV.shape, 2)
+    return jnp.where(hits_BTV, logits_BTV, 0.0).sum(-1)
 
 
 def chunked_cross_entropy(

@@ -116,6 +116,14 @@ def test_remat_dots_saves_tiled_attention(remat: str, loops: int) -> None:
     assert str(jax.make_jaxpr(jax.grad(block))(*inputs(130, 4, 4)[:3])).count("scan[") == loops
 
 
+@pytest.mark.parametrize("remat", ["dots", "offload"])
+def test_remat_dots_saves_cudnn_attention(remat: str) -> None:
+    """JAX has no public name for it: this fails if the primitive is renamed."""
+    from jax._src.cudnn.fused_attention_stablehlo import _dot_product_attention_fwd_p_wrapper as forward
+
+    assert REMAT[remat](forward) is True
+
+
 @pytest.mark.parametrize(
     ("K", "kernel", "rules"),
     [

@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from helpers import jaxgpt_process
 
@@ -64,6 +67,12 @@ def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatc
     monkeypatch.setattr(host, "cores", lambda: 4)
     host.use_cores(mesh, model=preset(name).model)
     assert told == {"jax_num_cpu_devices": devices}
+
+
+def test_xla_knows_the_options_of_quick_compilation() -> None:
+    for platform in ("cpu", "gpu"):
+        mesh: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+        assert jax.jit(lambda x: x + 1, compiler_options=host.quick_compile_options(mesh))(1.0) == 2
 
 
 def test_devices_do_not_change_after_jax_was_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from helpers import make, random_ids, small
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import use_mesh
-from jaxgpt.train.loss import cross_entropy, ignore_padding, make_loss_fn, token_count
+from jaxgpt.train.loss import _take, _take_by_comparison, cross_entropy, ignore_padding, make_loss_fn, token_count
 from jaxgpt.train.step import eval_step, gradients
 from jaxgpt.trainer.layout import placements
 from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
@@ -72,6 +72,18 @@ def test_loss_equals_the_textbook_formula() -> None:
     losses = cross_entropy(logits, targets)
     np.testing.assert_allclose(losses[0], [np.log(3), np.log(np.exp([1, 2, 3]).sum()) - 3], rtol=1e-6)
     np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, targets), rtol=1e-6)
+
+
+def test_both_ways_to_take_the_logits_of_the_targets() -> None:
+    """Those of CPUs and of accelerators have the same values and gradients."""
+    logits, ids, dy = (
+        jax.random.normal(jax.random.key(0), (2, 3, 7)),
+        random_ids(small("gpt2"), (2, 3)) % 7,
+        jnp.arange(6.0),
+    )
+    found = [jax.vjp(lambda x, f=f: f(x, ids), logits) for f in (_take, _take_by_comparison)]
+    for a, b in zip(*((y, *back(dy.reshape(2, 3))) for y, back in found), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_negative_targets_are_ignored() -> None:
