@@ -522,12 +522,12 @@ class DistributedConfig:
                     "distributed.num_processes and process_id need a distributed.coordinator: HOST:PORT of process 0"
                 )
             return
-        _bounds("distributed", self, "num_processes", 1, 2**20)
-        _bounds("distributed", self, "process_id", 0, self.num_processes - 1)
         for name in ("coordinator", "bind"):
             host, _, port = getattr(self, name).rpartition(":")
             if getattr(self, name) and not (host and port.isdecimal() and 0 < int(port) < 2**16):
                 raise UserError(f"distributed.{name} must be HOST:PORT, auto or none, not {shown(getattr(self, name))}")
+        _bounds("distributed", self, "num_processes", 1, 2**20)
+        _bounds("distributed", self, "process_id", 0, self.num_processes - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -592,7 +592,11 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
     Raises:
         UserError: not JSON, not an object, an unknown key or an invalid value.
     """
-    return _build(Config, _updated(parse_json(text, where), where), where)
+    try:
+        config: Config = _build(Config, _updated(parse_json(text, where), where), where)
+    except UserError as e:
+        raise e if str(e).startswith(where) else UserError(f"{where}: {e}") from None
+    return config
 
 
 def _updated(data: Any, where: str) -> Any:

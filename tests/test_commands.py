@@ -47,7 +47,7 @@ jaxgpt plot runs/python-char
 jaxgpt plot runs/mine
 jaxgpt plot runs/mine runs/other --out losses.svg
 jaxgpt train --resume --out runs/mine
-jaxgpt data report my.txt
+jaxgpt data report shakespeare --data.path my.txt
 jaxgpt plan gpt2 --topology h100:8
 """
 

@@ -242,8 +242,8 @@ def test_interrupted_and_resumed() -> None:
         (["train", "--data.path", "binary.dat"], "binary.dat is UTF-16, not plain UTF-8 text"),
         (["train", "--data.path", "odd.bin", "--data.tokenizer", "gpt2"], "odd.bin: 3 bytes are not 16-bit ids"),
         (["train", "--data.tokenizer", "nonsense"], "no tokenizer at nonsense"),
-        (["train", "gpt2"], "has no dataset: name a text with --data.path"),
-        (["train", "--out", "text.txt"], "cannot write the run to text.txt: a file is in the way"),
+        (["train", "gpt2"], "no text is named: add --data.path FILE"),
+        (["train", "--out", "text.txt"], "cannot write the run to text.txt: it is a file, or is below one"),
         (["train", "--out", "text.txt/run"], "cannot write the run to text.txt/run"),
         (
             ["train", "--out", "taken"],

@@ -250,6 +250,6 @@ def _make(folder: Path, path: Path) -> None:
         probe.touch()
         probe.unlink()
     except FileExistsError:
-        raise UserError(f"cannot write the run to {path}: a file is in the way") from None
+        raise UserError(f"cannot write the run to {path}: it is a file, or is below one") from None
     except OSError as e:
         raise UserError(f"cannot write the run to {path}: {e.strerror}") from None

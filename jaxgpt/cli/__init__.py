@@ -15,7 +15,7 @@ from types import ModuleType
 from jaxgpt.cache import keep_compiled
 from jaxgpt.cli.interrupt import INTERRUPTED, end_now, interruptible
 from jaxgpt.config import UserError
-from jaxgpt.errors import TrainingFailed
+from jaxgpt.errors import TrainingFailed, shown
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 NO_CACHE = {"--no-cache", "--no_cache"}
@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if rest[:1] in (["-h"], ["--help"]):
                 print("\n".join(f"{command:12}  {COMMANDS[command]}" for command in group), flush=True)
                 return 0
-            raise UserError(f"jaxgpt {name} needs one of: {', '.join(word.split()[1] for word in group)}")
+            unknown = f"no command {shown(' '.join([name, rest[0]]))}" if rest else f"jaxgpt {name} is not complete"
+            raise UserError(f"{unknown}: use {' or '.join(group)}")
         if name not in COMMANDS:
             from jaxgpt.cli.suggest import unknown_command
             from jaxgpt.presets import PRESETS

@@ -70,6 +70,6 @@ def run(args: Sequence[str]) -> int:
         print_json({"source": source, "commit": commit, "run": target} | asdict(done))
         return 0
     print(f"{source}{f' at {commit}' if commit else ''}: {done.family}, {done.parameters:,} parameters")
-    print(f"maximum difference in logits after exporting it and reading it back: {done.max_logit_change:.1e}")
+    print(f"largest difference in logits after exporting the run and importing it again: {done.max_logit_change:.1e}")
     print(f"run: {target}")
     return 0

@@ -209,7 +209,9 @@ def _existing(out: str, name: str) -> Config | None:
         raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
     config = run.config()
     if name and name != config.preset:
-        raise UserError(f"{out} is a run of preset {config.preset!r}, not {name!r}")
+        raise UserError(
+            f"{out} is a run of preset {config.preset!r}, not {name!r}: leave out the preset, or choose another --out"
+        )
     return config
 
 

@@ -161,7 +161,7 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
     if kind is None:  # as in some files of 2019
         kind = next((name for name, family in FAMILIES.items() if named == [family.architectures[0]]), None)
     if kind is None and (source / "checkpoints").is_dir():
-        raise UserError(f"{source} is a run already: it needs no import")
+        raise UserError(f"{source} is already a run: it does not need to be imported")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
             f"{where}: model_type {shown(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md shows how "
@@ -215,7 +215,11 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     try:
         words = load_tokenizer(source)
     except UserError as e:
-        raise UserError(f"{e} (or choose one with --tokenizer: gpt2, byte, ids, or a path)") from None
+        if not (source / "tokenizer.json").is_file():
+            raise UserError(
+                f"{source} has no tokenizer.json: choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
+            ) from None
+        raise UserError(f"{e}; or choose another with --tokenizer (gpt2, byte, ids, or a path)") from None
     words.special = special
     return words
 

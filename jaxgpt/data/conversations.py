@@ -78,6 +78,7 @@ def load_conversations(
     return train, val, "; ".join(notes), sha256
 
 
+PAIR = '{"prompt": "Hi", "completion": "Hello"}'
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 
 
@@ -126,7 +127,8 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
                 else ""
             )
             raise UserError(
-                f"neither a list of messages nor a prompt and a completion: {shown(value)}; write {EXAMPLE}{text}"
+                f"neither a list of messages nor a prompt and a completion, which are strings: {shown(value)}; write "
+                f"{EXAMPLE} or {PAIR}{text}"
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
         raise UserError("a message has a weight other than 1, which is not supported: leave out the conversation")

@@ -144,7 +144,7 @@ def read_text(config: DataConfig) -> Text:
             return Text(STATQUEST.encode(), "StatQuest's two sentences")
         case "repeats":
             return Text(repeats().encode(), f"{REPEATS_LINES:,} lines of random letters, each written twice")
-    raise UserError("this preset has no dataset: name a text with --data.path FILE")
+    raise UserError("no text is named: add --data.path FILE")
 
 
 def repeats() -> str:
@@ -204,7 +204,9 @@ def read_path(path: Path) -> Text:
             convert = convert or f"; {e.kind.convert}"
     counts = ", ".join(f"{n} {kind}" for kind, n in skipped.items())
     if not text:
-        raise UserError(f"no text files in {path}: {counts or 'it is empty'}{convert}")
+        raise UserError(
+            f"no text files in {path}: {counts or 'it is empty'}{convert}" if path.is_dir() else f"{path} is empty"
+        )
     source = f"{len(sizes)} text file{'s' * (len(sizes) > 1)} in {path}" + (f"; skipped {counts}" if counts else "")
     return Text(text, source, tuple(sizes))
 

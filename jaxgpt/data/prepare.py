@@ -326,7 +326,7 @@ class _Writers:
     def add(self, span: Span, encoded: Encoded, skip: bool) -> None:
         if encoded.skipped and not skip:
             self._save()
-            raise UserError(f"{encoded.skipped[0]}; or leave out such documents with --on-error skip")
+            raise UserError(f"{encoded.skipped[0]}; to skip such documents, use --on-error skip")
         shards = sum(len(writer.shards) for writer in self._writers.values())
         source = self._index["sources"][span.source]
         for split, (ids, starts, size) in encoded.splits.items():

@@ -185,8 +185,8 @@ def _gpt2_from_hub() -> SubwordTokenizer:
             path = find(local_files_only=not reachable())
     except Exception:
         raise UserError(
-            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use a folder with its "
-            "files, --data.tokenizer PATH, or for token files --data.tokenizer ids"
+            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: name a folder "
+            "with its files as the tokenizer, or another tokenizer"
         ) from None
     return SubwordTokenizer(HFTokenizer.from_file(path))
 

@@ -52,7 +52,8 @@ def _room(lm: LM, prompt: int, max_new_tokens: int | None) -> int:
     context = lm.config.model.block_size
     if prompt >= context:
         raise UserError(
-            f"the conversation has {prompt:,} tokens, and the model's context is {context:,}: start a new one"
+            f"the conversation has {prompt:,} tokens, and the model's context is {context:,}: shorten it, or start a new "
+            f"one (/reset in jaxgpt chat)"
         )
     longest = LONGEST if max_new_tokens is None else as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)
     return min(longest, context - prompt)

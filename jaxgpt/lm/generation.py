@@ -105,7 +105,8 @@ def generate(
             possible.
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
-        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. With "error", models
+            with RoPE go on beyond it, as their positions have no end; what they were not trained for may be poor.
         lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
             that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
             0 disables.
@@ -166,7 +167,8 @@ def stream(
         no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
-        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens.
+        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. With "error", models
+            with RoPE go on beyond it, as their positions have no end; what they were not trained for may be poor.
         lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
             that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
             0 disables.
@@ -246,8 +248,8 @@ def _pieces(
         return
     if request.lookup and (len(request.rows) > 1 or request.overflow == "slide"):
         raise UserError(
-            f"lookup {request.lookup} needs one prompt, one sequence and overflow error: leave it out, or generate the texts "
-            f"one by one"
+            f"lookup {request.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
+            f"generate the texts one by one"
         )
     slide, context = request.overflow == "slide", lm.config.model.block_size
     check_memory(lm, *cache_shape(request.rows, request.new, context, slide), max(request.new))

@@ -119,10 +119,11 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
     """Yield the threads or streams that run instructions: of the devices, or on a CPU of the host."""
-    planes = list(profile.planes)
-    devices = [plane for plane in planes if plane.name.startswith("/device:")]
-    for plane in devices or [plane for plane in planes if plane.name == "/host:CPU"]:
-        lines = list(plane.lines)
+    planes = {plane.name: list(plane.lines) for plane in profile.planes}
+    devices = [
+        lines for name, lines in planes.items() if name.startswith("/device:") and lines
+    ]  # libtpu adds an empty one
+    for lines in devices or [planes.get("/host:CPU", [])]:
         # "XLA Ops" holds the events of all streams by instruction: reading both would count them twice.
         yield from [line for line in lines if line.name == "XLA Ops"] or lines
 

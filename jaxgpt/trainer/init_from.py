@@ -24,7 +24,7 @@ def check_start(old: ModelConfig, new: ModelConfig) -> None:
         was, is_now = getattr(old, field.name), getattr(new, field.name)
         if was != is_now and field.name not in FREE:
             raise UserError(
-                f"model.{field.name} is {was!r} in the run to start from; {is_now!r} would need other weights"
+                f"model.{field.name} must be {was!r}, as in the run of --init-from, not {is_now!r}: leave it out"
             )
     if new.block_size > old.block_size and old.positions == "learned":
         raise UserError(f"model.block_size {new.block_size}: the run to start from has only {old.block_size} positions")

@@ -79,8 +79,8 @@ def test_prepared_data_is_trained_on() -> None:
         ((*PREPARE, "--out", "src"), "--out src is inside the source src"),
         ((*PREPARE, "--out", "tokenizer.json"), "cannot write to tokenizer.json: File exists"),
         ((*PREPARE, "--out", "."), "is not empty and was not written by jaxgpt data prepare"),
-        (("data",), "jaxgpt data needs one of: prepare, report"),
-        (("data", "src"), "jaxgpt data needs one of: prepare, report"),
+        (("data",), "jaxgpt data is not complete: use data prepare or data report"),
+        (("data", "src"), "no command 'data src': use data prepare or data report"),
         (("tokenize",), "did you mean jaxgpt data prepare SRC --out DIR?"),
     ],
 )

@@ -149,7 +149,7 @@ def test_adapters_and_runs_are_told_apart(written: Path) -> None:
         (["sample", "hf"], "hf is a model of transformers, not a run: import it first: jaxgpt import hf RUN"),
         (["info", "hf"], "hf is a model of transformers, not a run"),
         (["train", "finetune", "--init-from", str(written / "adapter")], "adapter RUN --init-from BASE"),
-        (["import", str(written / "llama"), "new"], "llama is a run already: it needs no import"),
+        (["import", str(written / "llama"), "new"], "llama is already a run: it does not need to be imported"),
     ):
         result = jaxgpt(*command)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

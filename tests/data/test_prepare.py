@@ -484,7 +484,7 @@ def test_an_unreadable_document_is_named(settings: Settings, case: str) -> None:
     settings = replace(settings, sources=("a.jsonl", name, "c.txt"), val_fraction=0.0)
     with pytest.raises(UserError, match=message) as raised:
         prepare(settings, Path("out"), 1)
-    assert str(raised.value).endswith("or leave out such documents with --on-error skip")
+    assert str(raised.value).endswith("to skip such documents, use --on-error skip")
     index = prepare(settings, Path("out"), 1, "skip")
     assert index["skipped"]["documents"] == 1
     assert str(raised.value).startswith(index["skipped"]["first"][0])

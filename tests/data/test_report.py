@@ -168,10 +168,10 @@ def test_conversations(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["report"], "missing argument: PRESET|RUN|PATH (usage: jaxgpt data report PRESET|RUN|PATH [OPTIONS])"),
-        (["reprot", "x"], "jaxgpt data needs one of: prepare, report"),
+        (["reprot", "x"], "no command 'data reprot': use data prepare or data report"),
         (["report", "nosuch"], "no preset, run, file or folder 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
-        (["report", "gpt2"], "this preset has no dataset: name a text with --data.path FILE"),
+        (["report", "gpt2"], "no text is named: add --data.path FILE"),
         (
             ["report", "ab.txt"],
             "ab.txt: 1 training and 1 validation tokens are too few to compute the entropy of trigrams",
