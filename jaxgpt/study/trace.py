@@ -131,8 +131,8 @@ def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
 def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
     """Return the name of an event's instruction; "" for other events. GPU kernels carry it in a statistic."""
     name = event.name.split(" = ")[0].lstrip("%")
-    if name in kind_of or "::" in name:
-        return name if name in kind_of else ""
+    if name in kind_of:
+        return name
     return next((value for key, value in event.stats if key == "hlo_op" and value in kind_of), "")
 
 

@@ -97,7 +97,13 @@ GPU_OP = 'stats { metadata_id: 1 str_value: "%s" }'
 
 
 def plane(name: str, lines: dict[str, list[tuple[int, int, int, str]]]) -> str:
-    names = {1: "dot.1", 2: "%fusion.2 = f32[4]{0} fusion(...)", 3: "some_kernel", 4: "Thread::wait"}
+    names = {
+        1: "dot.1",
+        2: "%fusion.2 = f32[4]{0} fusion(...)",
+        3: "some_kernel",
+        4: "Thread::wait",
+        5: "void cutlass::Kernel2<tile>(Params)",
+    }
     metadata = " ".join(
         f'event_metadata {{ key: {key} value {{ id: {key} name: "{value}" }} }}' for key, value in names.items()
     )
@@ -116,7 +122,7 @@ def plane(name: str, lines: dict[str, list[tuple[int, int, int, str]]]) -> str:
         plane("/host:CPU", {"thread 1": [(1, 0, 4, ""), (4, 4, 4, ""), (2, 5, 2, "")], "thread 2": [(1, 6, 4, "")]}),
         # A GPU: kernels with the name of their instruction; events of the host are ignored.
         plane("/host:CPU", {"thread": [(1, 0, 99, "")]})
-        + plane("/device:GPU:0", {"Stream 1": [(3, 0, 4, GPU_OP % "dot.1"), (3, 5, 2, GPU_OP % "fusion.2")]})
+        + plane("/device:GPU:0", {"Stream 1": [(5, 0, 4, GPU_OP % "dot.1"), (3, 5, 2, GPU_OP % "fusion.2")]})
         + plane("/device:GPU:1", {"Stream 1": [(3, 6, 4, GPU_OP % "dot.1")]}),
         # A TPU: instructions, and lines that aggregate them.
         plane("/device:TPU:0", {"XLA Ops": [(1, 0, 4, ""), (2, 5, 2, "")], "Steps": [(1, 0, 10, "")]})
@@ -202,3 +208,17 @@ def test_bad_input(args: list[str], message: str) -> None:
 
 def test_peak_on_any_number_of_devices() -> None:
     assert limits.product_peak(make_mesh(MeshConfig(data=3)), "float32") > 0
+
+
+@pytest.mark.parametrize(("platform", "calls"), [("cpu", 1), ("gpu", 10)])
+def test_accelerators_have_a_queue_of_work(monkeypatch: pytest.MonkeyPatch, platform: str, calls: int) -> None:
+    """The time of one dispatch and one wait is divided among the calls of a sample."""
+    done: list[str] = []
+    block = jax.block_until_ready
+    monkeypatch.setattr(limits, "_platform", lambda mesh: platform)
+    monkeypatch.setattr(limits, "WIDTHS", {platform: (8,)})
+    monkeypatch.setattr(jax, "jit", lambda f, **_: lambda *args: done.append("call") or f(*args))
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: done.append("wait") or block(x))
+    limits.product_peak(make_mesh(MeshConfig(data=1)), "float32")
+    samples = "".join(done).split("wait")[1:-1]  # after the matrices and the first call
+    assert set(samples) == {"call" * calls}
