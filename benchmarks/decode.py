@@ -1,24 +1,27 @@
-"""Tokens a second of generation, beside transformers: same random weights, same cores, one process, alternating, medians.
+"""Tokens a second of generation, beside transformers: same shape, random weights, one process, alternating, medians.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
 python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a look whether it works
 python benchmarks/decode.py --compiled          beside transformers' static cache under torch.compile, too: on a GPU
 
-All use the GPU where there is one, and share its memory. Needs torch and transformers. The limit is what memory allows:
-bytes of weights read for every token, over the read bandwidth measured in the same run, between the others.
+All use the GPU where there is one, and share its memory. A side that fails is left out, with its error. A line of JSON with
+the results so far follows the first two calls of each side, and every later round. Needs torch. The limit is what memory
+allows: bytes of weights read for every token, over the read bandwidth measured in the same run, between the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
-import platform
 import statistics
 import time
+import traceback
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
+
+from train_step import QUEUED, about, device_name, torch_device
 
 SHAPES = {"gpt2": (12, 12, 768), "gpt2-xl": (48, 25, 1600), "toy": (1, 2, 32)}  # layers, heads, width
 
@@ -47,7 +50,6 @@ def main() -> None:
     jax.config.update("jax_num_cpu_devices", args.devices)
     import numpy as np
     import torch
-    import transformers
 
     from jaxgpt.decoding import SamplingParams
     from jaxgpt.lm import model_functions
@@ -55,28 +57,28 @@ def main() -> None:
     from jaxgpt.ops.quantize import quantize
 
     torch.set_num_threads(cores)
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX has it
-    transformers.logging.set_verbosity_error()
+    device = torch_device()
     layers, heads, width = SHAPES[args.shape]
     layers = args.layers or layers
-    hf_config = transformers.GPT2Config(
-        n_layer=layers, n_head=heads, n_embd=width, eos_token_id=None, bos_token_id=None, pad_token_id=0
-    )
-    torch.manual_seed(0)
-    hf = transformers.GPT2LMHeadModel(hf_config).eval()
-    config, params = ours(hf, layers, heads, width, args.devices)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    hf = hf.to(device)
+    config, params = ours(layers, heads, width, args.devices)
     rng = np.random.default_rng(0)
-    block = rng.standard_normal(500_000_000 // 4).astype(np.float32)
-    tensor = torch.from_numpy(block).to(device)
+    tensor = torch.from_numpy(rng.standard_normal(500_000_000 // 4).astype(np.float32)).to(device)
 
-    def bandwidth() -> float:
-        start = time.perf_counter()
-        tensor.sum().item()
-        return block.nbytes / (time.perf_counter() - start) / 1e9
+    @functools.cache
+    def hf(kind: str) -> Any:
+        import transformers
 
-    def theirs(model: Any, batch: int, compiled: bool = False) -> Callable[[], Any]:
+        transformers.logging.set_verbosity_error()
+        settings = transformers.GPT2Config(
+            n_layer=layers, n_head=heads, n_embd=width, eos_token_id=None, bos_token_id=None, pad_token_id=0
+        )
+        torch.manual_seed(0)
+        return transformers.GPT2LMHeadModel(settings).to(device, getattr(torch, kind)).eval()
+
+    def theirs(kind: str, batch: int, compiled: bool = False) -> Callable[[], Any]:
+        import transformers
+
+        model = hf(kind)
         ids = torch.from_numpy(rng.integers(0, 50_000, (batch, args.prompt))).to(device)
         how: dict[str, Any] = {"do_sample": False, "max_new_tokens": args.new, "min_new_tokens": args.new}
         if args.top_k:
@@ -108,48 +110,71 @@ def main() -> None:
 
         return run
 
-    hf_low = None
-    results: dict[str, Any] = {}
-    for batch in args.batches:
-        runs = {"transformers float32": theirs(hf, batch)} | {f"jaxgpt {k}": mine(k, batch) for k in args.kinds}
-        if "bfloat16" in args.kinds:
-            hf_low = hf_low or transformers.GPT2LMHeadModel(hf_config).to(device, torch.bfloat16).eval()
-            runs["transformers bfloat16"] = theirs(hf_low, batch)
-        if args.compiled:
-            runs[f"transformers {'bfloat16' if hf_low else 'float32'} compiled"] = theirs(
-                hf_low or hf, batch, compiled=True
-            )
-        first = {}
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            first[name] = time.perf_counter() - start
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        read = []
-        for _ in range(args.repeats):
-            for name, run in runs.items():
-                read.append(bandwidth())
-                start = time.perf_counter()
-                run()
-                seconds[name].append(time.perf_counter() - start)
-        speed = {name: args.new * batch / statistics.median(times) for name, times in seconds.items()}
-        nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - params["wpe"]["embedding"].nbytes
+    results: dict[str, Any] = about() | {
+        "args": vars(args),
+        "devices": {lib: device_name(lib) for lib in ("jax", "torch")},
+    }
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - params["wpe"]["embedding"].nbytes
+
+    def report(batch: int, seconds: dict[str, list[float]], first: dict[str, float], errors: dict[str, str]) -> None:
+        speed = {name: args.new * batch / statistics.median(times) for name, times in seconds.items() if times}
         limit = statistics.median(read) * 1e9 / nbytes * batch
+        theirs, mine = speed.get("transformers float32"), speed.get("jaxgpt float32")
         results[f"batch {batch}"] = {
             "tokens_per_second": speed,
             "first_call_seconds": first,
+            "errors": errors,
             "read_gb_per_second": statistics.median(read),
             "limit_float32": limit,
-            "of_limit": speed["jaxgpt float32"] / limit if "float32" in args.kinds else None,
+            "of_limit": mine and mine / limit,
             "peak_bytes": (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
-            "over_transformers": {n: s / speed["transformers float32"] for n, s in speed.items()},
+            "over_transformers": {n: s / theirs for n, s in speed.items()} if theirs else {},
         }
+        print(json.dumps(results), flush=True)
+
+    kinds = ["float32", *(["bfloat16"] if "bfloat16" in args.kinds else [])]
+    for batch in args.batches:
+        sides = {f"jaxgpt {kind}": functools.partial(mine, kind, batch) for kind in args.kinds}
+        sides |= {f"transformers {kind}": functools.partial(theirs, kind, batch) for kind in kinds}
+        if args.compiled:  # it may take longest to start
+            sides[f"transformers {kinds[-1]} compiled"] = functools.partial(theirs, kinds[-1], batch, compiled=True)
+        runs: dict[str, Callable[[], Any]] = {}
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        first: dict[str, float] = {}
+        errors: dict[str, str] = {}
+        read: list[float] = []
+        for turn in range(args.repeats):
+            for name, side in sides.items():
+                if name in errors:
+                    continue
+                try:
+                    if not turn:
+                        runs[name] = side()
+                        start = time.perf_counter()
+                        runs[name]()
+                        first[name] = time.perf_counter() - start
+                    read.append(read_bandwidth(tensor) / 1e9)
+                    start = time.perf_counter()
+                    runs[name]()
+                    seconds[name].append(time.perf_counter() - start)
+                except Exception as e:
+                    traceback.print_exc()
+                    errors[name] = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+                    seconds[name], read = [], read or [read_bandwidth(tensor) / 1e9]
+                if not turn:
+                    report(batch, seconds, first, errors)
+            if turn:
+                report(batch, seconds, first, errors)
+        row = results[f"batch {batch}"]
+        limit = row["limit_float32"]
         print(
-            f"batch {batch}: memory read at {statistics.median(read):.1f} GB/s, limit {limit:.0f} tokens/s in float32"
+            f"batch {batch}: memory read at {row['read_gb_per_second']:.1f} GB/s, limit {limit:.0f} tokens/s in float32"
         )
-        for name, value in speed.items():
-            ratio = value / speed["transformers float32"]
+        for name, value in row["tokens_per_second"].items():
+            ratio = row["over_transformers"].get(name, 0)
             print(f"  {name:30} {value:7.1f} tokens/s, {ratio:.2f} x transformers, {value / limit:.0%} of the limit")
+        for name, error in errors.items():
+            print(f"  {name:30} {error}")
     if args.long:
         session = DecodeSession(
             params, [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long],
@@ -166,8 +191,22 @@ def main() -> None:
         early, late = statistics.median(times[:8]), statistics.median(times[-8:])
         results["long"] = {"seconds_per_token_early": early, "seconds_per_token_late": late, "ratio": late / early}
         print(f"a token takes {early * 1e3:.1f} ms at first and {late * 1e3:.1f} ms near token {args.long}")
-    packages = {name: version(name) for name in ("jax", "jaxlib", "torch", "transformers")}
-    print(json.dumps({"python": platform.python_version(), "cores": cores, **packages, "args": vars(args), **results}))
+    print(json.dumps(results))
+    failed = {
+        name for row in results.values() if isinstance(row, dict) for name in row.get("errors", ()) if "jaxgpt" in name
+    }
+    if failed:
+        raise SystemExit(f"{', '.join(sorted(failed))} failed: see above")
+
+
+def read_bandwidth(tensor: Any) -> float:
+    """Bytes a second of a sum; on a GPU of several, since one dispatch and one wait take as long as a sum."""
+    sums = QUEUED if tensor.is_cuda else 1
+    start = time.perf_counter()
+    for _ in range(sums):
+        total = tensor.sum()
+    total.item()
+    return sums * tensor.nbytes / (time.perf_counter() - start)
 
 
 def placed(config: Any, devices: int) -> Any:
@@ -180,25 +219,22 @@ def placed(config: Any, devices: int) -> Any:
     return use_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
 
 
-def ours(hf: Any, layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
-    """transformers' weights in our tree, split over the devices."""
+def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
+    """A config, and random weights split over the devices."""
     import jax
 
     from jaxgpt.config import MeshConfig, ModelConfig
-    from jaxgpt.convert.nanogpt import params_from_nanogpt
     from jaxgpt.model import GPT
-    from jaxgpt.model.params import boxed_params
+    from jaxgpt.model.params import boxed_params, init_params
     from jaxgpt.parallel import make_mesh, shardings
 
     config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=width, n_layer=layers, n_head=heads)
-    tensors = {k: v.numpy() for k, v in hf.state_dict().items() if k != "lm_head.weight"}
-    # transformers keeps W as (in, out), nanoGPT as (out, in).
-    tensors = {k: v.T if v.ndim == 2 and ".h." in k else v for k, v in tensors.items()}
-    params = params_from_nanogpt(tensors, config)
+    init = functools.partial(init_params, GPT(config))
     if devices == 1:
-        return config, jax.device_put(params)
+        return config, jax.jit(init)()
     boxed = jax.eval_shape(lambda: boxed_params(GPT(config), 0))
-    return config, jax.device_put(params, shardings(boxed, config, make_mesh(MeshConfig(data=1, tensor=devices))))
+    places = shardings(boxed, config, make_mesh(MeshConfig(data=1, tensor=devices)))
+    return config, jax.jit(init, out_shardings=places)()
 
 
 if __name__ == "__main__":

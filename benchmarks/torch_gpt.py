@@ -9,6 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 
+def put(batch: torch.Tensor, device: str) -> torch.Tensor:
+    """Copy a batch to the device. A copy from memory that is not pinned would wait for the steps before."""
+    return batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
+
+
 class Block(nn.Module):
     """`x + attn(norm(x))`, then `x + mlp(norm(x))`, with PyTorch's fused causal attention."""
 

@@ -14,13 +14,21 @@ with --in-turn, a side starts when the one before has ended, for models of which
 read the loss every 10 steps, the others after each step.
 A round of a side lasts about --seconds; printed are the median over the rounds and their range. Peers: `torch`
 (benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and
-clipping by the global norm, as our own step has. MFU: 6 x weights in products + 12 L D T FLOPs a token (attention not
+clipping by the global norm, as our own step has. A side that fails is a row with its error. A line of JSON with the results so
+far follows the first round of each side and every later round.
+
+On a GPU, `torch-compiled` is the peer to compare with: `transformers-compiled` has no flash attention with PyTorch 2.13, as
+transformers passes an explicit mask while it is compiled. With bfloat16, the residual stream is float32 in PyTorch's autocast
+and bfloat16 in jaxgpt, which therefore reads and writes fewer bytes.
+
+MFU: 6 x weights in products + 12 L D T FLOPs a token (attention not
 halved), over the best float32 product of 1,024 to 2,048 rows in either library.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -29,9 +37,9 @@ import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +76,9 @@ SHAPES = {
     "toy": Shape(1, 2, 32, 16, 64, 2, False, calls=2),
 }
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
+PEAKS = ["peak-jax", "peak-torch"]
+QUEUED = 10  # products in a sample on a GPU, where one dispatch and one wait take as long as a product
+ERROR = "error "  # begins the last answer of a side that fails
 
 
 def main() -> None:
@@ -85,111 +96,187 @@ def main() -> None:
         serve(args.side, SHAPES[args.shape[0]], args.nanogpt, args.dtype)
         return
     sides = ["jaxgpt", *args.peers] + (["nanogpt", "nanogpt-compiled"] if args.nanogpt else [])
-    results: dict[str, Any] = {}
+    results = about() | {"args": vars(args)}
+    if args.dtype == "bfloat16":
+        results["note"] = "the residual stream is float32 in PyTorch's autocast, bfloat16 in jaxgpt"
     for name in args.shape:
-        results[name] = compare(name, sides, args)
-    packages = {name: version(name) for name in ("jax", "jaxlib", "torch", "transformers")}
-    cores = len(os.sched_getaffinity(0))
-    print(json.dumps({"python": platform.python_version(), "cores": cores, **packages, "args": vars(args), **results}))
+        for found in compare(name, sides, args):
+            results |= {"devices": found.pop("devices"), name: found}
+            print(json.dumps(results), flush=True)
+        show(name, results[name])
+    print(json.dumps(results))
+    if failed := [name for name in args.shape if "error" in results[name]["sides"]["jaxgpt"]]:
+        raise SystemExit(f"jaxgpt failed with {', '.join(failed)}: see above")
 
 
-def compare(name: str, sides: list[str], args: argparse.Namespace) -> dict[str, Any]:
-    """Medians of one shape, printed as they are returned."""
+def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the medians of one shape so far: after the first round of each side, and after each later round.
+
+    A side starts, compiles and warms up before its first round. One that fails is left out from then on.
+    """
     shape = SHAPES[name]
     flags = ["--shape", name, "--nanogpt", args.nanogpt, "--dtype", args.dtype]
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    peaks, memory = [], {}
+    answers: dict[str, list[float]] = {side: [] for side in [*PEAKS, *sides]}
+    memory: dict[str, float] = {}
+    devices: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for together in [[side] for side in sides] if args.in_turn else [sides]:
-        with processes(["peak-jax", "peak-torch", *together], flags) as ask:
-            for _ in range(args.rounds):
-                peaks.append(max(ask("peak-jax", 0.5), ask("peak-torch", 0.5)))
-                for side in together:
-                    seconds[side].append(ask(side, args.seconds))
-            memory |= {side: ask(side, 0) for side in together}
-    peak = statistics.median(peaks)
-    tokens = shape.batch * shape.context
-    ours = statistics.median(seconds["jaxgpt"])
-    print(f"{name}: {tokens:,} tokens a step, {shape.flops / 1e9:.2f} GFLOP, matmul peak {peak / 1e9:.0f} GFLOP/s")
-    rows = {}
-    for side, times in seconds.items():
-        median = statistics.median(times)
-        rows[side] = {
-            "milliseconds": round(1e3 * median, 2),
-            "range": [round(1e3 * min(times), 2), round(1e3 * max(times), 2)],
-            "tokens_per_second": round(tokens / median),
-            "mfu": round(shape.flops / median / peak, 3),
-            "peak_bytes": round(memory[side]),
-            "ours_is_faster_by": round(median / ours, 3),
-        }
-        print(
-            f"  {side:22} {1e3 * median:8.2f} ms ({1e3 * min(times):.2f} to {1e3 * max(times):.2f})  "
-            f"{tokens / median:8,.0f} tokens/s  {shape.flops / median / peak:4.0%} of peak  "
-            f"{memory[side] / 2**30:5.1f} GiB  {median / ours:5.2f} x ours"
-        )
+        running: dict[str, Side] = {}
+        try:
+            for turn in range(args.rounds):
+                for side in [*PEAKS, *together]:
+                    try:
+                        if side not in errors:
+                            process = running[side] = running.get(side) or Side(side, flags)
+                            devices[side] = process.device
+                            answers[side].append(process.ask(0.5 if side in PEAKS else args.seconds))
+                            memory[side] = process.ask(0)
+                    except SideError as e:
+                        errors[side] = str(e)
+                    if side in sides and (turn == 0 or side == together[-1]):
+                        yield medians(shape, answers, memory, errors) | {"devices": devices}
+        finally:
+            for process in running.values():
+                process.end()
+
+
+def medians(
+    shape: Shape, answers: dict[str, list[float]], memory: dict[str, float], errors: dict[str, str]
+) -> dict[str, Any]:
+    """The row of each side that has answered or failed."""
+    peak = max((statistics.median(answers[side]) for side in PEAKS if answers[side]), default=0.0)
+    rows: dict[str, dict[str, Any]] = {}
+    for side, times in answers.items():
+        if side in errors:
+            rows[side] = {"error": errors[side]}
+        elif times and side not in PEAKS:
+            median = statistics.median(times)
+            rows[side] = {
+                "milliseconds": round(1e3 * median, 2),
+                "range": [round(1e3 * min(times), 2), round(1e3 * max(times), 2)],
+                "tokens_per_second": round(shape.batch * shape.context / median),
+                "mfu": round(shape.flops / median / peak, 3) if peak else None,
+                "peak_bytes": round(memory[side]),
+                "ours_is_faster_by": round(median / statistics.median(ours), 3)
+                if (ours := answers["jaxgpt"])
+                else None,
+            }
     return {"peak_gflops": round(peak / 1e9, 1), "gflop_per_step": shape.flops / 1e9, "sides": rows}
 
 
-@contextmanager
-def processes(sides: list[str], flags: list[str]) -> Iterator[Callable[[str, float], float]]:
-    """A process for each side; asked for so many seconds of work, one answers with its figure, and asked for 0 with the
-    largest number of bytes it has used: of the GPU where there is one."""
-    running: dict[str, subprocess.Popen[str]] = {}
-    try:
-        for side in sides:
-            command = [sys.executable, "-W", "ignore", __file__, "--side", side, *flags]
-            # Where all share a GPU, nobody takes it for himself.
-            env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-            running[side] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-            _line(running[side], side)  # compiled and warm, before the next one starts
-
-        def ask(side: str, seconds: float) -> float:
-            process = running[side]
-            assert process.stdin
-            process.stdin.write(f"{seconds}\n")
-            process.stdin.flush()
-            return float(_line(process, side))
-
-        yield ask
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print the rows of one shape."""
+    tokens = SHAPES[name].batch * SHAPES[name].context
+    gflop, peak = found["gflop_per_step"], found["peak_gflops"]
+    print(f"{name}: {tokens:,} tokens a step, {gflop:.2f} GFLOP, matmul peak {peak:.0f} GFLOP/s")
+    for side, row in found["sides"].items():
+        if "error" in row:
+            print(f"  {side:22} {row['error']}")
+            continue
+        low, high = row["range"]
+        print(
+            f"  {side:22} {row['milliseconds']:8.2f} ms ({low:.2f} to {high:.2f})  "
+            f"{row['tokens_per_second']:8,} tokens/s  {row['mfu'] or 0:4.0%} of peak  "
+            f"{row['peak_bytes'] / 2**30:5.1f} GiB  {row['ours_is_faster_by'] or 0:5.2f} x ours"
+        )
 
 
-def _line(process: subprocess.Popen[str], side: str) -> str:
-    assert process.stdout
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"{side} failed: see above")
-    return line
+class SideError(Exception):
+    """A side could not start, or ended."""
+
+
+class Side:
+    """A process of one side, compiled and warm."""
+
+    def __init__(self, side: str, flags: list[str]) -> None:
+        command = [sys.executable, "-W", "ignore", __file__, "--side", side, *flags]
+        # Where all share a GPU, nobody takes it for himself.
+        env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.device = self._line()
+
+    def ask(self, seconds: float) -> float:
+        """Return the seconds of a step, or the FLOP/s of a peak, from so much work; for 0 the largest memory in use so far."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and there is no line to read
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        return float(self._line())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline().strip()
+        if not line:
+            raise SideError(f"ended with exit code {self._process.wait()}")
+        if line.startswith(ERROR):
+            self.end()
+            raise SideError(line.removeprefix(ERROR))
+        return line
 
 
 def serve(side: str, shape: Shape, nanogpt: str, dtype: str) -> None:
     """In a process of its own: answer requests for seconds of work until standard input ends."""
-    steps = shape.calls
-    if side.startswith("peak"):
+    # Answers have standard output for themselves: what libraries print goes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        for answer in work_of(side, shape, nanogpt, dtype):
+            print(answer, file=answers, flush=True)
+    except Exception as e:
+        traceback.print_exc()
+        print(ERROR + " ".join(f"{type(e).__name__}: {e}".split())[:300], file=answers, flush=True)
+        raise SystemExit(1) from e
+
+
+def work_of(side: str, shape: Shape, nanogpt: str, dtype: str) -> Iterator[str | float]:
+    """Yield the device, then an answer to each line of standard input."""
+    steps, flops = shape.calls, 0
+    if side in PEAKS:
         steps = 1
         work, flops = peak_jax(dtype) if side == "peak-jax" else peak_torch(dtype)
+    elif side == "jaxgpt":
+        steps *= shape.steps_per_call
+        work = ours(shape, compute_dtype=dtype, steps_per_call=shape.steps_per_call)
     else:
-        flops = 0
-        if side == "jaxgpt":
-            steps *= shape.steps_per_call
-            work = ours(shape, compute_dtype=dtype, steps_per_call=shape.steps_per_call)
-        else:
-            work = peer(side, shape, nanogpt, dtype)
+        work = peer(side, shape, nanogpt, dtype)
     for _ in range(3):
         work()
-    print("ready", flush=True)
+    yield device_name("jax" if side in ("jaxgpt", "peak-jax") else "torch")
     for line in sys.stdin:
         if not float(line):
-            print(peak_bytes(side), flush=True)
+            yield peak_bytes(side)
             continue
         start, times = time.perf_counter(), []
         while time.perf_counter() - start < float(line) or len(times) < 3:
             before = time.perf_counter()
             work()
             times.append((time.perf_counter() - before) / steps)
-        print(flops / min(times) if flops else statistics.median(times), flush=True)
+        yield flops / min(times) if flops else statistics.median(times)
+
+
+def about() -> dict[str, Any]:
+    """Cores, and versions of Python and of the packages that are here."""
+    found: dict[str, Any] = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
+    for name in ("jax", "jaxlib", "torch", "transformers"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def device_name(library: str) -> str:
+    """The device on which "jax" or "torch" computes; "cpu" for a CPU."""
+    if library == "jax":
+        import jax
+
+        device = jax.devices()[0]
+        return "cpu" if device.platform == "cpu" else device.device_kind
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def peak_bytes(side: str) -> int:
@@ -208,15 +295,21 @@ def peak_bytes(side: str) -> int:
 
 
 def peak_jax(dtype: str) -> tuple[Callable[[], Any], int]:
-    """A large product, and its FLOPs."""
+    """Large products of random numbers, and their FLOPs: GPUs multiply ones at a higher clock rate."""
     import jaxgpt  # noqa: F401, I001
     import jax
     import jax.numpy as jnp
 
-    n = 2048 if jax.default_backend() == "cpu" else 8192
-    a, b = jnp.ones((n // 2, n), dtype), jnp.ones((n, n), dtype)
+    n, calls = (2048, 1) if jax.default_backend() == "cpu" else (8192, QUEUED)
+    a, b = (jax.random.normal(jax.random.key(0), shape, dtype) for shape in ((n // 2, n), (n, n)))
     product = jax.jit(jnp.dot)
-    return lambda: product(a, b).block_until_ready(), n**3
+
+    def work() -> None:
+        for _ in range(calls):
+            out = product(a, b)
+        out.block_until_ready()
+
+    return work, calls * n**3
 
 
 def peak_torch(dtype: str) -> tuple[Callable[[], Any], int]:
@@ -224,15 +317,16 @@ def peak_torch(dtype: str) -> tuple[Callable[[], Any], int]:
     import torch
 
     device = torch_device()
-    n = 2048 if device == "cpu" else 8192
-    a, b = (torch.ones(shape, dtype=getattr(torch, dtype), device=device) for shape in ((n // 2, n), (n, n)))
+    n, calls = (2048, 1) if device == "cpu" else (8192, QUEUED)
+    a, b = (torch.randn(shape, dtype=getattr(torch, dtype), device=device) for shape in ((n // 2, n), (n, n)))
 
     def work() -> None:
-        a @ b
+        for _ in range(calls):
+            a @ b
         if device != "cpu":
             torch.cuda.synchronize()
 
-    return work, n**3
+    return work, calls * n**3
 
 
 def torch_device() -> str:
@@ -281,6 +375,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
 def peer(side: str, shape: Shape, nanogpt: str, dtype: str = "float32") -> Callable[[], Any]:
     """PyTorch's step: forward, backward, clipping, AdamW."""
     import torch
+    from torch_gpt import put
 
     device = torch_device()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -330,7 +425,7 @@ def peer(side: str, shape: Shape, nanogpt: str, dtype: str = "float32") -> Calla
     def work() -> None:
         for _ in range(shape.calls):
             batch = torch.randint(0, shape.vocab, (shape.batch, shape.context + 1), generator=generator)
-            batch = batch.to(device)
+            batch = put(batch, device)
             with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
                 loss = loss_of(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
             loss.backward()
