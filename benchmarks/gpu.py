@@ -5,10 +5,15 @@ python benchmarks/gpu.py --out results train-124m-16     run these, again if nee
 python benchmarks/gpu.py --out results --list            list slices and results; run nothing
 python benchmarks/gpu.py --out results --toy             run all at toy size, to check the script on a CPU
 
-Needs jax, flax, optax, orbax, torch and transformers; pytest for the slice `tests`; for `recipe` the text of tinyshakespeare
-(--text FILE). jaxgpt need not be installed, and nothing is downloaded. Each slice runs in a process of its own and saves
-SLICE.json with its results, or with its error and the end of its output; a slice without a result is run again next time.
-Afterwards, all results are printed as a table and as one line of JSON.
+Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for `tests-*`;
+for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and nothing is
+downloaded. Each slice runs in a process of its own, on the first GPU (of CUDA_VISIBLE_DEVICES, where it is set), and saves
+SLICE.json with its results, or with its error, the end of its output, and the results until then. A slice without a complete
+result is run again next time, with the programs that it has compiled from the folder `cache` of the results: its times that
+include compilation are shorter then. Afterwards, all results are printed as a table and as one line of JSON.
+
+Where nvidia-smi finds a GPU, JAX must use it: a slice of which one library computes on a CPU has failed. `torch-compiled` is
+the peer to compare with in training; benchmarks/train_step.py says why.
 
 MFU: tokens/s x (6 x weights in products + 12 L D T FLOPs) / peak (attention not halved). The peak is that of the data sheet
 where the GPU is known, else the best product of a large matrix measured in the same run.
@@ -17,6 +22,7 @@ where the GPU is known, else the best product of a large matrix measured in the 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -33,6 +39,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LIMIT = 480  # seconds of a slice
 PEERS = ["torch-compiled", "transformers-compiled"]
+# Arguments of pytest. Tests of several devices are left out. The suite compiles without optimization, except with --long, so
+# cuDNN's attention is tested in both ways.
+ONE_DEVICE = ["-k", "not mesh and not device and not sharded and not gradient_in_bfloat16"]
+TESTS = {
+    "tests-ops": ["tests/ops", *ONE_DEVICE],
+    "tests-model": ["tests/model", *ONE_DEVICE],
+    "tests-decoding": ["tests/decoding", *ONE_DEVICE],
+    "tests-cudnn": ["--long", "tests/ops/test_attention_kernels.py", "-k", "cudnn_on_a_gpu"],
+}
 
 
 def slices(toy: bool, text: str) -> dict[str, list[str]]:
@@ -54,7 +69,7 @@ def slices(toy: bool, text: str) -> dict[str, list[str]]:
     eager = ["torch", "transformers"] if toy else ["torch", *PEERS]
     return {
         "verify": own("verify"),
-        "tests": own("tests"),
+        **{name: own(name) for name in TESTS},
         "train-124m-16": train("gpt2-gpu", "--peers", *eager),
         "train-124m-64": train("gpt2-gpu-64", "--in-turn", "--peers", *(eager if toy else PEERS)),
         "train-1.5b": train("gpt2-xl-gpu", "--in-turn", "--peers", eager[0] if toy else PEERS[0]),
@@ -77,7 +92,11 @@ def main() -> None:
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
-        print(json.dumps(RUNS[args.run](args.toy, args.text)))
+        from train_step import device_name
+
+        result = RUNS[args.run](args.toy, args.text)
+        library = "torch" if args.run == "recipe-torch" else "jax"
+        print(json.dumps(result | {"devices": {library: device_name(library)}}))
         return
     commands = slices(args.toy, args.text and str(Path(args.text).resolve()))
     if unknown := set(args.slices) - set(commands):
@@ -93,7 +112,7 @@ def main() -> None:
         if time.monotonic() - began > 60 * args.minutes:
             break
         print(f"{name}: {' '.join(commands[name])}", flush=True)
-        outcome = run(commands[name])
+        outcome = run(commands[name], args.out, args.toy)
         temporary = file.with_suffix(".tmp")
         temporary.write_text(json.dumps(outcome, indent=1))
         temporary.replace(file)
@@ -104,13 +123,14 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def run(command: list[str]) -> dict[str, Any]:
-    """Run the script of a slice in a process group of its own, and return the JSON of its last line."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
+    """Run the script of a slice in a process group of its own, and return its last line of JSON."""
+    gpu = gpu_name()
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, str(HERE / command[0]), *command[1:]],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=env, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
+        env=environment(out.resolve() / "cache", require_gpu=bool(gpu) and not toy),
     )  # fmt: skip
     error = ""
     try:
@@ -122,29 +142,66 @@ def run(command: list[str]) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)
     if error:
         output, _ = process.communicate()
-    about: dict[str, Any] = {"command": command, "seconds": round(time.monotonic() - began, 1)} | machine()
     lines = output.strip().splitlines() or [""]
+    result = last_json(lines)
+    devices = (result or {}).get("devices", {})
+    cpus = [name for name, device in devices.items() if device == "cpu"]
     if not error and process.returncode:
-        error = f"exit code {process.returncode}"
-    if not error and not lines[-1].startswith("{"):
-        error = "no JSON in the last line"
-    return about | ({"error": error, "output": lines[-60:]} if error else {"result": json.loads(lines[-1])})
+        error = f"exit code {process.returncode}: {lines[-1][:200]}"
+    if not error and result is None:
+        error = f"no JSON: {lines[-1][:200]}"
+    if not error and cpus and (len(cpus) < len(devices) or (gpu and not toy)):
+        error = f"on a CPU beside a GPU: {', '.join(cpus)}"
+    outcome = {"command": command, "seconds": round(time.monotonic() - began, 1), "device": gpu or cpu_name()}
+    if error:
+        return outcome | {"error": error, "output": lines[-60:]} | ({"partial": result} if result else {})
+    return outcome | {"result": result}
 
 
-def machine() -> dict[str, Any]:
-    """The GPU's name as the driver has it, or the CPU's."""
+def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
+    """The variables of a slice: one GPU, and compiled programs that a slice finds again when it is repeated."""
+    ours = {
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        # cuDNN attention has a pointer in its cache key, which differs between processes.
+        "JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "true",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
+    }
+    if require_gpu:
+        ours["JAX_PLATFORMS"] = "cuda,cpu"  # without it, JAX uses the CPU if CUDA does not start
+    env = os.environ | ours
+    env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
+    return env
+
+
+def last_json(lines: list[str]) -> dict[str, Any] | None:
+    """The last line that is a JSON object. Libraries may print after it, and a slice that is stopped may end in half a line."""
+    for line in reversed(lines):
+        if line.startswith("{"):
+            try:
+                return json.loads(line)
+            except ValueError:
+                continue
+    return None
+
+
+def gpu_name() -> str:
+    """Name, driver and memory of the first GPU as the driver has it; "" without one."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        gpu = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
-        gpu = ""
-    if gpu:
-        return {"device": gpu}
+        return ""
+    return "" if answer.returncode else answer.stdout.strip().split("\n")[0]
+
+
+def cpu_name() -> str:
     try:
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     except OSError:
         names = []
-    return {"device": names[0].split(":", 1)[1].strip() if names else "cpu"}
+    return names[0].split(":", 1)[1].strip() if names else "cpu"
 
 
 def sheet_peak(device: str) -> float:
@@ -160,10 +217,10 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
     for name, outcome in results.items():
         if "error" in outcome:
-            lines.append(f"{name:16} {outcome['error']}")
-            continue
-        kind = next(kind for kind in TABLES if name.startswith(kind))
-        lines += [f"{name:16} {line}" for line in TABLES[kind](outcome["result"], outcome["device"])]
+            lines.append(f"{name:16} {outcome['error']}{'; until then:' if 'partial' in outcome else ''}")
+        if found := outcome.get("result") or outcome.get("partial"):
+            kind = next(kind for kind in TABLES if name.startswith(kind))
+            lines += [f"{name:16} {line}" for line in TABLES[kind](found, outcome["device"])]
     return lines
 
 
@@ -172,21 +229,27 @@ def table_of_training(result: dict[str, Any], device: str) -> list[str]:
     peak = sheet_peak(device) or result[shape]["peak_gflops"] * 1e9
     flops = result[shape]["gflop_per_step"] * 1e9
     return [
-        f"{side:22} {row['tokens_per_second']:>11,} tokens/s  {row['milliseconds']:9.2f} ms  "
-        f"MFU {flops / row['milliseconds'] * 1e3 / peak:5.1%}  {row['peak_bytes'] / 2**30:5.1f} GiB  "
-        f"{row['ours_is_faster_by']:.2f} x ours"
+        f"{side:22} {row['error']}"
+        if "error" in row
+        else f"{side:22} {row['tokens_per_second']:>11,} tokens/s  {row['milliseconds']:9.2f} ms  "
+        f"MFU {flops / row['milliseconds'] * 1e3 / peak if peak else 0:5.1%}  {row['peak_bytes'] / 2**30:5.1f} GiB  "
+        f"{row['ours_is_faster_by'] or 0:.2f} x ours"
         for side, row in result[shape]["sides"].items()
     ]
 
 
 def table_of_decoding(result: dict[str, Any], device: str) -> list[str]:
     del device
-    return [
-        f"{side:32} {speed:>10,.1f} tokens/s  {row['over_transformers'][side]:.2f} x transformers float32"
-        for batch, row in result.items()
-        if batch.startswith("batch")
-        for side, speed in row["tokens_per_second"].items()
-    ]
+    lines = []
+    for batch, row in result.items():
+        if batch.startswith("batch"):
+            ratios = row["over_transformers"]
+            lines += [
+                f"{side:32} {speed:>10,.1f} tokens/s  {ratios.get(side, 0):.2f} x transformers float32"
+                for side, speed in row["tokens_per_second"].items()
+            ]
+            lines += [f"{side:32} {error}" for side, error in row["errors"].items()]
+    return lines
 
 
 def table_of_rows(result: dict[str, Any], device: str) -> list[str]:
@@ -202,7 +265,7 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 
 
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
-    """The laws of `jaxgpt verify` on this device, with products in full float32, on models of three kinds."""
+    """The laws of `jaxgpt verify` on this device, with products in full float32, on models of two kinds."""
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     from jaxgpt.config import Config, DataConfig, ModelConfig
@@ -218,20 +281,29 @@ def run_verify(toy: bool, text: str) -> dict[str, Any]:
         for row in verify(fresh(Config(model=model, data=DataConfig(dataset="none")))):
             state = {True: "holds", False: "FAILS", None: "skipped"}[row.ok]
             outcome[f"{name}: {row.name}"] = f"{state}, difference {row.difference}"
+        print(json.dumps(outcome), flush=True)
     return outcome
 
 
-def run_tests(toy: bool, text: str) -> dict[str, Any]:
-    """The tests of operations, model and decoding on this device, in full float32; those of several devices are left out."""
+def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
+    """Tests of operations, model and decoding on this device, in full float32."""
     del text
-    files = ["tests/ops/test_quantize.py"] if toy else ["tests/ops", "tests/model", "tests/decoding"]
+    arguments = ["tests/ops/test_quantize.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}
+    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # or tests/conftest.py sets "cpu"
+    said = ""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", *files]
-        command += ["-k", "not mesh and not device and not sharded", f"--junitxml={report}"]
-        subprocess.run(command, cwd=ROOT, env=env, stdout=sys.stderr, check=False)
+        command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider", *arguments]
+        command += [f"--junitxml={report}"]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
+            for line in process.stdout or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                said = line.strip() or said
+        if not report.exists():
+            raise SystemExit(f"pytest wrote no report: {said}")
         suite = next(iter(ET.parse(report).getroot()))
     counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
     if not counts["tests"]:
@@ -242,27 +314,41 @@ def run_tests(toy: bool, text: str) -> dict[str, Any]:
         for bad in case
         if bad.tag in ("failure", "error")
     ]
-    return counts | {f"failed {i}": name for i, name in enumerate(failed[:40])}
+    return counts | {f"failed {i}": each for i, each in enumerate(failed[:40])}
 
 
 def run_profile(toy: bool, text: str) -> dict[str, Any]:
     """Where the time of a step of the 124M model goes, by kind (`jaxgpt bench`)."""
     del text
     from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-    from jaxgpt.study.bench import bench
+    from jaxgpt.study import bench
+    from jaxgpt.study.trace import DeviceTime, device_time
 
+    notes: dict[str, str] = {}
+
+    def device_time_or_note(*args: Any) -> DeviceTime:
+        """A trace that cannot be read costs its rows, not the throughput."""
+        try:
+            return device_time(*args)
+        except ValueError as e:
+            notes["no times by kind"] = str(e)
+            return DeviceTime({}, 0.0)
+
+    bench.device_time = device_time_or_note  # type: ignore
     sizes = (64, 16, 1, 2, 32) if toy else (50304, 1024, 12, 12, 768)
     names = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
     model = ModelConfig(**dict(zip(names, sizes, strict=True)), bias=False)  # type: ignore[arg-type]
     train = TrainConfig(batch_size=2 if toy else 16, compute_dtype="float32" if toy else "bfloat16")
-    figures = bench(Config(model=model, train=train, data=DataConfig(dataset="none")), 0.1 if toy else 10, decode=False)
-    step = figures["step"]
+    figures = bench.bench(
+        Config(model=model, train=train, data=DataConfig(dataset="none")), 0.1 if toy else 10, decode=False
+    )
+    step, start = figures["step"], figures["start_seconds"]
     return {
         "tokens/s": round(step["tokens_per_second"]),
         "MFU of the measured peak": round(step["mfu"], 3),
         **{kind: f"{share:.1%}" for kind, share in figures["where"].items()},
-        "compiled in seconds": round(figures["start_seconds"]["compiled"], 1),
-    }
+        f"{'loaded from the cache' if start['from_cache'] else 'compiled'} in seconds": round(start["compiled"], 1),
+    } | notes
 
 
 def run_recipe(toy: bool, text: str) -> dict[str, Any]:
@@ -295,7 +381,7 @@ def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
     """The same recipe and the same batches in PyTorch, compiled (eager at toy size)."""
     import numpy as np
     import torch
-    from torch_gpt import TorchGPT
+    from torch_gpt import TorchGPT, put
 
     from jaxgpt.presets import preset
 
@@ -317,7 +403,7 @@ def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
     done = 0
 
     def loss_of(windows: np.ndarray) -> Any:
-        batch = torch.from_numpy(windows.astype(np.int64)).to(device)
+        batch = put(torch.from_numpy(windows.astype(np.int64)), device)
         with torch.autocast(device, torch.bfloat16):
             return model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
 
@@ -371,6 +457,7 @@ def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[
     steps, every, evaluations = (20, 10, 2) if toy else (config.train.steps, config.train.eval_every, 200)
     began = time.perf_counter()
     training, reached, best, at = 0.0, None, np.inf, 0
+    found: dict[str, Any] = {}
     for i in range(steps):
         if i == 10:
             evaluate(held_out.at(0)[:])  # waits for the steps so far
@@ -386,20 +473,22 @@ def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[
                 best, at = loss, i + 1
             if reached is None and loss <= 1.47:
                 reached = {"step": i + 1, "seconds": time.perf_counter() - began, "training_seconds": training}
-            print(f"step {i + 1}: validation loss {loss:.4f}", flush=True)
+            found = {
+                "best validation loss": round(best, 4),
+                "at step": at,
+                "to 1.47": reached,
+                "steps": i + 1,
+                "steps/s": round((i - 9) / training, 1) if training else None,
+                "seconds in all": round(time.perf_counter() - began, 1),
+            }
+            print(json.dumps(found), flush=True)
             warm = time.perf_counter()
-    return {
-        "best validation loss": round(best, 4),
-        "at step": at,
-        "to 1.47": reached,
-        "steps/s": round((steps - 10) / training, 1),
-        "seconds in all": round(time.perf_counter() - began, 1),
-    }
+    return found
 
 
 RUNS: dict[str, Callable[[bool, str], dict[str, Any]]] = {
     "verify": run_verify,
-    "tests": run_tests,
+    **{name: functools.partial(run_tests, name) for name in TESTS},
     "recipe": run_recipe,
     "recipe-torch": run_recipe_torch,
     "profile": run_profile,
