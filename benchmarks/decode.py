@@ -191,7 +191,7 @@ def main() -> None:
         early, late = statistics.median(times[:8]), statistics.median(times[-8:])
         results["long"] = {"seconds_per_token_early": early, "seconds_per_token_late": late, "ratio": late / early}
         print(f"a token takes {early * 1e3:.1f} ms at first and {late * 1e3:.1f} ms near token {args.long}")
-    print(json.dumps(results))
+    print(json.dumps(results), flush=True)
     failed = {
         name for row in results.values() if isinstance(row, dict) for name in row.get("errors", ()) if "jaxgpt" in name
     }

@@ -104,7 +104,7 @@ def main() -> None:
             results |= {"devices": found.pop("devices"), name: found}
             print(json.dumps(results), flush=True)
         show(name, results[name])
-    print(json.dumps(results))
+    print(json.dumps(results), flush=True)
     if failed := [name for name in args.shape if "error" in results[name]["sides"]["jaxgpt"]]:
         raise SystemExit(f"jaxgpt failed with {', '.join(failed)}: see above")
 
@@ -130,7 +130,8 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[d
                             process = running[side] = running.get(side) or Side(side, flags)
                             devices[side] = process.device
                             answers[side].append(process.ask(0.5 if side in PEAKS else args.seconds))
-                            memory[side] = process.ask(0)
+                            if side in sides:
+                                memory[side] = process.ask(0)
                     except SideError as e:
                         errors[side] = str(e)
                     if side in sides and (turn == 0 or side == together[-1]):
