@@ -56,8 +56,8 @@ SOFTMAX = Exercise(
     inputs=lambda: {
         "random scores": (normal(0, 4, 6),),
         "one column": (normal(1, 3, 1),),
-        "large scores": (np.array([[1e4, 0, -1e4], [9999, 1e4, 0]], np.float32),),
-        "large scores of both signs": (np.array([[1e4, 9999, 0], [-1e4, -9999, -2e4]], np.float32),),
+        "large scores": (np.array([[1000, 0, -1000], [999, 1000, 0]], np.float32),),
+        "large scores of both signs": (np.array([[1000, 999, 0], [-1000, -999, -2000]], np.float32),),
         "masked scores (-inf)": (np.where(np.tri(4, 6, dtype=bool), normal(2, 4, 6), -np.inf).astype(np.float32),),
     },
     mistakes=(
@@ -170,11 +170,18 @@ def _head(
     return attend
 
 
+def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
+    """Make scores of 0 at future positions, and far below 0 at all others; the values show the weights."""
+    eye = np.eye(T, dtype=np.float32)
+    return -300 * np.tri(T, dtype=np.float32), 300 * eye, eye
+
+
 def _weights_are_causal(out_TH: Array, q_TH: Array, k_TH: Array, v_TH: Array) -> str | None:
     """Check the weights, which are the output if the values are the identity."""
     if np.isnan(out_TH).any():
         return (
-            "some results are NaN: does the softmax subtract the maximum of each row, and does position 0 see itself?"
+            "some results are NaN: does the softmax subtract the maximum of each row, does position 0 see itself, and are "
+            "masked scores replaced by -inf (0 * -inf is NaN)?"
         )
     if not np.array_equal(v_TH, np.eye(*v_TH.shape)):
         return None
@@ -205,6 +212,7 @@ ATTENTION = Exercise(
         "values that show the weights": (normal(3, 5, 5), normal(4, 5, 5), np.eye(5, dtype=np.float32)),
         "one position": (normal(5, 1, 3), normal(6, 1, 3), normal(7, 1, 3)),
         "large scores": (300 * np.eye(5, dtype=np.float32), 300 * np.eye(5, dtype=np.float32), normal(8, 5, 5)),
+        "scores far below those of the future": _far_below_the_future(5),
     },
     mistakes=(
         (
@@ -231,6 +239,19 @@ ATTENTION = Exercise(
         (
             "the weights of a query do not sum to 1: mask the scores before the softmax, not the weights after it",
             _head(mask=lambda scores: scores, after=np.tril),
+        ),
+        (
+            "where future scores are the largest, the weights are 0 / 0: set future scores to -inf before the softmax and its "
+            "maximum, instead of removing weights after it",
+            _head(
+                mask=lambda scores: scores,
+                after=lambda weights: np.tril(weights) / np.tril(weights).sum(-1, keepdims=True),
+            ),
+        ),
+        (
+            "where all other scores are far below 0, weights at future positions are not zero: set masked scores to -inf, not "
+            "to a number such as -1e4",
+            _head(mask=lambda scores: np.where(np.tri(len(scores), dtype=bool), scores, -1e4)),
         ),
         (
             "a position does not see itself: query t sees keys 0 to t, both included",

@@ -191,12 +191,13 @@ def _unchanged(before: Any, after: Any) -> bool:
 
 
 def _raised(function: Callable[..., Any], error: Exception) -> str:
-    """Describe an exception in one line, with the line of the learner's code."""
+    """Describe an exception in one line, with the line of the learner's code and the first lines of its message."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_HERE)]
     lines = [frame.lineno for frame in frames if code is not None and frame.filename == code.co_filename]
     where = f" in line {lines[-1]}" if lines else ""
-    text = " ".join(str(error).strip().partition("\n")[0].split())
+    first = [line for line in str(error).splitlines() if line.strip()][:3]
+    text = " ".join(" ".join(first).split())
     return f"it raises {type(error).__name__}{where}: {text[:300] or 'without a message'}"
 
 

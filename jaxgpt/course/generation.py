@@ -217,6 +217,8 @@ def _extend(
     slot: Callable[[int], int] = lambda length: length,
     seen: Callable[[Array, int], Array] = lambda slots, length: slots <= length,
     scale: Callable[[int], float] = lambda H: H**-0.5,
+    masked: float = -np.inf,
+    shift: bool = True,
     old_cache: bool = False,
 ) -> Callable[..., Any]:
     """Make a step with a cache of which one part is different."""
@@ -224,8 +226,8 @@ def _extend(
     def extend(q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> Any:
         k_SH, v_SH = (x.copy() for x in cache)
         k_SH[slot(length)], v_SH[slot(length)] = k_H, v_H
-        scores_S = np.where(seen(np.arange(len(k_SH)), length), k_SH @ q_H * scale(len(q_H)), -np.inf)
-        exp_S = np.exp(scores_S - scores_S.max())
+        scores_S = np.where(seen(np.arange(len(k_SH)), length), k_SH @ q_H * scale(len(q_H)), masked)
+        exp_S = np.exp(scores_S - scores_S.max() if shift else scores_S)
         return exp_S / exp_S.sum() @ v_SH, cache if old_cache else (k_SH, v_SH)
 
     return extend
@@ -258,6 +260,13 @@ def _cache(seed: int, S: int, H: int, length: int) -> tuple[Any, ...]:
     return q_H, k_H, v_H, (k_SH, v_SH), length
 
 
+def _far_below_zero(S: int, H: int, length: int) -> tuple[Any, ...]:
+    """Make the arguments of a call whose scores are far below 0."""
+    _, _, v_H, (_, v_SH), _ = _cache(6, S, H, length)
+    key_H = np.full(H, 100, np.float32)
+    return -key_H, key_H, v_H, (np.tile(key_H, (S, 1)), v_SH), length
+
+
 CACHE = Exercise(
     name="cache",
     page="generation",
@@ -270,6 +279,7 @@ CACHE = Exercise(
         "three tokens in the cache": _cache(0, 6, 4, 3),
         "an empty cache": _cache(2, 6, 4, 0),
         "the last slot": _cache(4, 6, 4, 5),
+        "scores far below 0": _far_below_zero(6, 4, 3),
     },
     mistakes=(
         (
@@ -285,6 +295,14 @@ CACHE = Exercise(
         (
             "it writes to slot `length - 1`, over the last token: the first free slot is `length`",
             _extend(slot=lambda length: length - 1),
+        ),
+        (
+            "where scores are far below 0, it attends to unused slots: set masked scores to -inf, not to a number such as -1e4",
+            _extend(masked=-1e4),
+        ),
+        (
+            "where scores are far below 0, the softmax is 0 / 0: subtract the maximum of the scores before the exponential",
+            _extend(shift=False),
         ),
         ("the scale 1 / sqrt(H) is missing", _extend(scale=lambda H: 1.0)),
         (

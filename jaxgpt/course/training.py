@@ -114,7 +114,7 @@ def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None) -> jax.Array:
 
 _LOSS_FN = make_loss_fn(_apply)
 _PARAMS = {"embedding": normal(0, _V, _D), "head": normal(1, _D, _V)}
-_OPTIMIZER = optax.adamw(0.03)
+_OPTIMIZER = optax.adamw(0.03, weight_decay=0.1)  # enough to show which parameters it decays
 
 
 @jax.jit

@@ -87,6 +87,21 @@ def attend_unstable(q, k, v):
     return softmax(causal(q @ k.T), stable=False) @ v
 
 
+def attend_masked_by_a_product(q, k, v):
+    mask = np.tri(len(q))
+    return softmax(q @ k.T / len(q[0]) ** 0.5 + (1 - mask) * -np.inf) @ v
+
+
+def attend_with_a_finite_mask(q, k, v):
+    return softmax(jnp.where(np.tri(len(q), dtype=bool), q @ k.T / len(q[0]) ** 0.5, -20)) @ v
+
+
+def attend_with_the_maximum_of_all(q, k, v):
+    scores = q @ k.T / len(q[0]) ** 0.5
+    exp = jnp.exp(causal(scores - scores.max(-1, keepdims=True)))
+    return exp / exp.sum(-1, keepdims=True) @ v
+
+
 def attend_halved(q, k, v):
     return softmax(causal(q @ k.T)) @ v / 2
 
@@ -111,6 +126,13 @@ def step_without_its_loss(state, batch, loss, optimizer):
     params, opt_state = state
     updates, opt_state = optimizer.update(jax.grad(loss)(params, batch), opt_state, params)
     return optax.apply_updates(params, updates), opt_state
+
+
+def step_that_decays_the_gradients(state, batch, loss, optimizer):
+    params, opt_state = state
+    value, grads = jax.value_and_grad(loss)(params, batch)
+    updates, opt_state = optimizer.update(grads, opt_state, grads)
+    return (optax.apply_updates(params, updates), opt_state), value
 
 
 def mean_loss(params, batch, loss_sum):
@@ -146,6 +168,12 @@ def extend_elsewhere(q, k, v, cache, length):
     return softmax(k_SH @ q / len(q) ** 0.5) @ v_SH, (k_SH, v_SH)
 
 
+def extend_with_a_finite_mask(q, k, v, cache, length):
+    k_SH, v_SH = cache[0].at[length].set(k), cache[1].at[length].set(v)
+    scores = jnp.where(np.arange(len(k_SH)) <= length, k_SH @ q / len(q) ** 0.5, -30)
+    return softmax(scores) @ v_SH, (k_SH, v_SH)
+
+
 def extend_in_place(q, k, v, cache, length):
     cache[0][length], cache[1][length] = k, v
     weights = softmax(cache[0][: length + 1] @ q / len(q) ** 0.5)
@@ -168,6 +196,9 @@ def extend_in_place(q, k, v, cache, length):
         ("attention", attend_to_the_next, "weights at future positions are not zero: query 0 gives key 1 the weight"),
         ("attention", attend_to_others, "weights at future positions are not zero: query 0 gives key 1"),
         ("attention", attend_unstable, "some results are NaN"),
+        ("attention", attend_masked_by_a_product, r"some results are NaN: .* \(0 \* -inf is NaN\)"),
+        ("attention", attend_with_a_finite_mask, "weights at future positions are not zero: set masked scores to -inf"),
+        ("attention", attend_with_the_maximum_of_all, "set future scores to -inf before the softmax and its maximum"),
         ("attention", attend_halved, "the weights of a query do not sum to 1"),
         ("block", lambda x, attend, mlp: x, r"out_TD\[\d, \d\] is"),
         ("block", lambda x, attend, mlp: x + attend(x) + mlp(x), r"out_TD\[\d, \d\] is"),
@@ -176,6 +207,7 @@ def extend_in_place(q, k, v, cache, length):
         ("step", sgd, r"state\[0\]\['embedding'\]\[\d, \d\] is"),
         ("step", step_with_a_dict, "another structure"),
         ("step", step_without_its_loss, "another structure"),
+        ("step", step_that_decays_the_gradients, r"state\[0\]\['embedding'\]\[\d, \d\] is"),
         ("accumulation", accumulate_means, "loss and gradient are averaged over microbatches of unequal token counts"),
         ("accumulation", accumulate_half, r"grads\[.embedding.\]\[\d, \d\] is .* instead of"),
         ("greedy", sampled, "two calls with the same arguments return different results"),
@@ -185,6 +217,7 @@ def extend_in_place(q, k, v, cache, length):
         ("top-p", lambda logits, p: jnp.full_like(logits, -jnp.inf), "every token is removed"),
         ("top-p", lambda logits, p: logits - 1, "the logits of tokens that are kept change"),
         ("cache", extend_elsewhere, r"k_SH changes in slot 0: only slot 3 \(length\) may change"),
+        ("cache", extend_with_a_finite_mask, "it attends to unused slots: set masked scores to -inf"),
         ("cache", extend_in_place, "it changes its argument cache"),
         ("cache", lambda q, k, v, cache, length: (v, cache), r"k_SH\[3\] is not the new k_H"),
     ],
@@ -228,6 +261,14 @@ def test_an_error_is_one_line_with_its_place() -> None:
         raise result.error or AssertionError
 
 
+def test_an_error_keeps_the_first_lines_of_its_message() -> None:
+    def raises(scores_TS: Any) -> Any:
+        raise ValueError("shapes differ:\n\n  got   [2, 3]\n  wanted [3]\nmore\n")
+
+    assert "ValueError" in check("softmax", raises).message
+    assert ": shapes differ: got [2, 3] wanted [3] (input" in check("softmax", raises).message
+
+
 def in_place(x):
     weights = np.zeros(x.shape)
     for row in range(len(x)):
@@ -242,7 +283,15 @@ def functional(x):
 
 
 @pytest.mark.parametrize(
-    "function", [in_place, functional, jax.jit(softmax), partial(softmax, axis=-1), lambda x: in_place(x).tolist()]
+    "function",
+    [
+        in_place,
+        functional,
+        jax.jit(softmax),
+        partial(softmax, axis=-1),
+        lambda x: in_place(x).tolist(),
+        lambda x: np.exp(x - np.asarray(jax.nn.logsumexp(x, -1, keepdims=True))),
+    ],
 )
 def test_answers_may_use_numpy_or_jax(function: Any) -> None:
     assert check("softmax", function)
