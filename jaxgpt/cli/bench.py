@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxgpt.cli.info import with_vocab
+from jaxgpt.cli.info import flops_formula, with_vocab
 from jaxgpt.cli.parse import Command, Settings, print_json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, UserError
@@ -18,7 +18,8 @@ COMMAND = Command(
 
 Training steps use random token ids. The breakdown is the device time by kind of compiled instruction, from a profiler
 trace. MFU = tokens/s x (6 P + 12 L N H T) / peak, where peak is the rate of matrix products measured here in the run's
-compute dtype. On a CPU, the peak is stored in the cache, and `jaxgpt train` then reports MFU.
+compute dtype; with LoRA, 4 P + 2 A replaces 6 P. On a CPU, the peak is stored in the cache, and `jaxgpt train` then
+reports MFU.
 
 The memory limit of decoding assumes that each weight matrix is read once per token at the measured bandwidth.""",
     ["jaxgpt bench shakespeare", "jaxgpt bench runs/shakespeare --seconds 20", "jaxgpt bench gpt2 --no-decode --json"],
@@ -66,7 +67,7 @@ def report(config: Config, results: dict[str, Any]) -> str:
     lines = [
         f"{results['name']} on {results['devices']} x {results['device']}, jax {results['jax']}",
         f"model   {results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token "
-        f"(6 P + 12 L N H T), {results['compute_dtype']}",
+        f"({flops_formula(config)}), {results['compute_dtype']}",
         f"start   weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, {source} "
         f"{start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
         f"step    {1e3 * step['seconds']:.1f} ms ({low:.1f} to {high:.1f}, {step['steps']} steps of {train.batch_size} x {T}), "

@@ -46,9 +46,8 @@ def run(args: Sequence[str]) -> int:
     print()
     for module, count in _merged(results["modules"]):
         print(f"  {'  ' * module.count('/')}{module.split('/')[-1]:<{28 - 2 * module.count('/')}}{count:>15,}")
-    products = "4 P + 2 A" if lora.rank else "6 P"
     meaning = "P: parameters in matrix products" + ", A: in adapted ones" * bool(lora.rank)
-    print(f"\ntraining FLOPs per token  {results['flops_per_token']:,}  ({products} + 12 L N H T; {meaning})")
+    print(f"\ntraining FLOPs per token  {results['flops_per_token']:,}  ({flops_formula(config)}; {meaning})")
     for kind, count in results["bytes"].items():
         print(f"{kind:<26}{count:>15,} bytes")
     special = results.get("special_tokens", {})
@@ -89,6 +88,11 @@ def describe(config: Config) -> dict[str, Any]:
         "flops_per_token": flops_per_token(config.model, params, config.lora),
         "bytes": state_bytes(config, params),
     }
+
+
+def flops_formula(config: Config) -> str:
+    """Return the formula of the training FLOPs per token, as `jaxgpt.trainer.metrics.flops_per_token` computes them."""
+    return f"{'4 P + 2 A' if config.lora.rank else '6 P'} + 12 L N H T"
 
 
 def with_vocab(config: Config) -> Config:

@@ -35,7 +35,8 @@ HIT = "/jax/compilation_cache/cache_hits"
 def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[str], Any] = str) -> dict[str, Any]:
     """Measure startup, training steps, input, decoding and the machine's limits, on random ids.
 
-    `MFU = tokens/s (6 P + 12 L N H T) / peak` (`flops_per_token`), with the measured peak of products in the compute dtype.
+    `MFU = tokens/s F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
+    `4 P + 2 A + 12 L N H T`. The peak is that of products in the compute dtype, measured here.
 
     Args:
         config: the run, with `model.vocab_size` set.
@@ -71,7 +72,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     step = statistics.median(times)
     count = min(max(round(TRACED / (step * steps.each)), 2), 10)
     trace = record_trace(lambda: steps.run(count))
-    where = device_time(trace, instruction_kinds(compiled.as_text() or ""), jax.local_device_count())
+    where = device_time(trace, instruction_kinds(compiled.as_text() or ""), len(program.layout.mesh.local_devices))
     tokens = config.train.batch_size * config.model.block_size
     say("measuring peak FLOP/s and bandwidth")
     peak = product_peak(program.layout.mesh, config.train.compute_dtype)

@@ -14,10 +14,11 @@ from helpers import flags, jaxgpt, small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.cli.bench import report
+from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.parallel import make_mesh
 from jaxgpt.plan.hlo import split_computations
-from jaxgpt.study import limits
+from jaxgpt.study import bench, limits
 from jaxgpt.study.trace import KINDS, device_time, instruction_kinds, own_times
 from jaxgpt.trainer.program import build
 
@@ -204,6 +205,35 @@ def test_bad_input(args: list[str], message: str) -> None:
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.splitlines()[-1].startswith("jaxgpt: ")
+
+
+def test_the_formula_is_that_of_the_count() -> None:
+    """With adapters, most weights have no gradient."""
+    for lora, formula in ((LoraConfig(), "6 P + 12 L N H T"), (LoraConfig(rank=2), "4 P + 2 A + 12 L N H T")):
+        results = {
+            "name": "x", "devices": 1, "device": "cpu", "jax": "0", "parameters": 1, "flops_per_token": 1, "where": {},
+            "compute_dtype": "float32", "start_seconds": dict.fromkeys(("weights", "traced", "compiled", "first_step"), 1.0),
+            "step": {"seconds": 1.0, "range": [1.0, 1.0], "steps": 1, "tokens_per_second": 1.0, "mfu": 0.5},
+            "limits": {"flops_per_second": 1.0, "bytes_per_second": 1.0}, "input_seconds": 1.0,
+        }  # fmt: skip
+        results["start_seconds"] |= {"from_cache": False}  # type: ignore[operator]
+        assert f"MFLOPs per token ({formula}), float32" in report(Config(lora=lora), results)
+
+
+@pytest.mark.ci
+def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def device_time(trace: Any, kind_of: Any, devices: int) -> None:
+        seen.append(devices)
+        raise StopIteration
+
+    monkeypatch.setattr(bench, "device_time", device_time)
+    monkeypatch.setattr(bench, "record_trace", lambda run: None)
+    model = small("statquest", n_layer=1)
+    with pytest.raises(StopIteration):
+        bench.bench(Config(model=model, train=TrainConfig(batch_size=2), mesh=MeshConfig(data=2)), 0.0)
+    assert seen == [2]
 
 
 def test_peak_on_any_number_of_devices() -> None:
