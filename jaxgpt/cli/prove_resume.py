@@ -33,6 +33,8 @@ class Args(Settings):
 
 def run(args: Sequence[str]) -> int:
     if args[:1] == ["--leg"]:  # a process started by check_resume
+        if len(args) != 2:
+            raise UserError("--leg needs one file, and is for the processes that prove-resume starts: leave it out")
         return _leg(Path(args[1]))
     [target], parsed, config = COMMAND.parse_settings(Args, args)
     name = target or DEFAULT

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgpt.config import UserError
+from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.trainer.plots import FONT, GRAY, draw_baselines, drawable, new_figure, plain
 
 if TYPE_CHECKING:
@@ -174,8 +174,10 @@ def losses(
         title: of the figure.
 
     Raises:
-        UserError: a run has no losses.
+        UserError: a run has no losses, or another axis.
     """
+    if x not in (choices := ("all", *AXES)):
+        raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
     kinds = list(AXES) if x == "all" else [x]
     figure = new_figure(4.0 * len(kinds) + (3.4 if len(kinds) == 1 else 1.0), 4.2)
     panels: list[Axes] = list(np.atleast_1d(figure.subplots(1, len(kinds), sharey=True)))
@@ -185,10 +187,10 @@ def losses(
         ((n, u) for n, u in ((3600.0, "hours"), (60.0, "minutes")) if longest > 2 * n), (1.0, "seconds")
     )
     for axes, kind in zip(panels, kinds, strict=True):
-        for number, (name, (train, val)) in enumerate(curves.items()):
+        for number, (train, val) in enumerate(curves.values()):
             color, style = RUNS[number % len(RUNS)], ("-", "--", ":", "-.")[number // len(RUNS) % 4]
             scale = divide if kind == "seconds" else 1.0
-            label = drawable(name) if axes is panels[0] else "_"
+            label = str(number) if axes is panels[0] else "_"  # a label with "_" is left out of the legend
             both = bool(len(val["loss"]))
             axes.plot(
                 train[kind] / scale, train["loss"], style, color=color, linewidth=1, alpha=0.4 if both else 1.0,
@@ -218,7 +220,8 @@ def losses(
     if title:
         figure.suptitle(drawable(title), parse_math=False, fontfamily=FONT, fontsize=11)
     legend = figure.legend(loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=9)
-    for text in legend.get_texts():
+    for text, name in zip(legend.get_texts(), runs, strict=True):
+        text.set_text(drawable(name))
         text.set_parse_math(False)
         text.set_fontfamily(FONT)
     return figure

@@ -99,3 +99,10 @@ def test_bad_usage(monkeypatch: pytest.MonkeyPatch, args: list[str], message: st
     result = jaxgpt("prove-resume", "shakespeare", *args)
     assert (result.code, result.out) == (2, "")
     assert message in result.err
+
+
+@pytest.mark.parametrize("args", [(), ("a.json", "b.json")])
+def test_a_leg_needs_its_file(args: tuple[str, ...]) -> None:
+    result = jaxgpt("prove-resume", "--leg", *args)
+    assert (result.code, result.out) == (2, "")
+    assert "--leg needs one file" in result.err

@@ -102,6 +102,8 @@ def test_losses_against_steps_tokens_and_time() -> None:
         assert curves[0].get_ydata().tolist() == [3.5, 3.1]
         assert any(set(line.get_ydata()) == {4.2} for line in axes.lines)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a $run^", "\N{GRINNING FACE}"]
+    names = plot.losses({"_a": LINES, "_b": LINES[:10], "__": LINES}).legends[0].get_texts()
+    assert [text.get_text() for text in names] == ["_a", "_b", "__"]
     hours = plot.losses({"a": [line | {"elapsed_seconds": 3600.0 * line["step"]} for line in LINES[:10]]}, "seconds")
     assert hours.axes[0].get_xlabel() == "time (hours)"
     assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))
@@ -116,6 +118,10 @@ def test_losses_against_steps_tokens_and_time() -> None:
         (lambda: plot.lens(np.zeros((2, 2)), ["a", "b"], [["a", "b"]]), "2 rows of 2 tokens"),
         (lambda: plot.patching(np.zeros((2, 2)), ["a", "b"], layers=["1"]), "layers has 1 items"),
         (lambda: plot.losses({"x": [{"step": 1}]}), "x has no losses"),
+        (
+            lambda: plot.losses({"x": LINES}, "stpe"),
+            r"no axis 'stpe' \(did you mean step\?\): choose from all, step, tokens",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_rejected(draw: Any, message: str) -> None:
