@@ -17,8 +17,10 @@ from jaxgpt.config import BeamParams, Config, ModelConfig, SamplingParams, UserE
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer, make_tokenizer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.lm import LM, engine, explain, model_functions
+from jaxgpt.lm.conversation import PrefixCache
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
+from jaxgpt.model.scan import stack_layers
 
 LETTERS = "abcdefghijklmnop\n"
 
@@ -106,6 +108,22 @@ def test_greedy_text_equals_the_argmax_without_a_cache(lm: LM) -> None:
         padded = np.zeros((1, 64), np.int32)
         padded[0, : 3 + i] = ids + out.ids[:i]
         assert int(apply(padded)[0, 2 + i].argmax()) == token
+
+
+def test_stacked_weights_give_the_same_text(lm: LM) -> None:
+    stacked = lm._replace(params=stack_layers(lm.params))
+    assert jaxgpt.generate(stacked, "ab", max_new_tokens=9) == jaxgpt.generate(lm, "ab", max_new_tokens=9)
+
+
+@pytest.mark.ci
+def test_stacked_weights_stream_explain_and_converse_the_same(lm: LM) -> None:
+    stacked = lm._replace(params=stack_layers(lm.params))
+    settings: dict[str, Any] = {"max_new_tokens": 3, "temperature": 0}
+    [expected] = jaxgpt.generate(lm, "abc", **settings)
+    assert [piece.done for piece in jaxgpt.stream(stacked, "abc", block=None, **settings)] == [expected]
+    assert explain(stacked, "abc", temperature=0).token == expected.ids[0]
+    generated = PrefixCache(stacked).generate(lm.tokenizer.encode("abc").tolist(), 3, SamplingParams(0), (), 0, 3)
+    assert [i for ids in generated for i in ids] == expected.ids
 
 
 @pytest.mark.ci

@@ -18,7 +18,7 @@ from jaxgpt.decoding.sampling import TokenBuffer
 from jaxgpt.errors import as_int
 from jaxgpt.lm.engine import bucket
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, check_memory, memory_errors
-from jaxgpt.lm.model import LM, check_lm, functions_of, placed
+from jaxgpt.lm.model import LM, check_lm, functions_of, placed, unstacked
 from jaxgpt.lm.text import TextStream
 from jaxgpt.model import KVCache
 from jaxgpt.prompts import check_stop_ids, check_stops, row_keys
@@ -67,7 +67,7 @@ class PrefixCache:
     """
 
     def __init__(self, lm: LM) -> None:
-        self._lm, self._model = lm, functions_of(lm)
+        self._lm, self._model = unstacked(lm), functions_of(lm)
         self._ids: list[int] = []  # the tokens in the cache
         self._cache: KVCache | None = None
         self.reused = 0

@@ -12,7 +12,7 @@ from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.explain import Choice
 from jaxgpt.decoding.explain import explain as explain_choice
 from jaxgpt.decoding.sampling import Filter, with_filters
-from jaxgpt.lm.model import LM, check_lm, functions_of, placed
+from jaxgpt.lm.model import LM, functions_of, placed, unstacked
 from jaxgpt.prompts import encode_prompt, fit, row_keys
 
 
@@ -49,7 +49,7 @@ def explain(
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
     sampling = with_filters(sampling, filters)
-    check_lm(lm)
+    lm = unstacked(lm)
     encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt)
     [ids], _ = fit(lm.config.model, [encoded], 1, None)
     model = functions_of(lm)

@@ -16,7 +16,7 @@ from jaxgpt.decoding.beam import WORST
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.errors import as_int
 from jaxgpt.lm.engine import DecodeSession, cache_shape, search
-from jaxgpt.lm.model import LM, check_lm, functions_of, placed
+from jaxgpt.lm.model import LM, functions_of, placed, unstacked
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_prompts, fit, row_keys
@@ -121,6 +121,7 @@ def generate(
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
     sampling = with_filters(sampling, filters)
+    lm = unstacked(lm)
     beams = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
     request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
     if beams.num_beams > 1:
@@ -182,6 +183,7 @@ def stream(
     """
     sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
     sampling = with_filters(sampling, filters)
+    lm = unstacked(lm)
     request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
     key_B = row_keys(key, len(request.rows), 1)
     return _pieces(lm, request, sampling, key_B, None if block is None else as_int("block", block, 1, 2**31 - 1))
@@ -210,7 +212,6 @@ class _Request(NamedTuple):
         overflow: Overflow,
         lookup: int,
     ) -> _Request:
-        check_lm(lm)
         model = lm.config.model
         encoded = encode_prompts(lm.tokenizer, model.vocab_size, prompts)
         rows, new = fit(model, encoded, max_new_tokens, max_length, overflow)

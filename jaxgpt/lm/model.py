@@ -210,36 +210,50 @@ def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"", tile
     Args:
         config: of the model.
         dtype: of matrix products.
-        has_text: one byte per id, 0 if it has no text, which makes its logits -inf. Empty: all ids have a text.
+        has_text: as for `only_text`.
         tiled: read long prompts with tiled attention on a CPU. It computes no scores that `jaxgpt.study` could edit.
     """
     model = GPT(config, dtype=jnp.dtype(dtype))
     prompt_model = model.clone(kernel=tiled_attention) if tiled and jax.default_backend() == "cpu" else model
-    possible = np.frombuffer(has_text, np.bool_)
 
     def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
         chosen = prompt_model if tokens_BT.shape[1] >= SHORTEST else model
         extended: Any = chosen.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        if possible.all():
-            return extended
         logits_BTV, cache = extended
-        return jnp.where(possible[None, None], logits_BTV, -jnp.inf), cache
+        return only_text(logits_BTV, has_text), cache
 
     return Model(extend, lambda start_B, size: init_cache(config, start_B, size, model.dtype))
 
 
 def functions_of(lm: LM, tiled: bool = True) -> Model:
     """Return `model_functions` of a run's model in its compute type, with zero probability for ids without a text."""
-    has_text = lm.tokenizer.has_text(lm.config.model.vocab_size)
-    return model_functions(
-        lm.config.model, lm.config.train.compute_dtype, b"" if has_text.all() else has_text.tobytes(), tiled
-    )
+    return model_functions(lm.config.model, lm.config.train.compute_dtype, ids_with_text(lm), tiled)
+
+
+def ids_with_text(lm: LM) -> bytes:
+    """Return one byte per id of the vocabulary, 0 if it has no text, as in a padded vocabulary; empty: all ids have a text."""
+    found = lm.tokenizer.has_text(lm.config.model.vocab_size)
+    return b"" if found.all() else found.tobytes()
+
+
+def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
+    """Set the logits of ids without a text to -inf: `has_text` is as `ids_with_text` returns it."""
+    possible = np.frombuffer(has_text, np.bool_)
+    return logits_BTV if possible.all() else jnp.where(possible[None, None], logits_BTV, -jnp.inf)
 
 
 def check_lm(lm: Any) -> None:
     """Check that an argument is an LM, not the path of one."""
     if not isinstance(lm, LM):
         raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {shown(lm)}")
+
+
+def unstacked(lm: LM) -> LM:
+    """Check that an argument is an LM, and return it with weights by layer, as a cache needs them."""
+    check_lm(lm)
+    if STACKED not in lm.params:
+        return lm
+    return lm._replace(params=unstack_layers(lm.params, lm.config.model.n_layer))
 
 
 def placed(lm: LM) -> AbstractContextManager[None]:

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.lm import LM, Generation, generate
+from jaxgpt.lm.model import unstacked
 from jaxgpt.prompts import encode_prompt
 from jaxgpt.study.run import Run, replay, run
 
@@ -48,7 +49,8 @@ class CapturedGeneration(NamedTuple):
     Attributes:
         ids: the ids of the prompt and of the generated text.
         generation: as `generate` returns it.
-        captured: as `capture(lm, [ids])` returns it, computed with the cache.
+        captured: as `capture(lm, [ids])` returns it, computed with the cache; without RoPE, the last id is left out if it
+            lies past the context length.
     """
 
     ids: list[int]
@@ -65,10 +67,17 @@ def capture_generation(lm: LM, prompt: str | Sequence[int], **settings: Any) -> 
         settings: those of `jaxgpt.generate`. Of several texts for the prompt, the first is captured.
 
     Raises:
-        UserError: as `jaxgpt.generate`, or the text is longer than the context (`overflow="slide"`).
+        UserError: as `jaxgpt.generate`, or `overflow="slide"` dropped the beginning of the text.
     """
+    lm, longest = unstacked(lm), lm.config.model.block_size
     generation = generate(lm, [prompt], **settings)[0]
     prompt_ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt).ids
+    read = len(prompt_ids) + max(len(generation.ids) - 1, 0)
+    if settings.get("overflow") == "slide" and read > longest:
+        raise UserError(
+            f"{read} tokens exceed the context length of {longest}, so overflow slide dropped the beginning of the text: "
+            f"shorten the prompt, or lower max-new-tokens"
+        )
     hidden, patterns = captured_names(lm.config.model)
     out = replay(lm, prompt_ids, generation.ids, (*hidden, *patterns))
     return CapturedGeneration(prompt_ids + generation.ids, generation, _captured(out, hidden, patterns))

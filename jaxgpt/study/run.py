@@ -24,7 +24,7 @@ from jaxgpt.errors import shown
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.lm.generation import memory_errors
-from jaxgpt.lm.model import check_lm, functions_of, placed
+from jaxgpt.lm.model import check_lm, functions_of, placed, unstacked
 from jaxgpt.lm.text import TextStream
 from jaxgpt.model import GPT, init_cache
 from jaxgpt.model.scan import STACKED, unstack_layers
@@ -96,8 +96,8 @@ class Generated(NamedTuple):
     Attributes:
         ids: the ids of the prompt and of the generated text.
         generation: as `jaxgpt.generate` returns it.
-        logits: `[1, T, V]`, at each of the ids.
-        taps: the requested activations at each of the ids, by name, computed with the cache.
+        logits: `[1, T, V]`, at each of the ids; without RoPE, the last id is left out if it lies past the context length.
+        taps: the requested activations by name, at the same ids, computed with the cache.
     """
 
     ids: list[int]
@@ -132,16 +132,15 @@ def generate(
         sampling: temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size.
 
     Raises:
-        UserError: as `run` and `jaxgpt.generate`.
+        UserError: as `jaxgpt.generate`, or as `run` for taps and edits.
     """
-    lm, named = _unstacked(lm), check_observed(taps, edits)
+    lm, named = unstacked(lm), check_observed(taps, edits)
     model = lm.config.model
     if unknown := [name for name in sampling if name not in SamplingParams.__dataclass_fields__]:
         known = list(SamplingParams.__dataclass_fields__)
         raise UserError(f"no setting {unknown[0]}{did_you_mean(unknown[0], known)}: choose from {', '.join(known)}")
     encoded = encode_prompt(lm.tokenizer, model.vocab_size, prompt)
     [row], [new] = fit(model, [encoded], max_new_tokens, None)
-    check_ids(model, np.asarray([row]))
     ends = check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids)
     session = DecodeSession(
         lm.params,
@@ -169,12 +168,15 @@ def replay(
     taps: Sequence[str] = (),
     edits: tuple[tuple[str, Edit], ...] = (),
 ) -> Run:
-    """Compute the activations of a generated text as generation does: the prompt in one pass, then token by token."""
-    lm, c = _unstacked(lm), lm.config
-    ids_1T = np.asarray([[*prompt, *new]])
-    check_ids(c.model, ids_1T)
+    """Compute the activations of a generated text as generation does: the prompt in one pass, then token by token.
+
+    Generation does not read the last id: it may lie past the context length, where it has no position, and is then left out.
+    """
+    lm, c = unstacked(lm), lm.config
+    if c.model.positions != "rope" and len(prompt) + len(new) > c.model.block_size:
+        new = new[:-1]
     with placed(lm):
-        tokens = jnp.asarray(ids_1T, jnp.int32)
+        tokens = jnp.asarray([[*prompt, *new]], jnp.int32)
         out = _replay(c.model, c.train.compute_dtype, lm.params, tokens, len(prompt), tuple(taps), edits)
     return out._replace(taps=_ordered(taps, out.taps))
 
@@ -357,10 +359,3 @@ def check_ids(config: ModelConfig, ids_BT: np.ndarray) -> None:
     for extreme in (int(ids_BT.min()), int(ids_BT.max())):
         if not 0 <= extreme < config.vocab_size:
             raise UserError(f"id {extreme} is outside the vocabulary of {config.vocab_size}")
-
-
-def _unstacked(lm: LM) -> LM:
-    check_lm(lm)
-    if STACKED not in lm.params:
-        return lm
-    return lm._replace(params=unstack_layers(lm.params, lm.config.model.n_layer))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,10 @@ from helpers import make
 import jaxgpt
 from jaxgpt.config import Config, ModelConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.lm import Generation
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
+from jaxgpt.model.scan import stack_layers
 from jaxgpt.study.run import forward
 
 B, T, N, L, V = 3, 11, 2, 3, 13
@@ -66,6 +69,24 @@ def test_captured_generation_equals_a_full_pass(lm, positions, settings):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), generated.captured, full)
     for weights in generated.captured.attentions:
         assert (np.triu(np.asarray(weights), 1) == 0).all()
+
+
+@pytest.mark.ci
+def test_a_captured_generation_may_end_past_the_context(lm):
+    """And have stacked weights."""
+    stacked = lm._replace(params=stack_layers(lm.params))
+    out = jaxgpt.study.capture_generation(stacked, [1, 2, 3, 4], max_new_tokens=13, temperature=0)
+    assert len(out.ids) == 17
+    assert out.captured.logits.shape == (1, 16, V)
+    assert np.argmax(out.captured.logits[0, 3:], -1).tolist() == out.generation.ids
+
+
+def test_a_text_whose_beginning_was_dropped_is_not_captured(lm, monkeypatch):
+    # `jaxgpt.study.capture` itself is the function.
+    module = sys.modules["jaxgpt.study.capture"]
+    monkeypatch.setattr(module, "generate", lambda *_, **settings: [Generation("", [1] * 14, "length")])
+    with pytest.raises(UserError, match="17 tokens exceed the context length of 16, so overflow slide dropped"):
+        jaxgpt.study.capture_generation(lm, [1, 2, 3, 4], max_new_tokens=14, overflow="slide", temperature=0)
 
 
 def results(text):

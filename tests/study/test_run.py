@@ -16,7 +16,7 @@ from jaxgpt.model.named import Named
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops.quantize import quantize
 from jaxgpt.study import names, run
-from jaxgpt.study.run import _run
+from jaxgpt.study.run import _run, replay
 
 B, T, V = 2, 7, 17
 CI = pytest.mark.ci
@@ -239,6 +239,28 @@ def test_generation_with_edits_equals_full_passes(name, n_layer):
     assert list(out.taps) == list(full.taps)
     for key, x in full.taps.items():
         close(out.taps[key], np.broadcast_to(x, out.taps[key].shape))
+
+
+@pytest.mark.parametrize(("positions", "length"), [pytest.param("rope", 15, marks=CI), ("learned", 12)])
+def test_a_replay_may_end_past_the_context(positions, length):
+    lm = lm_of("gpt2", n_layer=1, positions=positions)
+    out = replay(lm, [3, 1, 4], [1] * (12 if positions == "rope" else 10))
+    assert out.logits.shape == (1, length, V)
+    assert jnp.isfinite(out.logits).all()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("positions", "new"), [("rope", 12), ("learned", 10)])
+def test_generation_may_end_past_the_context(positions, new):
+    """The last id has no position of its own; RoPE has no limit."""
+    lm = lm_of("gpt2", n_layer=1, positions=positions)
+    assert lm.config.model.block_size == 12
+    out = jaxgpt.study.generate(lm, [3, 1, 4], ["embed"], max_new_tokens=new, temperature=0)
+    T = 12 if positions == "learned" else 3 + new
+    assert len(out.ids) == 3 + new
+    full = run(lm._replace(config=lm.config.with_model(block_size=T)), [out.ids[:T]], ["embed"])
+    close(out.logits, full.logits)
+    close(out.taps["embed"], full.taps["embed"])
 
 
 @pytest.mark.ci
