@@ -230,7 +230,7 @@ def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
         UserError: neither a seed nor keys, or the wrong number of keys.
     """
     rows = prompts * sequences
-    keys = _as_keys(key)
+    keys = as_keys(key)
     if keys.shape == (rows,):
         return keys
     if keys.shape in ((), (1,)):
@@ -243,7 +243,12 @@ def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
     raise UserError(f"key has shape {keys.shape}: give one key, or one per prompt ({prompts}){many}")
 
 
-def _as_keys(key: Any) -> jax.Array:
+def as_keys(key: Any) -> jax.Array:
+    """Convert a seed of any integer type, or keys of either kind, to typed keys.
+
+    Raises:
+        UserError: neither a seed nor keys.
+    """
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     words = jax.random.key_data(jax.random.key(0)).shape

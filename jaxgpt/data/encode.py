@@ -84,6 +84,10 @@ class Tokenizer(Protocol):
         """Decode ids to text."""
         ...
 
+    def name(self, i: int) -> str:
+        """Return a name for a token that is not whole characters: its bytes, such as `<0xC3>`, where it has bytes."""
+        ...
+
     def to_json(self) -> str:
         """Return the content of `tokenizer.json`."""
         ...
@@ -97,6 +101,12 @@ class _Special:
     @property
     def vocab_size(self) -> int:
         raise NotImplementedError
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        raise NotImplementedError
+
+    def name(self, i: int) -> str:
+        return self.decode([i])
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -157,6 +167,9 @@ class ByteTokenizer(_Table):
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         values = np.asarray(ids, np.int64)
         return bytes(values[(values >= 0) & (values < 256)].astype(np.uint8)).decode("utf-8", "replace")
+
+    def name(self, i: int) -> str:
+        return f"<0x{i:02X}>"
 
     def to_json(self) -> str:
         return byte_level(byte_vocab(), []).to_str(pretty=True)
@@ -355,6 +368,12 @@ class SubwordTokenizer(_Special):
         return call_tokenizers(
             lambda: self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False), "these ids"
         )
+
+    def name(self, i: int) -> str:
+        token, byte_of = self._tokenizer.id_to_token(i) or "", byte_vocab()
+        if i in self.byte_ids or not byte_of.keys() >= set(token):
+            return token
+        return "".join(f"<0x{byte_of[c]:02X}>" for c in token)  # byte-level BPE
 
     def to_json(self) -> str:
         return self._tokenizer.to_str(pretty=True)

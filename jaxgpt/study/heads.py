@@ -12,6 +12,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import placed
+from jaxgpt.prompts import as_keys
 from jaxgpt.study.run import as_tokens, forward
 
 
@@ -129,5 +130,4 @@ def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0
     """
     c = lm.config.model
     shape = as_int("rows", rows, 1, 2**20), as_int("period", period, 1, c.block_size // 2)
-    key = jax.random.key(key) if isinstance(key, int) else key
-    return jnp.tile(jax.random.randint(key, shape, 0, c.vocab_size, jnp.int32), (1, 2))
+    return jnp.tile(jax.random.randint(as_keys(key), shape, 0, c.vocab_size, jnp.int32), (1, 2))

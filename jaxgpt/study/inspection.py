@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, UserError
+from jaxgpt.data import Tokenizer
+from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.lm import LM, generate
+from jaxgpt.lm.model import ids_with_text, only_text
+from jaxgpt.lm.text import UNFINISHED
 from jaxgpt.prompts import encode_prompt
 from jaxgpt.study.interventions import ablate_heads
 from jaxgpt.study.lens import lens
@@ -23,13 +28,19 @@ ABLATION = 10**12  # FLOPs of running the model without each head: about a minut
 
 @dataclass(frozen=True)
 class TextLoss:
-    """The mean loss of a text of given ids, as a function of the logits `[1, T, V]`."""
+    """The mean loss of a text of given ids, as a function of the logits `[1, T, V]`.
+
+    Attributes:
+        ids: of the text.
+        has_text: ids with a text, as `ids_with_text` returns them; the others have probability 0, as in generation.
+    """
 
     ids: tuple[int, ...]
+    has_text: bytes = b""
 
     def __call__(self, logits_BTV: jax.Array) -> jax.Array:
         """Compute the cross entropy in nats per token."""
-        log_p_TV = jax.nn.log_softmax(logits_BTV[0, :-1])
+        log_p_TV = jax.nn.log_softmax(only_text(logits_BTV, self.has_text)[0, :-1])
         return -jnp.take_along_axis(log_p_TV, jnp.asarray(self.ids[1:])[:, None], -1).mean()
 
 
@@ -51,7 +62,8 @@ class Inspection(NamedTuple):
             `[L + 1][T]`.
         lens_probabilities: their probabilities, `[L + 1, T]`.
         norms: Euclidean norms of the same vectors, `[L + 1, T]`.
-        without: increase of the loss of the text without each head, in nats per token, `[L, N]`; None: not computed.
+        without: increase of the loss of the text without each head, in nats per token, `[L, N]`; None: not computed, as
+            the model is too large, or the text is one token, which has no loss.
     """
 
     ids: list[int]
@@ -110,7 +122,7 @@ def inspect(
         longest: maximum number of tokens of the text.
 
     Raises:
-        UserError: as `generate`, or the text is longer than `longest` or the context length.
+        UserError: as `generate`, the text is longer than `longest` or the context length, or the weights have diverged.
     """
     model = lm.config.model
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
@@ -126,26 +138,30 @@ def inspect(
     residual = [*(f"resid.pre.{layer}" for layer in range(model.n_layer)), f"resid.post.{model.n_layer - 1}"]
     patterns = [f"h.{layer}.attn.pattern" for layer in range(model.n_layer)]
     out = run(lm, [ids], [*residual, *patterns])
-    logits = np.asarray(out.logits[0], np.float64)[:, : lm.tokenizer.vocab_size]
+    has_text = ids_with_text(lm)
+    logits = np.asarray(only_text(out.logits, has_text)[0], np.float64)
     top = logits.max(-1, keepdims=True)
+    if not np.isfinite(top).all():
+        raise UserError(DIVERGED)
     log_p = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
-    k = min(TOP, log_p.shape[1])
+    p = np.exp(log_p)
+    k = min(TOP, int(np.isfinite(log_p[0]).sum()))
     best = np.argsort(-log_p, axis=-1, kind="stable")[:, :k]
     follows = np.take_along_axis(log_p[:-1], np.array(ids[1:], np.int64)[:, None], -1)
     layers = lens(lm, [ids], 1)
     without = None
     if len(ids) > 1 and 2 * model.parameters * len(ids) * model.n_layer * model.n_head <= ABLATION:
-        removed = ablate_heads(lm, [ids], TextLoss(tuple(ids)))
+        removed = ablate_heads(lm, [ids], TextLoss(tuple(ids), has_text))
         without = np.asarray(removed.ablated) - float(removed.clean)
-    word = lambda i: lm.tokenizer.decode([int(i)])  # noqa: E731
+    word = _texts(lm.tokenizer, ids[0])
     return Inspection(
         ids=ids,
-        tokens=[word(i) for i in ids],
+        tokens=[_whole(lm.tokenizer, ids[0], lm.tokenizer.decode(ids[:1])), *map(word, ids[1:])],
         prompt=before,
         top_ids=best,
-        top_probabilities=np.exp(np.take_along_axis(log_p, best, -1)),
+        top_probabilities=np.take_along_axis(p, best, -1),
         top_tokens=[[word(i) for i in row] for row in best],
-        entropy=-(np.exp(log_p) * log_p).sum(-1),
+        entropy=-(p * np.where(p > 0, log_p, 0.0)).sum(-1),
         next_probability=np.exp(follows[:, 0]),
         next_rank=1 + (log_p[:-1] > follows).sum(-1),
         attention=np.stack([np.asarray(out.taps[name][0], np.float32) for name in patterns]),
@@ -154,3 +170,20 @@ def inspect(
         norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in residual]),
         without=without,
     )
+
+
+def _texts(tokenizer: Tokenizer, first: int) -> Callable[[int], str]:
+    """Return a function from an id to its text after a first token, as some decoders drop the space that begins a text."""
+    before = tokenizer.decode([first])
+
+    def text(i: int) -> str:
+        both = tokenizer.decode([first, int(i)])
+        follows = both.startswith(before) and not tokenizer.separator
+        return _whole(tokenizer, int(i), both[len(before) :] if follows else tokenizer.decode([int(i)]))
+
+    return text
+
+
+def _whole(tokenizer: Tokenizer, i: int, text: str) -> str:
+    """Return the text of a token; the names of its bytes if they are not whole characters."""
+    return tokenizer.name(i) if UNFINISHED in text else text

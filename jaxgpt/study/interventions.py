@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.errors import as_int, shown
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import placed
+from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.run import as_tokens, forward
 
 Metric = Callable[[jax.Array], jax.Array]  # a pure function of logits [B, T, V], such as LogitDifference
@@ -26,22 +28,31 @@ class LogitDifference:
     """The mean over rows of `logits[:, position, right] - logits[:, position, wrong]`.
 
     Attributes:
-        right: an id, or a tuple of one per row.
+        right: an id, or one per row, kept as a tuple.
         wrong: as `right`.
         position: of the logits.
+
+    Raises:
+        UserError: when called, no such position or id, or neither one id nor one per row.
     """
 
-    right: int | tuple[int, ...]
-    wrong: int | tuple[int, ...]
+    right: int | Sequence[int]
+    wrong: int | Sequence[int]
     position: int = -1
+
+    def __post_init__(self) -> None:
+        """Make the metric hashable, as an argument of compiled programs."""
+        for name in ("right", "wrong"):
+            ids = np.asarray(getattr(self, name))
+            object.__setattr__(self, name, tuple(ids.reshape(-1).tolist()) if ids.ndim else ids.item())
 
     def __call__(self, logits_BTV: jax.Array) -> jax.Array:
         """Compute the difference of two logits."""
-        logits_BV = logits_BTV[:, self.position]
+        B, T, V = logits_BTV.shape
+        logits_BV = logits_BTV[:, as_int("position", self.position, -T, T - 1)]
 
-        def of(ids: int | tuple[int, ...]) -> jax.Array:
-            ids_B1 = jnp.broadcast_to(jnp.asarray(ids), logits_BV.shape[:1])[:, None]
-            return jnp.take_along_axis(logits_BV, ids_B1, -1).mean()
+        def of(ids: int | Sequence[int]) -> jax.Array:
+            return jnp.take_along_axis(logits_BV, answer_ids(V, ids, B)[:, None], -1).mean()
 
         return of(self.right) - of(self.wrong)
 
@@ -145,8 +156,8 @@ def patch(
         )
     if over not in ("positions", "heads"):
         raise UserError(f"over must be positions or heads: {shown(over)}")
-    where = f"{site}.{{}}" if site.startswith("resid.") else f"h.{{}}.{site}"
-    names = tuple(where.format(layer) for layer in range(c.model.n_layer))
+    layers, of_stream = range(c.model.n_layer), site.startswith("resid.")
+    names = tuple(f"{site}.{layer}" if of_stream else f"h.{layer}.{site}" for layer in layers)
     by_key = site.endswith((".scores", ".pattern"))  # [B, N, T, S], where positions are those of queries
     axis = {"positions": 1 + by_key, "heads": 2 - by_key}[over]
     heads = ("attn.q", "attn.k", "attn.v", "attn.rot_q", "attn.rot_k", "attn.head_out", "attn.scores", "attn.pattern")

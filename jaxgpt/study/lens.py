@@ -14,7 +14,7 @@ import numpy as np
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import check_lm, placed
+from jaxgpt.lm.model import check_lm, ids_with_text, only_text, placed
 from jaxgpt.ops.matmul import take_rows
 from jaxgpt.study.run import as_tokens, forward
 
@@ -42,6 +42,8 @@ class Lens(NamedTuple):
 def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     """Apply the final norm and the head to the residual stream before each block and after the last one.
 
+    Ids without a text have probability 0, as in generation.
+
     Args:
         lm: the model.
         ids: a text, or ids `[B, T]`.
@@ -53,24 +55,29 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     tokens_BT = as_tokens(lm, ids)
     c, k = lm.config, as_int("k", k, 1, lm.config.model.vocab_size)
     with placed(lm):
-        return _lens(c.model, c.train.compute_dtype, k, lm.params, tokens_BT)
+        return _lens(c.model, c.train.compute_dtype, k, ids_with_text(lm), lm.params, tokens_BT)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _lens(config: ModelConfig, dtype: str, k: int, params: Any, tokens_BT: jax.Array) -> Lens:
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _lens(config: ModelConfig, dtype: str, k: int, has_text: bytes, params: Any, tokens_BT: jax.Array) -> Lens:
     last = f"resid.post.{config.n_layer - 1}"
     names = (*(f"resid.pre.{layer}" for layer in range(config.n_layer)), last)
     out = forward(config, dtype, params, tokens_BT, names)
-    answer_BT = jnp.argmax(out.logits, -1).astype(jnp.int32)
 
-    def read(x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         # The blocks before the edit do not reach the logits, so they are not computed.
         logits_BTV = forward(config, dtype, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
-        probabilities, ids = jax.lax.top_k(jax.nn.softmax(logits_BTV), k)
+        logits_BTV = only_text(logits_BTV, has_text)
+        _, ids_BTk = jax.lax.top_k(logits_BTV, k)
+        answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
         answer_BT1 = jnp.take_along_axis(logits_BTV, answer_BT[..., None], -1)
-        return ids, probabilities, (logits_BTV > answer_BT1).sum(-1)
+        probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
+        return answer_BT, (ids_BTk, probability_BTk, (logits_BTV > answer_BT1).sum(-1))
 
-    ids, probabilities, rank = jax.lax.map(read, jnp.stack([out.taps[name] for name in names]))
+    # The output of the last block is read first, and by the same program: in bfloat16, the answer of another one may differ.
+    none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
+    stream = jnp.stack([out.taps[name] for name in names])
+    answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
     return Lens(ids, probabilities, answer_BT, rank, jnp.argmax(rank == 0, 0))
 
 
@@ -118,7 +125,7 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     c = lm.config
     B, T = tokens_BT.shape
     at = as_int("position", position, -T, T - 1) % T
-    answer_B = None if answer is None else answer_ids(c.model, answer, B)
+    answer_B = None if answer is None else answer_ids(c.model.vocab_size, answer, B)
     with placed(lm):
         return _attribution(c.model, c.train.compute_dtype, lm.params, tokens_BT, answer_B, at)
 
@@ -156,7 +163,7 @@ def _attribution(
     )
 
 
-def answer_ids(config: ModelConfig, answer: Any, rows: int) -> jax.Array:
+def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
     """Convert one id, or one per row, to an int32 array `[B]`.
 
     Raises:
@@ -165,7 +172,7 @@ def answer_ids(config: ModelConfig, answer: Any, rows: int) -> jax.Array:
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
         raise UserError(f"{len(ids)} answers for {rows} rows of ids: give one id, or one per row")
-    ids = [as_int("an answer", i, 0, config.vocab_size - 1) for i in ids]
+    ids = [as_int("an answer", i, 0, V - 1) for i in ids]
     return jnp.asarray(ids * (rows // len(ids)), jnp.int32)
 
 

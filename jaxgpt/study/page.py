@@ -198,7 +198,10 @@ def _heads(found: Inspection) -> str:
     )
     head = ["head", "itself", "previous", "first", "entropy"]
     if found.without is None:
-        about += ". The model is too large to remove each head here."
+        one = len(found.tokens) == 1
+        about += (
+            f". {'A text of one token has no loss.' if one else 'The model is too large to remove each head here.'}"
+        )
     else:
         about += "; increase of the loss of the text, in nats per token, when the output of the head is set to zero."
         head.append("increase of the loss")

@@ -14,16 +14,18 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from folders import run_folder
+from folders import llama_tokenizer, run_folder
 from helpers import jaxgpt, make, small
+from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt import study
 from jaxgpt.cli.inspect import table
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer, train_bpe
 from jaxgpt.lm import LM
+from jaxgpt.lm.model import ids_with_text
 from jaxgpt.study import page
-from jaxgpt.study.inspection import Inspection, inspect
+from jaxgpt.study.inspection import Inspection, TextLoss, _texts, inspect
 
 ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
 
@@ -136,6 +138,66 @@ def test_the_command(lm: LM, found: Inspection) -> None:
 def test_too_long_a_text_is_rejected(lm: LM) -> None:
     with pytest.raises(UserError, match="a prompt of 7 tokens and 0 new ones exceed the 6"):
         inspect(lm, "aaaaaaa", max_new_tokens=0, longest=6)
+
+
+def model_of(tokenizer: Tokenizer, vocab_size: int = 0) -> LM:
+    config = small("gpt2", vocab_size=vocab_size or tokenizer.vocab_size, block_size=80, n_layer=1, init_std=0.5)
+    return LM(Config(model=config), make(config)[1], tokenizer)
+
+
+def test_the_loss_of_a_text_leaves_out_ids_without_a_text() -> None:
+    logits = np.random.default_rng(0).normal(size=(1, 4, 9)).astype(np.float32)
+    has_text = CharTokenizer("abcdef").has_text(9).tobytes()
+    assert TextLoss((1, 2, 3, 4), has_text)(logits) == TextLoss((1, 2, 3, 4))(logits[..., :6])
+
+
+@pytest.mark.ci
+def test_ids_without_a_text_have_no_probability() -> None:
+    """The table, the lens, the loss without each head and the generated text agree where the vocabulary is padded."""
+    lm = model_of(CharTokenizer("abcdef"), 40)
+    found = inspect(lm, "fade", max_new_tokens=2)
+    p = np.asarray(jax.nn.softmax(study.run(lm, [found.ids]).logits[0, :, :6]), np.float64)
+    np.testing.assert_allclose(found.top_probabilities, -np.sort(-p)[:, :5], rtol=1e-4)
+    np.testing.assert_allclose(found.entropy, -(p * np.log(p)).sum(-1), rtol=1e-4)
+    assert found.lens_tokens[-1] == [words[0] for words in found.top_tokens]
+    np.testing.assert_allclose(found.lens_probabilities[-1], found.top_probabilities[:, 0], rtol=1e-4)
+    loss = TextLoss(tuple(found.ids), ids_with_text(lm))(study.run(lm, [found.ids]).logits)
+    assert float(loss) == pytest.approx(-np.log(found.next_probability).mean(), rel=1e-4)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_diverged_weights_are_one_line(lm: LM) -> None:
+    broken = lm._replace(params=jax.tree.map(lambda x: x * np.float32("nan"), lm.params))
+    with pytest.raises(UserError, match="the weights have diverged"):
+        inspect(broken, "alert", max_new_tokens=0)
+
+
+def test_tokens_keep_their_spaces_and_bytes() -> None:
+    """A decoder of SentencePiece drops the first space of a text, and shows a part of a character as one sign for all."""
+    tokenizer = SubwordTokenizer(HFTokenizer.from_str(json.dumps(llama_tokenizer())))
+    words = _texts(tokenizer, int(tokenizer.encode("a")[0]))
+    ids = [*range(3, 259), *tokenizer.encode("a a").tolist()]
+    assert tokenizer.decode(ids[-1:]) == "a"
+    assert words(ids[-1]) == " a"
+    assert (words(3 + 0xC3), words(3 + 0xA9), words(3 + 0x41)) == ("<0xC3>", "<0xA9>", "A")
+    assert _texts(ByteTokenizer(), 65)(0xC3) == "<0xC3>"
+    bpe = train_bpe([["a"]], 300)
+    assert [_texts(bpe, 0)(i) for i in bpe.encode(" \u00e9").tolist()] == [" ", "<0xC3>", "<0xA9>"]
+    assert _texts(WordTokenizer(["one", "two"]), 0)(1) == "two"
+
+
+def test_a_text_of_one_token_has_no_loss(found: Inspection) -> None:
+    large = found._replace(without=None)
+    assert "The model is too large to remove each head here." in page.html(large, "x")
+    one = large._replace(
+        ids=found.ids[:1], tokens=found.tokens[:1], prompt=1, top_tokens=found.top_tokens[:1],
+        top_ids=found.top_ids[:1], top_probabilities=found.top_probabilities[:1], entropy=found.entropy[:1],
+        next_probability=found.next_probability[:0], next_rank=found.next_rank[:0],
+        attention=found.attention[:, :, :1, :1], lens_tokens=[row[:1] for row in found.lens_tokens],
+        lens_probabilities=found.lens_probabilities[:, :1], norms=found.norms[:, :1],
+    )  # fmt: skip
+    assert "A text of one token has no loss." in page.html(one, "x")
+    assert "too large" not in page.html(one, "x")
 
 
 @pytest.mark.ci

@@ -8,7 +8,7 @@ from helpers import MODELS, make, random_ids, small
 
 import jaxgpt
 from jaxgpt import study
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.model.params import flatten_params
 from jaxgpt.ops.quantize import quantize
@@ -76,6 +76,26 @@ def test_logit_lens(lm, ids, out):
     assert (seen.rank[:L] > 0).any()
     for b, t in np.ndindex(B, T):
         assert seen.first[b, t] == np.flatnonzero(seen.rank[:, b, t] == 0)[0]
+
+
+def test_the_lens_ends_in_its_answer():
+    """In bfloat16, where two programs of the same model differ by more than the most probable tokens do."""
+    config = small("gpt2", vocab_size=8000, block_size=64, n_layer=1, n_embd=16, n_head=2, init_std=0.02)
+    tokenizer = make_tokenizer("ids", "", 0, 8000)
+    lm = jaxgpt.LM(Config(model=config, train=TrainConfig(compute_dtype="bfloat16")), make(config)[1], tokenizer)
+    seen = study.lens(lm, random_ids(config, (4, 64)), k=1)
+    np.testing.assert_array_equal(seen.ids[-1, ..., 0], seen.answer)
+    assert (seen.rank[-1] == 0).all()
+    assert (np.take_along_axis(np.asarray(seen.rank), np.asarray(seen.first)[None], 0) == 0).all()
+
+
+def test_the_lens_leaves_out_ids_without_a_text(lm, ids):
+    short = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 10))
+    seen = study.lens(short, ids % 10, k=10)
+    logits = np.asarray(study.run(lm, ids % 10).logits)[..., :10]
+    np.testing.assert_array_equal(seen.answer, logits.argmax(-1))
+    assert (seen.ids < 10).all()
+    close(seen.probabilities.sum(-1), np.ones((L + 1, B, T)))
 
 
 @pytest.mark.parametrize("name", [n if n == "gemma" else pytest.param(n, marks=pytest.mark.ci) for n in MODELS])
@@ -199,6 +219,33 @@ def test_repeated_tokens(lm):
     np.testing.assert_array_equal(tokens[:, :5], tokens[:, 5:])
     assert len(set(map(tuple, tokens))) == 3
     assert (tokens < V).all()
+    np.testing.assert_array_equal(study.repeated_tokens(lm, 5, rows=3, key=np.int64(1)), tokens)
+
+
+def test_logit_difference_takes_ids_of_any_type():
+    logits = np.random.default_rng(0).normal(size=(B, T, V)).astype(np.float32)
+    expected = logits[0, 2, 3] / 2 + logits[1, 2, 4] / 2 - logits[:, 2, 5].mean()
+    for right in ([3, 4], np.array([3, 4]), jnp.array([3, 4]), (3, 4)):
+        metric = study.LogitDifference(right, np.int32(5), 2)
+        assert metric == study.LogitDifference((3, 4), 5, 2)
+        assert hash(metric) == hash(study.LogitDifference((3, 4), 5, 2))
+        close(metric(jnp.asarray(logits)), expected)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (study.LogitDifference(V, 0), "an answer must be at most 16: 17"),
+        (study.LogitDifference(0, -1), "an answer must be at least 0: -1"),
+        (study.LogitDifference(0, 1.5), "an answer must be an integer: 1.5"),
+        (study.LogitDifference(0, 1, T), "position must be at most 5: 6"),
+        (study.LogitDifference(0, 1, -T - 1), "position must be at least -6: -7"),
+        (study.LogitDifference((0, 1, 2), 1), "3 answers for 2 rows"),
+    ],
+)
+def test_a_logit_that_does_not_exist_is_one_line(metric, message):
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(metric, jax.ShapeDtypeStruct((B, T, V), jnp.float32))
 
 
 def test_neighbours(lm):
@@ -223,6 +270,7 @@ def test_neighbours(lm):
         (lambda lm: study.ablate_neurons(lm, [[1, 2]], 2, METRIC), "layer must be at most 1"),
         (lambda lm: study.patch(lm, [[1, 2]], [[1, 2, 3]], METRIC), r"\[1, 2\] and the corrupted ids \[1, 3\]"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "attn.heads_out"), "did you mean h.0.attn.head_out"),
+        (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "{x}"), "no activation 'h.0.{x}'"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "mlp.out", "heads"), "'mlp.out' has no heads"),
         (lambda lm: study.repeated_tokens(lm, 7), "period must be at most 6"),
         (lambda lm: study.neighbours(lm, -1), "an id must be at least 0"),
