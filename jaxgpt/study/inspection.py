@@ -129,8 +129,8 @@ def inspect(
     limit = min(longest, model.block_size)
     if len(ids) + max_new_tokens > limit:
         raise UserError(
-            f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones exceed the {limit} that can be inspected: shorten "
-            f"the prompt, or lower max-new-tokens"
+            f"a prompt of {len(ids)} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
+            f"prompt, or lower max-new-tokens"
         )
     before = len(ids)
     if max_new_tokens:

@@ -119,8 +119,9 @@ def plane(name: str, lines: dict[str, list[tuple[int, int, int, str]]]) -> str:
 @pytest.mark.parametrize(
     "text",
     [
-        # A CPU: threads of the host, a fusion within a wait.
-        plane("/host:CPU", {"thread 1": [(1, 0, 4, ""), (4, 4, 4, ""), (2, 5, 2, "")], "thread 2": [(1, 6, 4, "")]}),
+        # A CPU: threads of the host, a fusion within a wait. libtpu adds a device without events.
+        plane("/device:CUSTOM:Megascale Trace", {})
+        + plane("/host:CPU", {"thread 1": [(1, 0, 4, ""), (4, 4, 4, ""), (2, 5, 2, "")], "thread 2": [(1, 6, 4, "")]}),
         # A GPU: kernels with the name of their instruction; events of the host are ignored.
         plane("/host:CPU", {"thread": [(1, 0, 99, "")]})
         + plane("/device:GPU:0", {"Stream 1": [(5, 0, 4, GPU_OP % "dot.1"), (3, 5, 2, GPU_OP % "fusion.2")]})

@@ -136,7 +136,7 @@ def test_the_command(lm: LM, found: Inspection) -> None:
 
 
 def test_too_long_a_text_is_rejected(lm: LM) -> None:
-    with pytest.raises(UserError, match="a prompt of 7 tokens and 0 new ones exceed the 6"):
+    with pytest.raises(UserError, match="a prompt of 7 tokens and 0 new tokens exceed the limit of 6"):
         inspect(lm, "aaaaaaa", max_new_tokens=0, longest=6)
 
 
