@@ -19,7 +19,7 @@ def test_import_and_export(tmp_path, capsys):
     assert main(["import", str(tmp_path / "hf"), run]) == 2
     assert "unknown option alibi (True)" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), run, "--accept-option", "alibi"]) == 0
-    assert "reading it back: 0.0e+00" in capsys.readouterr().out
+    assert "importing it again: 0.0e+00" in capsys.readouterr().out
     assert main(["export", run, out, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["family"] == "gpt2"
@@ -70,7 +70,7 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
     [
         (["--data.path", "my.txt"], "--init-from RUN"),
         (["--init-from", "nowhere", "--data.path", "my.txt"], "no run at nowhere"),
-        (["--init-from", "base", "--data.path", "my.txt", "--model.n-layer", "7"], "model.n_layer is 2"),
+        (["--init-from", "base", "--data.path", "my.txt", "--model.n-layer", "7"], "model.n_layer must be 2"),
         (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "has only 16 positions"),
     ],
 )

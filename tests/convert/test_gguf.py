@@ -113,7 +113,7 @@ def test_every_quantization(tmp_path, kind):
 def test_the_command_and_the_tokenizer(tmp_path, capsys):
     write(tmp_path / "m.gguf", "Q4_1")
     assert main(["import", str(tmp_path / "m.gguf"), str(tmp_path / "run")]) == 0
-    assert "reading it back: 0.0e+00" in capsys.readouterr().out
+    assert "importing it again: 0.0e+00" in capsys.readouterr().out
     tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
     text = "ab a 12\n\u00e9\U0001f600"
     ids = tokenizer.encode(text).tolist()
