@@ -122,7 +122,7 @@ def test_the_command(lm: LM, found: Inspection) -> None:
     assert len(result.json["tokens"]) == 7
     assert Path("a.html").read_text("utf-8").startswith("<!doctype html>")
     for args, message in (
-        (["--max-new-tokens", "90"], "exceed the 80 that can be inspected"),
+        (["--max-new-tokens", "90"], "exceed the limit of 80"),
         (["--max-new-tokens", "-1"], "--max-new-tokens must be at least 0"),
         (["--html", "no/a.html"], "cannot write no/a.html"),
     ):
