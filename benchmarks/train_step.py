@@ -199,7 +199,7 @@ class Side:
     def ask(self, seconds: float) -> float:
         """Return the seconds of a step, or the FLOP/s of a peak, from so much work; for 0 the largest memory in use so far."""
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and there is no line to read
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `_line` raises
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
         return float(self._line())

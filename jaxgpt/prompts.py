@@ -127,8 +127,8 @@ def fit(
         prompts: encoded prompts.
         max_new_tokens: maximum number of new tokens; None: `NEW_TOKENS`, or what fits the context.
         max_length: maximum number of tokens including the prompt, instead of `max_new_tokens`.
-        overflow: when a text exceeds the context: raise an error, or slide the window. RoPE has no last position, so with
-            "error" its models go on.
+        overflow: when a text exceeds the context: raise an error, or slide the window. Models with RoPE have no last position:
+            with "error" they continue.
 
     Raises:
         UserError: an invalid number, or a prompt that does not fit.

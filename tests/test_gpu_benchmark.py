@@ -176,7 +176,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_a_side_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, in_turn: bool) -> None:
-    """Whether it fails as it starts or later, the rows so far are reported, and the others are measured."""
+    """A side may fail at its start or later: its error is reported, and the other sides are still measured."""
     monkeypatch.syspath_prepend(SCRIPT.parent)
     train_step = importlib.import_module("train_step")
     Path("side.py").write_text(SIDE)

@@ -49,6 +49,6 @@ def run(args: Sequence[str]) -> int:
         print_json({"run": source, "directory": target} | asdict(done))
         return 0
     print(f"{source}: {done.family}, {done.parameters:,} parameters")
-    print(f"maximum difference in logits after reading it back: {done.max_logit_change:.1e}")
+    print(f"largest difference in logits after reading it back: {done.max_logit_change:.1e}")
     print(f"directory: {target}")
     return 0

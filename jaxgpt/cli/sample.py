@@ -45,7 +45,7 @@ class _Prompt:
 class _Stop:
     stop: tuple[str, ...] = ()  # stop strings: end the sample before the first of these
     stop_ids: tuple[int, ...] = ()  # stop ids: end the sample before the first of these
-    # beyond the context: error, or slide the window; models with RoPE go on without either
+    # when the text exceeds the context: error, or slide the window; with error, models with RoPE continue
     overflow: Overflow = "error"
     # faster decoding of one text that repeats itself or its prompt: draft what followed the last N tokens earlier (0: off)
     lookup: int = 0

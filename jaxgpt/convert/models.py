@@ -20,7 +20,14 @@ from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_weights, largest_change, load_weights, probe, release, save_weights
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.special import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special
-from jaxgpt.data.tokenizer import CharTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer import (
+    CharTokenizer,
+    NoTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    make_tokenizer,
+)
 from jaxgpt.errors import read_json, shown
 from jaxgpt.lm import load
 
@@ -214,11 +221,11 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
             return CharTokenizer(read_path(text_beside(source, text)).text)
     try:
         words = load_tokenizer(source)
+    except NoTokenizer:
+        raise UserError(
+            f"{source} has no tokenizer.json: choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
+        ) from None
     except UserError as e:
-        if not (source / "tokenizer.json").is_file():
-            raise UserError(
-                f"{source} has no tokenizer.json: choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
-            ) from None
         raise UserError(f"{e}; or choose another with --tokenizer (gpt2, byte, ids, or a path)") from None
     words.special = special
     return words

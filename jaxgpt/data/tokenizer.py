@@ -28,6 +28,10 @@ LIMIT = 1 << 27  # maximum bytes of a tokenizer file; four times the largest pub
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
+class NoTokenizer(UserError):
+    """There are no files of a tokenizer."""
+
+
 def make_tokenizer(
     kind: str,
     text: str | Text | Sequence[Text],
@@ -82,7 +86,9 @@ def _load(path: Path) -> Tokenizer:
                 return _gpt2_from_files(path / vocab, path / merges)
         path = path / "tokenizer.json"
     if not path.is_file():
-        raise UserError(f"no tokenizer at {path}{did_you_mean(str(path), KINDS)}: one of {', '.join(KINDS)}, or a path")
+        raise NoTokenizer(
+            f"no tokenizer at {path}{did_you_mean(str(path), KINDS)}: one of {', '.join(KINDS)}, or a path"
+        )
     data = read_bytes(path, LIMIT)
     value = parse_json(data, str(path))
     try:

@@ -105,8 +105,8 @@ def generate(
             possible.
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
-        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. With "error", models
-            with RoPE go on beyond it, as their positions have no end; what they were not trained for may be poor.
+        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. Models with RoPE have
+            no last position: with "error" they continue past the context, on which they were not trained.
         lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
             that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
             0 disables.
@@ -168,8 +168,8 @@ def stream(
         no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
         stop: strings that end a text and are not part of it.
         stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
-        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. With "error", models
-            with RoPE go on beyond it, as their positions have no end; what they were not trained for may be poor.
+        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. Models with RoPE have
+            no last position: with "error" they continue past the context, on which they were not trained.
         lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
             that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
             0 disables.

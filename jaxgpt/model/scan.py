@@ -22,7 +22,7 @@ _offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_h
 
 
 def _kernels(primitive: Any, *avals: Any, **params: Any) -> Any:
-    # What cuDNN's backward pass needs cannot be named: that of the whole call is saved.
+    # The results of cuDNN attention, which its backward pass needs, have no name: they are saved by their primitive.
     return primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
 
 

@@ -120,9 +120,8 @@ def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str,
 def _lines(profile: jax.profiler.ProfileData) -> Iterator[Any]:
     """Yield the threads or streams that run instructions: of the devices, or on a CPU of the host."""
     planes = {plane.name: list(plane.lines) for plane in profile.planes}
-    devices = [
-        lines for name, lines in planes.items() if name.startswith("/device:") and lines
-    ]  # libtpu adds an empty one
+    # libtpu adds a device without lines.
+    devices = [lines for name, lines in planes.items() if name.startswith("/device:") and lines]
     for lines in devices or [planes.get("/host:CPU", [])]:
         # "XLA Ops" holds the events of all streams by instruction: reading both would count them twice.
         yield from [line for line in lines if line.name == "XLA Ops"] or lines

@@ -64,6 +64,9 @@ def evaluate(
 
     Returns:
         None if it was interrupted.
+
+    Raises:
+        UserError: no token is counted in the loss, because all targets are masked.
     """
     config, mesh = program.layout.config, program.layout.mesh
     batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
@@ -109,12 +112,12 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
         shared: indices of the windows whose mean is `ranking`.
 
     Raises:
-        UserError: there are no tokens.
+        UserError: no token of the shared windows is counted.
     """
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
     if not counts[shared].sum():
         raise UserError(
-            "the validation data has no token whose loss counts: use longer documents, or hold out more of them"
+            "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more of them"
         )
     loss = sums.sum() / counts.sum()
     errors = (sums - loss * counts) / counts.mean()

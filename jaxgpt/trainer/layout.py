@@ -96,7 +96,7 @@ class Layout:
 
     @cached_property
     def unstack(self) -> Any:
-        """Convert a state to one of layers by themselves, as in a checkpoint. Compiled once."""
+        """The compiled function from a state with stacked layers to one with a tree per layer, as in a checkpoint."""
         unstack = partial(unstack_layers, n_layer=self.config.model.n_layer)
         return jax.jit(unstack, out_shardings=placements(self.checkpoint))
 

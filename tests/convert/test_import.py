@@ -337,6 +337,18 @@ def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
         import_model(folder, Path())
 
 
+def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
+    folder = hf_folder(tmp_path / "hf")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"hf has no tokenizer\.json: choose a tokenizer with --tokenizer"):
+        import_model(folder, tmp_path / "run")
+    (folder / "vocab.json").write_text("{")
+    (folder / "merges.txt").write_text("")
+    with pytest.raises(UserError, match=r"vocab\.json.*; or choose another with --tokenizer"):
+        import_model(folder, tmp_path / "run")
+
+
 def test_existing_files_are_not_overwritten(tmp_path):
     folder = hf_folder(tmp_path / "hf")
     (tmp_path / "run").mkdir()

@@ -354,7 +354,7 @@ def test_standard_error_is_that_of_window_means() -> None:
 
 
 def test_an_evaluation_without_targets_raises() -> None:
-    with pytest.raises(UserError, match="no token whose loss counts"):
+    with pytest.raises(UserError, match="no token of the evaluated windows is counted"):
         summarize(np.zeros(2), np.zeros(2, np.int32))
 
 
