@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxgpt.ops.random import named_key
+from jaxgpt.ops.sharding import add_over_devices
 from jaxgpt.train.clip import global_norm, squared_norms
 from jaxgpt.train.loss import LossFn, split_windows, token_count
 from jaxgpt.train.skip import skip_state
@@ -54,35 +55,50 @@ def loss_sum(
 
 
 def gradients(
-    params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn, accumulation: int
+    params: Any,
+    windows_BT1: jax.Array,
+    key: jax.Array | None,
+    loss_fn: LossFn,
+    accumulation: int,
+    data_axis: str | None = None,
 ) -> tuple[jax.Array, Any]:
     """Compute the mean loss over all tokens of a batch and its gradient, in `accumulation` microbatches.
 
-    Microbatches add up sums, which are divided once by the number of tokens: the result does not depend on their number.
+    Microbatches and devices add up sums, which are divided once by the number of tokens: the result does not depend on their
+    number. `data_axis` is that of `train_step`.
     """
     chex.assert_rank(windows_BT1, {2, 3})
     if len(windows_BT1) % accumulation:
         raise ValueError(f"{len(windows_BT1)} windows cannot be split into {accumulation} equal microbatches")
-    grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
-    if accumulation == 1:
-        (total, count), grads = grad(params, windows_BT1, key)
-    else:
-        # Row r goes to microbatch r % A: every device keeps its rows.
-        microbatches = windows_BT1.reshape(-1, accumulation, *windows_BT1.shape[1:]).swapaxes(0, 1)
-
-        def add(sums: Any, microbatch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-            windows, index = microbatch
-            (loss, tokens), g = grad(params, windows, None if key is None else jax.random.fold_in(key, index))
-            return jax.tree.map(jnp.add, sums, (loss, tokens, g)), None
-
-        zero = jnp.zeros((), jnp.float32)
-        start = (zero, zero, jax.tree.map(jnp.zeros_like, params))
-        (total, count, grads), _ = jax.lax.scan(add, start, (microbatches, jnp.arange(accumulation)))
+    sums = partial(gradient_sums, key=key, loss_fn=loss_fn, accumulation=accumulation)
+    if data_axis is not None and key is None:
+        sums = partial(add_over_devices, sums, data_axis)
+    (total, count), grads = sums(params, windows_BT1)
     # A product is fused into what reads the gradients; a division would write and read them once more. Without a counted
     # target, loss and gradients are 0.
     count = jnp.maximum(count, 1)
     inverse = 1 / count
     return total / count, jax.tree.map(lambda g: g * inverse, grads)
+
+
+def gradient_sums(
+    params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn, accumulation: int
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    """Compute the sums of `loss_sum` over microbatches, and the gradient of the summed loss."""
+    grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
+    if accumulation == 1:
+        return grad(params, windows_BT1, key)
+    # Row r goes to microbatch r % A: every device keeps its rows.
+    microbatches = windows_BT1.reshape(-1, accumulation, *windows_BT1.shape[1:]).swapaxes(0, 1)
+
+    def add(sums: Any, microbatch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        windows, index = microbatch
+        new = grad(params, windows, None if key is None else jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, sums, new), None
+
+    zero = jnp.zeros((), jnp.float32)
+    start = ((zero, zero), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(add, start, (microbatches, jnp.arange(accumulation)))[0]
 
 
 def train_step(
@@ -96,6 +112,7 @@ def train_step(
     accumulation: int = 1,
     dropout: bool = False,
     ema_decay: float = 0.0,
+    data_axis: str | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
@@ -114,6 +131,9 @@ def train_step(
         dropout: whether loss_fn is given a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an average. A skipped update
             (`skip_bad_updates`) leaves it unchanged, as it does the weights and the optimizer.
+        data_axis: the mesh axis that divides the batch, if nothing else is divided: each device computes the gradients of its
+            rows, and small gradients are added over the devices as one array (`add_over_devices`). None: the compiler divides
+            the step, as it does with dropout, because the masks are drawn for the whole batch.
 
     Returns:
         The new state, and the metrics: `loss` (mean nats per token, before the update), `grad_norm` (before clipping), `lr`,
@@ -121,7 +141,7 @@ def train_step(
         `skipped_in_a_row`.
     """
     key = named_key(seed, "dropout", state.step) if dropout else None
-    loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation)
+    loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation, data_axis)
     update = optax.with_extra_args_support(optimizer).update
     updates, opt_state = update(grads, state.opt_state, state.params, value=loss)
     params = optax.apply_updates(state.params, updates)

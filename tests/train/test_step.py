@@ -18,8 +18,9 @@ import pytest
 from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.ops import sharding
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel import use_mesh
+from jaxgpt.parallel import make_mesh, use_mesh
 from jaxgpt.train.loss import _take, _take_by_comparison, cross_entropy, ignore_padding, make_loss_fn, token_count
 from jaxgpt.train.step import eval_step, gradients
 from jaxgpt.trainer.layout import placements
@@ -373,12 +374,12 @@ def test_accumulation_and_dropout_on_a_mesh(name: str) -> None:
 
 
 @functools.cache
-def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any]:
+def of_seven(data: int, microbatch: int, dropout: float, axis: str | None = None) -> tuple[jax.Array, Any]:
     """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
     p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
     key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
     with use_mesh(p.layout.mesh, p.layout.config.model):
-        call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"]))
+        call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"], axis))
         out: tuple[jax.Array, Any] = call(make(p.layout.config.model)[1], p.put_steps([windows(p)]))
     return jax.device_get(out)
 
@@ -393,7 +394,33 @@ def of_seven(data: int, microbatch: int, dropout: float) -> tuple[jax.Array, Any
 )
 def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, microbatch: int, dropout: float) -> None:
     one = of_seven(1, 0, dropout)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, microbatch, dropout), one)
+    for axis in (None, "data"):
+        split = of_seven(data, microbatch, dropout, axis)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), split, one)
+
+
+@pytest.mark.parametrize("small", [0, 20, 1 << 18])
+def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    """Arrays of both kinds and of several types, against NumPy."""
+    monkeypatch.setattr(sharding, "SMALL", small)
+    rng = np.random.default_rng(0)
+    rows, w = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)
+
+    def local(w: jax.Array, rows: jax.Array) -> Any:
+        return {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": jnp.int32(len(rows))}
+
+    with jax.set_mesh(make_mesh(MeshConfig(data=4))):
+        found = jax.jit(partial(sharding.add_over_devices, local, "data"))(w, rows)
+    expected = {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": np.int32(12)}
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
+    assert found["count"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_devices_of_a_cpu_add_small_gradients_as_one_array(optimizer: str) -> None:
+    text = compiled(program(mesh=MeshConfig(data=2), optim={"name": optimizer}))
+    [sent] = re.findall(r" = (.*) all-reduce\(", text)
+    assert len(re.findall(r"\w+\[", sent)) == 1
 
 
 def test_weights_and_moments_are_sharded() -> None:
