@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jaxgpt.cli import COMMANDS, module_of
 from jaxgpt.cli.help import COMMON, Group, groups
-from jaxgpt.cli.info import with_vocab
 from jaxgpt.cli.parse import SECTIONS, Settings
+from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
 from jaxgpt.presets import PRESETS, describe, preset
 
@@ -87,7 +87,7 @@ def _lines() -> Iterator[str]:
         yield ""
         yield said.what
         yield ""
-        yield f"- parameters: {with_vocab(preset(name)).model.parameters:,}"
+        yield f"- parameters: {parameters:,}" if (parameters := size(name)) else f"- {BASE}"
         yield f"- command: `{said.command}`"
         if said.expect:
             yield f"- result: {said.expect}"
@@ -97,8 +97,11 @@ def _lines() -> Iterator[str]:
 
 def _changes(name: str) -> list[str]:
     default = flat(Config())
+    of_base = ("model.", "data.tokenizer") if size(name) is None else ()
     return [
-        f"`{key} = {value!r}`" for key, value in flat(preset(name)).items() if value != default[key] and key != "preset"
+        f"`{key} = {value!r}`"
+        for key, value in flat(preset(name)).items()
+        if value != default[key] and key != "preset" and not key.startswith(of_base)
     ]
 
 

@@ -17,7 +17,7 @@ PYTHON = DataConfig(dataset="python", train_fraction=0.985)  # a small split kee
 def python_char() -> Config:
     """A character-level model of Python's standard library; needs no download.
 
-    Command: python train.py
+    Command: jaxgpt train python-char
     Expect: validation loss 1.31 in 80 seconds on 2 cores
     """
     return Config(
@@ -31,7 +31,7 @@ def python_char() -> Config:
 def shakespeare() -> Config:
     """A character-level model of Shakespeare's plays, sized for a CPU.
 
-    Command: python train.py shakespeare
+    Command: jaxgpt train shakespeare
     Expect: validation loss 1.59 in 2.5 minutes on 2 cores
     """
     return Config(
@@ -47,7 +47,7 @@ def shakespeare() -> Config:
 def shakespeare_fast() -> Config:
     """The loss of nanoGPT's CPU recipe in seconds: a small model with an untied head and high learning rates for Muon.
 
-    Command: python train.py shakespeare-fast
+    Command: jaxgpt train shakespeare-fast
     Expect: validation loss 1.85 in 7 seconds on 2 cores, including startup and evaluation; 11 seconds the first time
     """
     model = _modern(n_layer=2, n_head=4, n_embd=64, block_size=64)
@@ -66,7 +66,7 @@ def shakespeare_fast() -> Config:
 def statquest() -> Config:
     """StatQuest's decoder-only transformer: five words, width 2, 37 parameters. Learns to answer "awesome <EOS>".
 
-    Command: python train.py statquest
+    Command: jaxgpt train statquest
     Expect: loss 0.14 and both questions answered, in 5 seconds
     """
     return Config(
@@ -105,7 +105,7 @@ def statquest() -> Config:
 def induction() -> Config:
     """Two layers of attention without MLPs, on random strings written twice: the loss drops when an induction head forms.
 
-    Command: python train.py induction
+    Command: jaxgpt train induction
     Expect: validation loss 2.77 in 49 seconds of CPU time, and a head with an induction score of 0.46
     """
     return Config(
@@ -129,7 +129,7 @@ def numpy_minimal() -> Config:
 
     The original has no embedding and no head (it equals `GPT.apply(..., method="stack")`); both are added for training.
 
-    Command: python train.py numpy-minimal
+    Command: jaxgpt train numpy-minimal
     Expect: validation loss 2.18 in 36 seconds on 2 cores
     """
     return Config(
@@ -169,7 +169,7 @@ def torch_decoder() -> Config:
     The study notes call `TransformerDecoderLayer(x, memory=None)`, which PyTorch rejects. A decoder layer without
     cross-attention is a `TransformerEncoderLayer` with a causal mask, which is what this preset computes.
 
-    Command: python train.py torch-decoder
+    Command: jaxgpt train torch-decoder
     """
     return Config(
         model=ModelConfig(
@@ -193,7 +193,7 @@ def torch_decoder() -> Config:
 def gpt2_style() -> Config:
     """GPT-2 124M from PyTorch modules: exact GELU, and an untied head with a bias.
 
-    Command: python train.py gpt2-style --data.path FOLDER_OF_BIN_FILES
+    Command: jaxgpt train gpt2-style --data.path FOLDER_OF_BIN_FILES
     """
     return _gpt2(12, 12, 768).with_model(activation="gelu", tie_embeddings=False, head_bias=True)
 
@@ -201,7 +201,7 @@ def gpt2_style() -> Config:
 def llama_tiny() -> Config:
     """A small model with Llama's block: RMSNorm, RoPE, SwiGLU, no biases, 4 query heads and 2 key/value heads.
 
-    Command: python train.py llama-tiny
+    Command: jaxgpt train llama-tiny
     Expect: validation loss 1.49 in 4 minutes on 2 cores shared with other work
     """
     return Config(
@@ -229,7 +229,7 @@ def finetune() -> Config:
 
     `jaxgpt eval RUN --data.path my.txt` prints the loss before fine-tuning.
 
-    Command: python train.py finetune --init-from RUN --data.path my.txt
+    Command: jaxgpt train finetune --init-from RUN --data.path my.txt
     """
     return Config(
         model=_gpt2(12, 12, 768).model,  # replaced by the model of --init-from
@@ -242,7 +242,7 @@ def finetune() -> Config:
 def nanogpt_cpu() -> Config:
     """nanoGPT's CPU recipe, setting for setting (karpathy/nanoGPT, README, as of 2025-11).
 
-    Command: python train.py nanogpt-cpu
+    Command: jaxgpt train nanogpt-cpu
     Expect: validation loss 1.90 in 2 minutes on 2 cores (nanoGPT ends at 1.898 on the whole split)
     """
     return Config(
@@ -265,7 +265,7 @@ def nanogpt_cpu() -> Config:
 def nanogpt_gpu() -> Config:
     """nanoGPT's GPU recipe, setting for setting (karpathy/nanoGPT, config/train_shakespeare_char.py, as of 2025-11).
 
-    Command: python train.py nanogpt-gpu
+    Command: jaxgpt train nanogpt-gpu
     Expect: best validation loss 1.47 near step 1,750, then it overfits (as reported by users of nanoGPT)
     """
     return Config(
@@ -279,7 +279,7 @@ def nanogpt_gpu() -> Config:
 def gpt2() -> Config:
     """GPT-2 124M, trained with nanoGPT's recipe for OpenWebText (config/train_gpt2.py).
 
-    Command: python train.py gpt2 --data.path FOLDER_OF_BIN_FILES
+    Command: jaxgpt train gpt2 --data.path FOLDER_OF_BIN_FILES
     Expect: validation loss 2.85 on OpenWebText after 600,000 steps, 4 days on 8 A100 (nanoGPT's run)
     """
     return _gpt2(12, 12, 768)
@@ -288,7 +288,7 @@ def gpt2() -> Config:
 def gpt2_medium() -> Config:
     """GPT-2, 355M.
 
-    Command: python train.py gpt2-medium --data.path FOLDER_OF_BIN_FILES
+    Command: jaxgpt train gpt2-medium --data.path FOLDER_OF_BIN_FILES
     """
     return _gpt2(24, 16, 1024)
 
@@ -296,7 +296,7 @@ def gpt2_medium() -> Config:
 def gpt2_large() -> Config:
     """GPT-2, 774M.
 
-    Command: python train.py gpt2-large --data.path FOLDER_OF_BIN_FILES
+    Command: jaxgpt train gpt2-large --data.path FOLDER_OF_BIN_FILES
     """
     return _gpt2(36, 20, 1280)
 
@@ -304,7 +304,7 @@ def gpt2_large() -> Config:
 def gpt2_xl() -> Config:
     """GPT-2, 1.5B.
 
-    Command: python train.py gpt2-xl --data.path FOLDER_OF_BIN_FILES
+    Command: jaxgpt train gpt2-xl --data.path FOLDER_OF_BIN_FILES
     """
     return _gpt2(48, 25, 1600)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import TEXT, flags, make, small
+from helpers import TEXT, flags, make, repository, small
 from helpers import jaxgpt as command
 
 import jaxgpt
@@ -46,6 +49,30 @@ def test_dir_lists_only_the_public_names() -> None:
     assert len(names) <= 25
     assert not {"re", "sys", "importlib", "Path"} & set(names)
     assert {"load", "save", "generate", "train_step", "ModelConfig"} <= set(names)
+
+
+@pytest.mark.ci
+def test_an_editable_install_is_imported_beside_a_clone_of_the_same_name(tmp_path: Path) -> None:
+    """A folder `jaxgpt` without `__init__.py` in the current folder is a candidate for the package, and must not win."""
+    pytest.importorskip("setuptools", minversion="77")
+    clone, site = tmp_path / "jaxgpt", tmp_path / "site"
+    clone.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(repository() / name, clone)
+    shutil.copytree(repository() / "jaxgpt", clone / "jaxgpt", ignore=shutil.ignore_patterns("__pycache__"))
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    made = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=clone, capture_output=True, text=True)
+    assert (made.returncode, "Deprecat" in made.stderr) == (0, False), made.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    find = (
+        f"import importlib.util, site; site.addsitedir({str(site)!r}); print(importlib.util.find_spec('jaxgpt').origin)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = subprocess.run(
+        [sys.executable, "-c", find], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(clone / "jaxgpt" / "__init__.py")
 
 
 @pytest.mark.parametrize("name", sorted(jaxgpt.__all__))

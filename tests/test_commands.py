@@ -14,6 +14,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import jax
 import pytest
@@ -23,6 +24,7 @@ import jaxgpt as package
 from jaxgpt.cli import COMMANDS, module_of
 from jaxgpt.cli.parse import Settings, with_settings
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.trainer.metrics import read_metrics
 
 ROOT = repository()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -210,7 +212,7 @@ def test_every_command_of_a_block_runs_or_has_a_reason() -> None:
 
 
 @pytest.mark.ci
-def test_the_quick_commands_and_python_blocks_run() -> None:
+def test_the_quick_commands_and_python_blocks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small runs stand in for those that take minutes; the commands are those of the pages, word for word."""
     Path("my.txt").write_text(TEXT + string.printable)
     small = (
@@ -224,11 +226,19 @@ def test_the_quick_commands_and_python_blocks_run() -> None:
         assert out.code == 0, (shlex.join(words), out)
     assert all(Path(file).stat().st_size for file in ("page.html", "losses.svg", "runs/mine/loss.png"))
     lm = package.load("runs/python-char")
+    wandb = MagicMock()  # stands in for the package, which is not installed
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     given = {"jax": jax, "jaxgpt": package, "lm": lm, "tokens_BT": lm.tokenizer.encode("def main():")[None]}
     for page, blocks_of_page in python_blocks().items():
         for block in blocks_of_page:
             Path("block.py").write_text(block)
             runpy.run_path("block.py", init_globals=given, run_name=page)
+    tracked = wandb.init.return_value.__enter__.return_value
+    assert (
+        [call.args[0] for call in tracked.log.call_args_list]
+        == list(read_metrics(Path("runs/mine/metrics.jsonl")))
+        != []
+    )
     assert Path("chats.jsonl").read_text().count("\n") == 30
 
 

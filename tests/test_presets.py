@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers import repository
+from helpers import jaxgpt, repository
 
 from jaxgpt.cli.info import describe as figures
 from jaxgpt.cli.info import with_vocab
@@ -69,15 +69,24 @@ def test_sizes_and_shapes_of_the_study_notes(name: str, D: int, F: int, N: int, 
 
 
 RESULTS = dict(
-    re.findall(r"^\| `(python train\.py.*?)` \| (.*) \|$", (repository() / "docs/performance.md").read_text(), re.M)
+    re.findall(r"^\| `(jaxgpt train .*?)` \| (.*) \|$", (repository() / "docs/performance.md").read_text(), re.M)
 )
+
+
+def test_the_size_of_finetune_is_that_of_its_base() -> None:
+    listed = {row["name"]: row["parameters"] for row in jaxgpt("presets", "--json").json["presets"]}
+    assert list(listed) == list(PRESETS)
+    assert [name for name, size in listed.items() if size is None] == ["finetune"]
+    out = jaxgpt("presets").out
+    assert "finetune  (parameters of the run that --init-from names)" in out
+    assert "gpt2  (124,439,808 parameters)" in out
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_a_command_and_a_recorded_result(name: str) -> None:
     """Recorded in docs/performance.md, or by the named source."""
     said = describe(name)
-    assert said.command.startswith("python train.py")
+    assert said.command.startswith(f"jaxgpt train {name}")
     if said.expect is None:
         return
     if said.command not in RESULTS:

@@ -52,7 +52,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.data import load_eval_data
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import dequantize, quantize
-    from jaxgpt.trainer.evaluation import evaluate
+    from jaxgpt.trainer.evaluation import change, evaluate
     from jaxgpt.trainer.state import place_params
 
     with progress("loading") as activity:
@@ -63,13 +63,14 @@ def run(args: Sequence[str]) -> int:
         program = _program(lm.config)
         result = evaluate(program, place_params(program.layout, lm.params), data.tokens, progress=activity)
         assert result is not None  # None means interrupted, which cannot happen here
-        change: dict[str, float] = {}
+        cost: dict[str, float] = {}
         if parsed.weights != "float32":
             activity.stage(f"evaluating {parsed.weights}")
             lower = place_params(program.layout, dequantize(quantize(lm.params, parsed.weights)))
             full, result = result, evaluate(program, lower, data.tokens, progress=activity)
             assert result is not None
-            change = {"loss_float32": full.loss, "loss_change": result.loss - full.loss}
+            difference, stderr = change(full, result)
+            cost = {"loss_float32": full.loss, "loss_change": difference, "loss_change_stderr": stderr}
     bits = result.loss / math.log(2) * len(data.tokens) / data.text_bytes if data.text_bytes else math.nan
     results = {
         "run": target,
@@ -77,7 +78,7 @@ def run(args: Sequence[str]) -> int:
         "weights": parsed.weights,
         "loss": result.loss,
         "stderr": result.stderr,
-        **change,
+        **cost,
         "perplexity": math.exp(min(result.loss, 700.0)),
         "bits_per_byte": bits,
         "tokens": result.tokens,
@@ -88,9 +89,10 @@ def run(args: Sequence[str]) -> int:
         return 0
     print(f"text           {data.source}")
     print(f"loss           {result} nats per token")
-    if change:
+    if cost:
+        error = f" +- {cost['loss_change_stderr']:.5f}" if math.isfinite(cost["loss_change_stderr"]) else ""
         print(
-            f"{parsed.weights:14} changes the loss by {change['loss_change']:+.5f}, from {change['loss_float32']:.4f}"
+            f"{parsed.weights:14} changes the loss by {cost['loss_change']:+.5f}{error}, from {cost['loss_float32']:.4f}"
         )
     print(f"perplexity     {results['perplexity']:.3f}")
     if data.text_bytes:

@@ -16,6 +16,8 @@ COMMAND = Command(
     ["jaxgpt presets", "jaxgpt presets --json", "jaxgpt train shakespeare --help  # all settings of this preset"],
 )
 
+BASE = "parameters of the run that --init-from names"
+
 
 @dataclass(frozen=True)
 class Args:
@@ -24,15 +26,18 @@ class Args:
 
 def run(args: Sequence[str]) -> int:
     _, parsed = COMMAND.parse(Args, args)
-    rows = [
-        {"name": name, "parameters": with_vocab(preset(name)).model.parameters} | describe(name)._asdict()
-        for name in PRESETS
-    ]
+    rows = [{"name": name, "parameters": size(name)} | describe(name)._asdict() for name in PRESETS]
     if parsed.json:
         print_json({"presets": rows})
         return 0
     for row in rows:
-        print(f"{row['name']}  ({row['parameters']:,} parameters)")
+        parameters = f"{row['parameters']:,} parameters" if row["parameters"] else BASE
+        print(f"{row['name']}  ({parameters})")
         expect = f"    expect: {row['expect']}\n" if row["expect"] else ""
         print(f"    {row['what']}\n    {row['command']}\n{expect}")
     return 0
+
+
+def size(name: str) -> int | None:
+    """Return the number of parameters of a preset; None for `finetune`, which trains the model of another run."""
+    return None if name == "finetune" else with_vocab(preset(name)).model.parameters

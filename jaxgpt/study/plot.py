@@ -26,6 +26,7 @@ SEQUENTIAL = "#ffffff #c5e7ff #8fcbfd #5caef8 #438fe1 #3771c1 #30569a #293d6f #1
 DIVERGING = "#0654a3 #2f76bf #5d98d2 #8cbae3 #bfdbf2 #fafafa #efd0bc #dda789 #c97e5b #b35330 #9a2300".split()
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
 SHOWN = 14  # characters of a token
+PALE = 0.4  # opacity of training losses where there are validation losses
 DARK = 0.55  # relative luminance below which text on a color is white
 AXES = {"step": "step", "tokens": "tokens", "seconds": "time"}
 SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}", " ": "\N{MIDDLE DOT}"}
@@ -176,6 +177,8 @@ def losses(
     Raises:
         UserError: a run has no losses, or another axis.
     """
+    from matplotlib.lines import Line2D
+
     if x not in (choices := ("all", *AXES)):
         raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
     kinds = list(AXES) if x == "all" else [x]
@@ -193,7 +196,7 @@ def losses(
             label = str(number) if axes is panels[0] else "_"  # a label with "_" is left out of the legend
             both = bool(len(val["loss"]))
             axes.plot(
-                train[kind] / scale, train["loss"], style, color=color, linewidth=1, alpha=0.4 if both else 1.0,
+                train[kind] / scale, train["loss"], style, color=color, linewidth=1, alpha=PALE if both else 1.0,
                 label=None if both else label,
             )  # fmt: skip
             if both:
@@ -219,8 +222,17 @@ def losses(
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
     if title:
         figure.suptitle(drawable(title), parse_math=False, fontfamily=FONT, fontsize=11)
-    legend = figure.legend(loc="outside upper left", ncols=min(len(runs), 4), frameon=False, fontsize=9)
-    for text, name in zip(legend.get_texts(), runs, strict=True):
+    handles, labels = panels[0].get_legend_handles_labels()
+    if any(len(train["loss"]) and len(val["loss"]) for train, val in curves.values()):
+        handles += [
+            Line2D([], [], color=GRAY, linewidth=1, alpha=PALE),
+            Line2D([], [], color=GRAY, linewidth=1.6, marker="o", markersize=3.5),
+        ]
+        labels += ["training (single batch)", "validation"]
+    legend = figure.legend(
+        handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, fontsize=9
+    )
+    for text, name in zip(legend.get_texts(), runs, strict=False):
         text.set_text(drawable(name))
         text.set_parse_math(False)
         text.set_fontfamily(FONT)

@@ -28,6 +28,7 @@ class Evaluation(NamedTuple):
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows that all evaluations of a run share, for comparing its checkpoints.
+        deviations: `(sum - loss count) / mean(count)` of each window, `[windows]`; their standard error is `stderr`.
     """
 
     loss: float
@@ -35,6 +36,7 @@ class Evaluation(NamedTuple):
     windows: int
     tokens: int
     ranking: float
+    deviations: np.ndarray
 
     def __str__(self) -> str:
         """The loss, with its standard error where there is one, as `1.4697 +- 0.0068`."""
@@ -120,10 +122,23 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
             "no token of the evaluated windows is counted in the loss: use longer documents, or evaluate on more of them"
         )
     loss = sums.sum() / counts.sum()
-    errors = (sums - loss * counts) / counts.mean()
-    stderr = float(errors.std(ddof=1) / math.sqrt(len(errors))) if len(errors) > 1 else math.nan
+    deviations = (sums - loss * counts) / counts.mean()
     ranking = float(sums[shared].sum() / counts[shared].sum())
-    return Evaluation(float(loss), stderr, len(sums), int(counts.sum()), ranking)
+    return Evaluation(float(loss), _stderr(deviations), len(sums), int(counts.sum()), ranking, deviations)
+
+
+def change(before: Evaluation, after: Evaluation) -> tuple[float, float]:
+    """Compute `after.loss - before.loss` of two evaluations on the same windows, and its standard error.
+
+    The error is that of the differences between the windows. It is much smaller than the errors of the two losses, since
+    both have the same hard and easy windows.
+    """
+    return after.loss - before.loss, _stderr(after.deviations - before.deviations)
+
+
+def _stderr(deviations: np.ndarray) -> float:
+    """Compute the standard error of a mean, `std / sqrt(n)`; NaN for a single number."""
+    return float(deviations.std(ddof=1) / math.sqrt(len(deviations))) if len(deviations) > 1 else math.nan
 
 
 def eval_params(state: Any, config: Config) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,15 @@ def test_a_run_with_a_mesh_and_kernel_of_another_machine(run: Path) -> None:
     change(run, "mesh", data=4, fsdp=4, tensor=2)
     change(run, "train", attention="cudnn", remat="offload")
     assert evaluate(run, "--data.path", "text.txt")["loss"] == pytest.approx(here["loss"], rel=1e-5)
+
+
+def test_the_change_by_lower_precision_has_the_error_of_a_paired_comparison(run: Path) -> None:
+    found = evaluate(run, "--data.path", "text.txt", "--weights", "int8")
+    assert 0 < found["loss_change_stderr"] < found["stderr"]
+    line = f"int8           changes the loss by {found['loss_change']:+.5f} +- {found['loss_change_stderr']:.5f}, from "
+    assert line in jaxgpt("eval", str(run), "--data.path", "text.txt", "--weights", "int8").out
+    Path("short.txt").write_text(TEXT[:T])
+    assert "loss_change_stderr" not in evaluate(run, "--data.path", "short.txt", "--weights", "int8")
+    [line] = re.findall("changes.*", jaxgpt("eval", str(run), "--data.path", "short.txt", "--weights", "int8").out)
+    assert "+-" not in line
+    assert "nan" not in line

@@ -101,9 +101,16 @@ def test_losses_against_steps_tokens_and_time() -> None:
         assert [curve.get_xdata()[0] for curve in curves] == [place]
         assert curves[0].get_ydata().tolist() == [3.5, 3.1]
         assert any(set(line.get_ydata()) == {4.2} for line in axes.lines)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a $run^", "\N{GRINNING FACE}"]
+    kinds = ["training (single batch)", "validation"]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["a $run^", "\N{GRINNING FACE}", *kinds]
+    curves = figure.axes[0].lines[:2]  # training and validation of the first run
+    for line, entry in zip(curves, legend.get_lines()[-2:], strict=True):
+        assert (line.get_marker(), line.get_alpha()) == (entry.get_marker(), entry.get_alpha())
+    alone = plot.losses({"a": LINES[:10]}).legends[0].get_texts()
+    assert [text.get_text() for text in alone] == ["a"], "no validation losses to tell apart"
     names = plot.losses({"_a": LINES, "_b": LINES[:10], "__": LINES}).legends[0].get_texts()
-    assert [text.get_text() for text in names] == ["_a", "_b", "__"]
+    assert [text.get_text() for text in names] == ["_a", "_b", "__", *kinds]
     hours = plot.losses({"a": [line | {"elapsed_seconds": 3600.0 * line["step"]} for line in LINES[:10]]}, "seconds")
     assert hours.axes[0].get_xlabel() == "time (hours)"
     assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))

@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.store import resolve_step, restore_params, restore_state,
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
 from jaxgpt.train.loss import make_loss_fn
-from jaxgpt.trainer.evaluation import evaluate, spread, summarize
+from jaxgpt.trainer.evaluation import change, evaluate, spread, summarize
 from jaxgpt.trainer.loop import Reporter, TrainingFailed, fit
 from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics
 from jaxgpt.trainer.program import Program, build
@@ -351,6 +351,18 @@ def test_standard_error_is_that_of_window_means() -> None:
     result = summarize(np.array([2.0, 4.0, 6.0]), np.array([2, 2, 2]))
     assert (result.loss, result.windows, result.tokens) == (2.0, 3, 6)
     np.testing.assert_allclose(result.stderr, 1 / np.sqrt(3))
+
+
+def test_the_error_of_a_change_is_that_of_the_differences_of_the_windows() -> None:
+    """It equals the mean and error of the differences, taken as the losses, also with unequal numbers of tokens."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 9, 50)
+    before = counts * rng.normal(2, 1, 50)
+    shifts = counts * rng.normal(0.1, 0.01, 50)
+    found, expected = change(summarize(before, counts), summarize(before + shifts, counts)), summarize(shifts, counts)
+    np.testing.assert_allclose(found, (expected.loss, expected.stderr), rtol=1e-9)
+    assert 10 * found[1] < summarize(before, counts).stderr
+    assert np.isnan(change(summarize(before[:1], counts[:1]), summarize(shifts[:1], counts[:1]))[1])
 
 
 def test_an_evaluation_without_targets_raises() -> None:
