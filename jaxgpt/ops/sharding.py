@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.ops.attention import SegmentIds
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 SMALL = 1 << 18  # numbers: arrays up to this size are added over devices as one
 
@@ -65,7 +66,8 @@ def add_over_devices(local: Callable[[T, jax.Array], S], axis: str, weights: T, 
         together, split = ravel_pytree([leaf for leaf in leaves if leaf.size <= SMALL])
         together, large = jax.lax.psum((together, [leaf for leaf in leaves if leaf.size > SMALL]), axis)
         small = split(together)
-        return tree.unflatten([(small if leaf.size <= SMALL else large).pop(0) for leaf in leaves])
+        summed = [(small if leaf.size <= SMALL else large).pop(0) for leaf in leaves]
+        return jax.tree.unflatten(tree, summed)  # type: ignore[no-any-return]
 
     whole, divided = PartitionSpec(), PartitionSpec(axis)
     # check_vma=False: gradients are those of a device's rows. Otherwise JAX would add each array over the devices by itself.
