@@ -28,7 +28,7 @@ from jaxgpt.config import SamplingParams, UserError
 from jaxgpt.data.encode import ByteTokenizer
 from jaxgpt.data.special import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer
-from jaxgpt.lm import LM, Chat
+from jaxgpt.lm import LM, Chat, conversation
 from jaxgpt.lm.conversation import PrefixCache
 
 TEMPLATE = (
@@ -81,6 +81,27 @@ def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: Sampling
         prompt = prompt + got + rng.integers(0, 16, more).tolist()
         if turn == 3:  # the text is another one from token 300 on
             prompt = [*prompt[:300], (prompt[300] + 1) % 16, *prompt[301:560]]
+
+
+@pytest.mark.parametrize("part", ["_grow", "_programs"])
+def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is lost while it grows, or while the prompt is added to it."""
+
+    def interrupt(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    lm, prompt = tiny(block_size=600, n_layer=1, n_embd=16), [*range(1, 17), 0]
+    cache, settings = PrefixCache(lm), (5, SamplingParams(0.0), (), 0, 5)
+    list(cache.generate(prompt, *settings))
+    with monkeypatch.context() as patch:
+        patch.setattr(conversation, part, interrupt if part == "_grow" else lambda *args: (interrupt, interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            list(cache.generate(prompt * 20, *settings))
+    got = [i for new in cache.generate([*prompt, 3], *settings) for i in new]
+    assert cache.reused == 0
+    assert got == jaxgpt.generate(lm, [[*prompt, 3]], max_new_tokens=5, temperature=0)[0].ids
 
 
 def test_an_answer_is_what_generate_continues_the_rendered_text_with(lm: LM) -> None:
@@ -194,6 +215,21 @@ def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, caps
     assert capsys.readouterr().out == messages[-1]["content"] + "\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("/nonsense\n"))
     assert main(["chat", run]) == 2
+
+
+def test_commands_do_not_change_the_seed_of_an_answer(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    keys: list[Any] = []
+
+    def answer(self: Chat, text: str, **settings: Any) -> Any:
+        keys.append(settings["key"])
+        yield from ()
+
+    monkeypatch.setattr(Chat, "answer", answer)
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\nHi\n/reset\nHi\nHi\n"))
+    assert main(["chat", run, "--seed", "7"]) == 0
+    assert keys == [7, 8, 9]
 
 
 def test_a_failed_answer_is_not_kept(lm: LM) -> None:

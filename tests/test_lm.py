@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -13,14 +14,16 @@ import numpy as np
 import pytest
 
 import jaxgpt
-from jaxgpt.config import BeamParams, Config, ModelConfig, SamplingParams, UserError
+from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams, UserError
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer, make_tokenizer
+from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.lm import LM, engine, explain, model_functions
 from jaxgpt.lm.conversation import PrefixCache
 from jaxgpt.model import GPT
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, boxed_params
 from jaxgpt.model.scan import stack_layers
+from jaxgpt.parallel import make_mesh, shardings
 
 LETTERS = "abcdefghijklmnop\n"
 
@@ -100,6 +103,27 @@ def test_beams_of_padded_prompts_equal_each_alone(lm: LM) -> None:
     np.testing.assert_allclose([o.score for o in together], [o.score for o in alone], atol=1e-5)
 
 
+def test_beams_that_fill_the_context_equal_each_alone() -> None:
+    """A row at its limit has no learned position left while a shorter prompt is continued."""
+    lm, prompts = tiny(block_size=16), ["a", "abcabc"]
+    together = jaxgpt.generate(lm, prompts, num_beams=2)
+    alone = [out for prompt in prompts for out in jaxgpt.generate(lm, prompt, num_beams=2)]
+    assert [len(out.ids) for out in together] == [15, 10]
+    assert [out.ids for out in together] == [out.ids for out in alone]
+    np.testing.assert_allclose([o.score for o in together], [o.score for o in alone], atol=1e-5)
+
+
+@pytest.mark.ci
+def test_beams_of_one_length_rank_the_same_with_any_length_penalty(lm: LM) -> None:
+    settings: dict[str, Any] = {"num_beams": 2, "num_return_sequences": 2, "max_new_tokens": 60}
+    plain, *others = (jaxgpt.generate(lm, "ab", length_penalty=p, **settings) for p in (0.0, -15.7, 15.7))
+    for outs, p in zip(others, (-15.7, 15.7), strict=True):
+        assert [out.ids for out in outs] == [out.ids for out in plain]
+        for out, score in zip(outs, (one.score for one in plain), strict=True):
+            assert score is not None
+            assert out.score == pytest.approx(score / 60**p, rel=1e-4)
+
+
 def test_greedy_text_equals_the_argmax_without_a_cache(lm: LM) -> None:
     ids = lm.tokenizer.encode("abc").tolist()
     [out] = jaxgpt.generate(lm, [ids], temperature=0, max_new_tokens=30)
@@ -126,20 +150,38 @@ def test_stacked_weights_stream_explain_and_converse_the_same(lm: LM) -> None:
     assert [i for ids in generated for i in ids] == expected.ids
 
 
-@pytest.mark.ci
-def test_one_and_eight_devices_give_the_same_text() -> None:
-    from jaxgpt.config import MeshConfig
-    from jaxgpt.model.params import boxed_params
-    from jaxgpt.parallel import make_mesh, shardings
-
-    lm = tiny(n_head=8, n_embd=64)
-    mesh = make_mesh(MeshConfig(data=1, tensor=8))
+def spread_over(lm: LM, **axes: int) -> LM:
+    """Return the model with its weights on a mesh."""
+    mesh = make_mesh(MeshConfig(**{"data": 1, **axes}))
     boxed = jax.eval_shape(lambda: boxed_params(GPT(lm.config.model), 0))
     spread = lm._replace(params=jax.device_put(lm.params, shardings(boxed, lm.config.model, mesh)))
-    assert len(spread.params["h_0"]["mlp"]["up_proj"]["kernel"].sharding.device_set) == 8
+    kernel = spread.params["h_0"]["mlp"]["up_proj"]["kernel"]
+    assert len(kernel.sharding.device_set) == math.prod(axes.values())
+    return spread
+
+
+@pytest.mark.ci
+def test_one_and_eight_devices_give_the_same_text() -> None:
+    lm = tiny(n_head=8, n_embd=64)
+    spread = spread_over(lm, tensor=8)
     sampling = {"temperature": 0.8, "top_k": 10, "top_p": 0.95}
     settings: dict[str, Any] = {"max_new_tokens": 50, **sampling, "key": jax.random.key(3)}
     assert jaxgpt.generate(spread, RAGGED, **settings) == jaxgpt.generate(lm, RAGGED, **settings)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 4, "fsdp": 2}], ids=str)
+def test_rows_that_the_devices_do_not_divide_give_the_same_text(axes: dict[str, int]) -> None:
+    """One long prompt, read with tiled attention, and three beams, on 2 and 8 devices."""
+    lm = tiny(block_size=256, positions="rope")
+    spread = spread_over(lm, **axes)
+    for prompt, settings in (("abcd" * 33, {"temperature": 0.0}), ("abc", {"num_beams": 3})):
+        [want] = jaxgpt.generate(lm, prompt, max_new_tokens=4, **settings)  # type: ignore[arg-type]
+        [got] = jaxgpt.generate(spread, prompt, max_new_tokens=4, **settings)  # type: ignore[arg-type]
+        assert got.ids == want.ids
+    tokens = np.arange(36).reshape(3, 12) % 17
+    expected, found = (jaxgpt.study.run(model, tokens).logits for model in (lm, spread))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_text(lm: LM) -> None:
@@ -329,6 +371,10 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
         ({"num_beams": 0}, "num-beams"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num-return-sequences 3 exceeds num-beams 2"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length-penalty"),
+        (
+            {"num_beams": 2, "length_penalty": 200.0, "max_new_tokens": 60},
+            "too far from 0 for 60 new tokens: use -15.7 to",
+        ),
         ({"num_beams": 2, "early_stopping": "soon"}, "early-stopping"),
         ({"num_beams": 2, "top_k": 5}, "top-k 5 has no effect in beam search"),
         ({"num_return_sequences": 0}, "num-return-sequences"),
@@ -527,6 +573,10 @@ def test_explain_names_the_first_token_of_generate(lm: LM) -> None:
 # --- edge cases ----------------------------------------------------------------------------------------------------
 
 
+def keep_none(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+    return jnp.full_like(logits_BV, -jnp.inf)
+
+
 @pytest.mark.ci
 def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
     for temperature in (0.0, 0.8):
@@ -535,8 +585,10 @@ def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
         assert sorted(outs[0].ids + lm.tokenizer.encode("a").tolist()) == list(range(17))
     with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts: raise no-repeat-ngram-size"):
         jaxgpt.generate(lm, ["a"], no_repeat_ngram_size=1, max_new_tokens=40, num_beams=2)
-    with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token"):
+    with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token: raise no-repeat-ngram-size"):
         explain(lm, LETTERS, no_repeat_ngram_size=1)
+    with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts: let the filters keep more tokens"):
+        jaxgpt.generate(lm, ["a"], filters=[keep_none], max_new_tokens=2, num_beams=2)
 
 
 @pytest.mark.ci
@@ -561,7 +613,7 @@ def test_nan_weights_raise() -> None:
     broken = lm._replace(params=jax.tree.map(lambda x: x * jnp.nan, lm.params))
     for settings in ({"temperature": 0.8}, {"temperature": 0.0}, {"num_beams": 2}):
         with pytest.raises(UserError, match="logits are NaN"):
-            jaxgpt.generate(broken, "a", max_new_tokens=5, **settings)  # type: ignore[arg-type]
+            jaxgpt.generate(broken, ["a", "abc"], max_new_tokens=5, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -73,13 +73,15 @@ def _talk(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
         print(f"{target}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
-    for answers, line in enumerate(_lines(sys.stdin.isatty())):
+    seed = args.seed
+    for line in _lines(sys.stdin.isatty()):
         try:
             if line.startswith("/"):
                 if not _command(line, conversation):
                     break
             else:
-                _answer(conversation, line, args, args.seed + answers, ctrl_c)
+                _answer(conversation, line, args, seed, ctrl_c)
+                seed += 1
         except UserError as e:
             if not sys.stdin.isatty():
                 raise

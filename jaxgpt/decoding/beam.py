@@ -16,7 +16,8 @@ from jaxgpt.config import BeamParams, SamplingParams
 from jaxgpt.decoding.sampler import Model
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
-WORST = -1.0e9  # below every score, and finite so that sums stay comparable
+WORST = -1.0e9  # below every log p, and finite so that sums stay comparable
+NO_SCORE = -jnp.inf  # of a sequence that has not finished
 
 
 class Hypotheses(NamedTuple):
@@ -115,14 +116,16 @@ class BeamSearch:
         (B, P), W = text.ids_BS.shape, self.beams.num_beams
         logits_B1V, cache = self.model.extend(params, text.ids_BS, self.model.cache(text.start_B, self.size), True)
         ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))
-        worst = jnp.float32(WORST)
         none = Hypotheses(
-            jnp.zeros((B, W, self.size - P), jnp.int32), jnp.zeros((B, W), jnp.int32), jnp.full((B, W), worst)
+            jnp.zeros((B, W, self.size - P), jnp.int32),
+            jnp.zeros((B, W), jnp.int32),
+            jnp.full((B, W), NO_SCORE, jnp.float32),
         )
+        log_p_W = jnp.where(jnp.arange(W) == 0, jnp.float32(0), jnp.float32(WORST))
         return BeamState(
             ids_BWS=jnp.repeat(ids_BS[:, None], W, 1),
             # At first all beams are equal, so only the first may be continued.
-            score_BW=jnp.broadcast_to(jnp.where(jnp.arange(W) == 0, jnp.float32(0), worst)[None, :], (B, W)),
+            score_BW=jnp.broadcast_to(log_p_W[None, :], (B, W)),
             best=none,
             finished_BW=jnp.zeros((B, W), bool),
             active_B=jnp.ones((B,), bool),
@@ -146,6 +149,8 @@ class BeamSearch:
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
         log_p = warp(log_p, text, self.sampling).reshape(B, W, V)
+        # A row at its limit waits for the others. Its logits are not read: past the last learned position they are NaN.
+        log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
         score_BK, flat_BK = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), K)
         beam_BK, id_BK = flat_BK // V, (flat_BK % V).astype(jnp.int32)
         ids_BKn = gather_beams(state.ids_BWS[:, :, P:], beam_BK).at[:, :, state.made].set(id_BK)
@@ -177,15 +182,13 @@ class BeamSearch:
             [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BKn, next_BW)], axis=-1
         )
 
-        # Finished sequences count only if they are among the W best candidates.
-        finishes_BK = ends_BK & (jnp.arange(K) < W)[None, :]
+        # Finished sequences count only if they are among the W best candidates, and do not continue one that had ended.
+        finishes_BK = ends_BK & (jnp.arange(K) < W)[None, :] & ~(top_BK < WORST / 2)  # NaN counts, to be reported
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.finished_BW.all(-1, keepdims=True)
-        penalty_BK = (closed_B1.astype(jnp.float32) + (~finishes_BK).astype(jnp.float32)) * WORST
-        best_BW, from_BW = jax.lax.top_k(
-            jnp.concatenate([state.best.score_BW, score(top_BK, made) + penalty_BK], axis=1), W
-        )
+        new_BK = score(top_BK, made) + jnp.where(closed_B1 | ~finishes_BK, NO_SCORE, 0.0)  # NaN stays NaN
+        best_BW, from_BW = jax.lax.top_k(jnp.concatenate([state.best.score_BW, new_BK], axis=1), W)
         best = Hypotheses(
             gather_beams(jnp.concatenate([state.best.ids_BWn, ids_BKn], axis=1), from_BW),
             gather_beams(jnp.concatenate([state.best.length_BW, jnp.full((B, K), made)], axis=1), from_BW),
@@ -196,7 +199,7 @@ class BeamSearch:
         # Can the best running sequence still beat the worst finished one?
         far = self.beams.early_stopping == "never" and weigh > 0
         farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
-        worst_BW = jnp.where(finished_BW, best_BW.min(-1, keepdims=True), WORST)
+        worst_BW = jnp.where(finished_BW, best_BW.min(-1, keepdims=True), NO_SCORE)
         active_B = state.active_B & jnp.any(score(score_BW[:, :1], farthest_B[:, None]) > worst_BW, axis=-1)
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)

@@ -72,7 +72,12 @@ def explain(
     effects = []
     for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
-            raise UserError(f"{name} forbids every token: raise no-repeat-ngram-size, or disable it with 0")
+            fix = (
+                "raise no-repeat-ngram-size, or disable it with 0"
+                if name.startswith("no-repeat")
+                else "let it keep some"
+            )
+            raise UserError(f"{name} forbids every token: {fix}")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())

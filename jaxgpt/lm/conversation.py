@@ -96,10 +96,10 @@ class PrefixCache:
         check_memory(lm, 1, slots, limit)
         absorb, steps = _programs(self._model, sampling, stop_ids)
         rows = RowLimits(row_keys(key, 1, 1), jnp.asarray([limit], jnp.int32))
-        with placed(lm), memory_errors():
-            cache = self._take_cache(slots)
+        with placed(lm, 1), memory_errors():
+            kept, cache = self._take_cache(slots)
             slots = cache.size
-            self.reused = done = min(_common(self._ids, prompt), len(prompt) - 1)
+            self.reused = done = min(_common(kept, prompt), len(prompt) - 1)
             while (left := len(prompt) - 1 - done) > 0:
                 T = bucket(min(left, CHUNK), 8, min(CHUNK, slots - done))
                 new = prompt[done : done + T][:left]
@@ -113,8 +113,8 @@ class PrefixCache:
             state = SamplerState(text, cache._replace(length=jnp.int32(done)), jnp.zeros((1,), bool), jnp.int32(0))
         made = 0
         while made < limit:
-            self._cache, self._ids = None, []  # donated to the next step
-            with placed(lm), memory_errors():
+            self._ids, self._cache = [], None  # donated to the next step
+            with placed(lm, 1), memory_errors():
                 state = steps(lm.params, state, rows, np.int32(min(block if made else 1, limit - made)))
                 ids = np.array(state.text.ids_BS)[0, : int(state.text.length)].tolist()
             self._cache, self._ids = state.cache, ids[:-1]  # the last token is computed with the next one
@@ -124,13 +124,16 @@ class PrefixCache:
             made += len(fresh)
             yield fresh
 
-    def _take_cache(self, slots: int) -> KVCache:
-        """Take the cache, enlarged to at least this many slots, out of the object."""
-        cache, self._cache = self._cache, None
+    def _take_cache(self, slots: int) -> tuple[list[int], KVCache]:
+        """Take the cache, enlarged to at least this many slots, and its tokens out of the object.
+
+        Both at once: an error before the cache is back must not leave tokens whose keys and values are gone.
+        """
+        ids, cache, self._ids, self._cache = self._ids, self._cache, [], None
         if cache is None:
-            return self._model.cache(jnp.zeros((1,), jnp.int32), slots)  # type: ignore[no-any-return]
+            return [], self._model.cache(jnp.zeros((1,), jnp.int32), slots)
         more = slots - cache.size
-        return cache if more <= 0 else _grow(cache, more)
+        return ids, cache if more <= 0 else _grow(cache, more)
 
 
 @partial(jax.jit, static_argnums=1)

@@ -54,6 +54,6 @@ def explain(
     [ids], _ = fit(lm.config.model, [encoded], 1, None)
     model = functions_of(lm)
     text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
-    with placed(lm):
+    with placed(lm, 1):
         logits_11V, _ = model.extend(lm.params, text.ids_BS, model.cache(text.start_B, len(ids)), True)
     return explain_choice(logits_11V[:, -1], text, sampling, row_keys(key, 1, 1)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams, UserError
-from jaxgpt.decoding.beam import WORST
-from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
+from jaxgpt.decoding.sampling import DIVERGED, CustomSampling, Filter, with_filters
 from jaxgpt.errors import as_int
 from jaxgpt.lm.engine import DecodeSession, cache_shape, search
 from jaxgpt.lm.model import LM, functions_of, placed, unstacked
@@ -24,6 +24,7 @@ from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
 LONG_BLOCK = 512  # in longer texts, for progress and Ctrl-C, which cannot interrupt a call of the device
+WEIGHT_DIGITS = 28  # of length ** length_penalty: scores stay within float32
 
 
 class Generation(NamedTuple):
@@ -253,7 +254,8 @@ def _pieces(
             f"generate the texts one by one"
         )
     slide, context = request.overflow == "slide", lm.config.model.block_size
-    check_memory(lm, *cache_shape(request.rows, request.new, context, slide), max(request.new))
+    rows, slots = cache_shape(request.rows, request.new, context, slide)
+    check_memory(lm, rows, slots, max(request.new))
     session = DecodeSession(
         lm.params,
         request.rows,
@@ -268,7 +270,7 @@ def _pieces(
     )
     texts = [request.text_of(lm, row) for row in range(len(request.rows))]
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with placed(lm), memory_errors():
+        with placed(lm, rows), memory_errors():
             fresh_BT = session.next_tokens(1 if block and not session.made else block or max(request.new))
         if progress:
             progress(session.made, max(request.new))
@@ -295,6 +297,13 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     if not request.rows:
         return []
+    longest, penalty = max(request.new), beams.length_penalty
+    if abs(penalty) * math.log10(longest) > WEIGHT_DIGITS:
+        most = math.floor(10 * WEIGHT_DIGITS / math.log10(longest)) / 10
+        raise UserError(
+            f"length-penalty {penalty:g} is too far from 0 for {longest:,} new tokens: use {-most:g} to {most:g}, or lower "
+            f"max-new-tokens"
+        )
     rows, slots = cache_shape(request.rows, request.new, lm.config.model.block_size, False)
     check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
 
@@ -306,7 +315,7 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
     def stopped(row: int, ids: Sequence[int]) -> bool:
         return read(row, ids, len(ids)).finish_reason == "stop"
 
-    with placed(lm), memory_errors():
+    with placed(lm, rows), memory_errors():
         found = search(
             lm.params,
             request.rows,
@@ -318,18 +327,18 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
             context=lm.config.model.block_size,
             stopped=stopped if request.stops else None,
         )
+    fixes = {
+        "raise no-repeat-ngram-size or lower max-new-tokens": sampling.no_repeat_ngram_size > 0,
+        "let the filters keep more tokens": isinstance(sampling, CustomSampling),
+    }
+    fix = ", or ".join(fix for fix, possible in fixes.items() if possible) or "lower num-beams"
     out = []
     for row, limit in enumerate(request.new):
         for beam in range(beams.num_return_sequences):
             length, score = int(found.length_BW[row, beam]), float(found.score_BW[row, beam])
             if np.isnan(score):
                 raise UserError(DIVERGED)
-            if not length or score * float(length) ** beams.length_penalty < WORST / 2:
-                fix = (
-                    "raise no-repeat-ngram-size or lower max-new-tokens"
-                    if sampling.no_repeat_ngram_size
-                    else "lower num-beams"
-                )
+            if not length:
                 raise UserError(f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: {fix}")
             text = read(row, found.ids_BWn[row, beam, :length].tolist(), limit)
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))

@@ -256,9 +256,9 @@ def unstacked(lm: LM) -> LM:
     return lm._replace(params=unstack_layers(lm.params, lm.config.model.n_layer))
 
 
-def placed(lm: LM) -> AbstractContextManager[None]:
-    """Enter the mesh of the weights, if it has more than one device."""
+def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
+    """Enter the mesh of the weights, if it has more than one device. It divides the rows of a batch if it can do so evenly."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
-        return use_mesh(sharding.mesh, lm.config.model)  # type: ignore[arg-type]
+        return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]
     return nullcontext()

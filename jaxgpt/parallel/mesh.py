@@ -183,11 +183,19 @@ def change_rules(changes: Rules) -> Rules:
     return {**RULES, **changes}
 
 
-def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> dict[str, tuple[str, ...]]:
-    """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices)."""
+def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
+    """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices).
+
+    Args:
+        model: sizes of the axes.
+        mesh: the devices.
+        rules: the table.
+        rows: rows of a batch, which are not split either if the mesh does not divide them; 0: it does.
+    """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
     sizes |= {"length": model.block_size, "position": model.block_size, "layers": model.n_layer}
+    sizes |= {"batch": rows, "lookup": rows}
     ways = {name: math.prod(mesh.shape[a] for a in rules[name]) for name in sizes}
     return {**rules, **{name: () for name in sizes if sizes[name] % ways[name]}}
 
@@ -274,9 +282,9 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
 
 @contextmanager
-def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES) -> Iterator[None]:
-    """Within this, map the logical axes that layers name to the axes of a mesh."""
-    table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules).items()]
+def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0) -> Iterator[None]:
+    """Within this, map the logical axes that layers name to the axes of a mesh. Arguments as for `rules_for`."""
+    table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield
 

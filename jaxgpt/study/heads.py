@@ -42,7 +42,7 @@ def heads(lm: LM, ids: Any) -> Heads:
         UserError: as `run`.
     """
     tokens_BT, c = as_tokens(lm, ids), lm.config
-    with placed(lm):
+    with placed(lm, len(tokens_BT)):
         return _heads(c.model, c.train.compute_dtype, lm.params, tokens_BT)
 
 
@@ -72,7 +72,7 @@ def rollout(lm: LM, ids: Any) -> jax.Array:
         UserError: as `run`.
     """
     tokens_BT, c = as_tokens(lm, ids), lm.config
-    with placed(lm):
+    with placed(lm, len(tokens_BT)):
         return _rollout(c.model, c.train.compute_dtype, lm.params, tokens_BT)
 
 

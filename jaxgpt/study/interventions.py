@@ -107,7 +107,7 @@ def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: t
     if replacement not in get_args(Replacement):
         raise UserError(f"replacement must be zero or mean: {shown(replacement)}")
     tokens_BT, c = as_tokens(lm, ids), lm.config
-    with placed(lm):
+    with placed(lm, len(tokens_BT)):
         return _ablation(c.model, c.train.compute_dtype, metric, replacement, names, lm.params, tokens_BT)
 
 
@@ -163,7 +163,7 @@ def patch(
     heads = ("attn.q", "attn.k", "attn.v", "attn.rot_q", "attn.rot_k", "attn.head_out", "attn.scores", "attn.pattern")
     if over == "heads" and site not in heads:
         raise UserError(f"{shown(site)} has no heads: choose from {', '.join(heads)}")
-    with placed(lm):
+    with placed(lm, len(clean_BT)):
         return _patching(c.model, c.train.compute_dtype, metric, names, axis, lm.params, clean_BT, corrupted_BT)
 
 

@@ -54,7 +54,7 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     """
     tokens_BT = as_tokens(lm, ids)
     c, k = lm.config, as_int("k", k, 1, lm.config.model.vocab_size)
-    with placed(lm):
+    with placed(lm, len(tokens_BT)):
         return _lens(c.model, c.train.compute_dtype, k, ids_with_text(lm), lm.params, tokens_BT)
 
 
@@ -126,7 +126,7 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     B, T = tokens_BT.shape
     at = as_int("position", position, -T, T - 1) % T
     answer_B = None if answer is None else answer_ids(c.model.vocab_size, answer, B)
-    with placed(lm):
+    with placed(lm, len(tokens_BT)):
         return _attribution(c.model, c.train.compute_dtype, lm.params, tokens_BT, answer_B, at)
 
 

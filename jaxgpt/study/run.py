@@ -85,7 +85,7 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Edits | None = None) 
     """
     tokens_BT = as_tokens(lm, ids)
     c, named = lm.config, check_observed(taps, edits)
-    with placed(lm):
+    with placed(lm, len(tokens_BT)):
         out = _run(c.model, c.train.compute_dtype, lm.params, tokens_BT, *named)
     return out._replace(taps=_ordered(named[0], out.taps))
 
@@ -153,7 +153,7 @@ def generate(
         context=len(row),  # no padding, so that edits see the positions of the prompt
     )
     text = TextStream(lm.tokenizer.decode, new, ends, prompt=encoded.text_ids, byte_ids=lm.tokenizer.byte_ids)
-    with placed(lm), memory_errors():
+    with placed(lm, 1), memory_errors():
         text.add(session.next_tokens(new)[0].tolist())
     assert text.finish_reason is not None
     generation = Generation(text.text, text.ids, text.finish_reason)
@@ -175,7 +175,7 @@ def replay(
     lm, c = unstacked(lm), lm.config
     if c.model.positions != "rope" and len(prompt) + len(new) > c.model.block_size:
         new = new[:-1]
-    with placed(lm):
+    with placed(lm, 1):
         tokens = jnp.asarray([[*prompt, *new]], jnp.int32)
         out = _replay(c.model, c.train.compute_dtype, lm.params, tokens, len(prompt), tuple(taps), edits)
     return out._replace(taps=_ordered(taps, out.taps))

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxgpt.config import UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding import sample_token as sample_token_
 from jaxgpt.decoding.explain import explain
+from jaxgpt.decoding.sampling import with_filters
 
 sample_token = jax.jit(sample_token_, static_argnums=4)
 
@@ -41,6 +43,20 @@ def test_masses_add_up_and_agree_with_the_sampler(sampling: SamplingParams) -> N
             assert told.before - 1e-6 <= told.uniform <= told.before + told.probability_V[told.token] + 1e-6
         replayed = explain(logits, PAST, sampling, jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32)), seed)
         assert (replayed.token, replayed.uniform) == (told.token, told.uniform)
+
+
+def test_a_stage_that_forbids_every_token_is_named_with_its_remedy() -> None:
+    def keep_none(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+        return jnp.full_like(logits_BV, -jnp.inf)
+
+    once = SamplingParams(no_repeat_ngram_size=1)
+    cases = [
+        (once, jnp.where(jnp.arange(9) == 3, 0.0, -jnp.inf)[None], "no-repeat n-gram 1 .* raise no-repeat-ngram-size"),
+        (with_filters(once, [keep_none]), jnp.zeros((1, 9)), "keep_none forbids every token: let it keep some$"),
+    ]
+    for sampling, logits, message in cases:
+        with pytest.raises(UserError, match=message):
+            explain(logits, PAST, sampling, jax.random.key(0))
 
 
 def test_the_mass_removed_by_each_filter() -> None:

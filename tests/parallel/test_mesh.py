@@ -185,6 +185,7 @@ def test_axes_that_the_mesh_does_not_divide_are_not_sharded() -> None:
     assert rules_for(odd, mesh)["vocab"] == ()
     assert rules_for(odd, mesh)["kv_heads"] == ()
     assert rules_for(replace(odd, vocab_size=64, n_kv_head=2), mesh) == RULES
+    assert [rules_for(odd, mesh, rows=rows)["batch"] for rows in (3, 4, 6)] == [(), RULES["batch"], ()]
 
 
 def test_colliding_axes_raise() -> None:
