@@ -194,6 +194,8 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 def building(target: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `target`. It replaces `target` on success and is deleted on failure.
 
+    If `target` is a link, the folder it leads to is replaced.
+
     Raises:
         UserError: `target` exists, or cannot be written.
     """
@@ -201,6 +203,8 @@ def building(target: Path) -> Iterator[Path]:
         raise UserError(f"cannot create {target}: name a new folder")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} already exists: choose another name, or remove it")
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         room = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
@@ -210,9 +214,12 @@ def building(target: Path) -> Iterator[Path]:
         folder = Path(room.name) / target.name
         folder.mkdir()
         yield folder
-        if target.is_dir():
-            target.rmdir()
-        folder.rename(target)
+        try:
+            if target.is_dir():
+                target.rmdir()
+            folder.rename(target)
+        except OSError as e:
+            raise UserError(f"cannot write {target}: {e.strerror}") from None
 
 
 def _find(path: Path) -> tuple[list[Path], dict[str, str]]:

@@ -97,9 +97,8 @@ def _rope(o: Options, block_size: int) -> dict[str, Any]:
     full = old["full_attention"] | scaling | new.get("full_attention", {})
     if any(full[name] != value for name, value in scaling.items()):
         raise o.refuse("rope_scaling", scaling, "it contradicts rope_parameters")
-    where = f"{o.where}: rope_parameters"
-    settings = llama.rope_settings(full, where, block_size)
-    sliding = llama.rope_settings(old["sliding_attention"] | new.get("sliding_attention", {}), where, block_size)
+    settings = llama.rope_settings(o, full, block_size)
+    sliding = llama.rope_settings(o, old["sliding_attention"] | new.get("sliding_attention", {}), block_size)
     theta = sliding.pop("rope_theta")
     if sliding:
         raise o.refuse("rope_parameters", new, "scaling is not supported in layers of type sliding_attention")

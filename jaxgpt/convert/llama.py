@@ -109,7 +109,7 @@ def read_rope(options: Options, block_size: int) -> dict[str, Any]:
         raise o.refuse("rope_scaling", scaling, f"it contradicts rope_parameters {shown(new)}")
     rope = dict(new or scaling or {})
     rope.setdefault("rope_theta", 10_000.0 if theta is None else theta)
-    return rope_settings(rope, f"{o.where}: rope_parameters", block_size)
+    return rope_settings(o, rope, block_size)
 
 
 def read_config(
@@ -179,16 +179,15 @@ def read_windows(options: Options, n_layer: int, window: Any, pattern: str) -> d
     return {"sliding_window": window, "window_pattern": "".join(layers[:period])}
 
 
-def rope_settings(rope: dict[str, Any], where: str, block_size: int) -> dict[str, Any]:
+def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
     """Convert the rotary settings of one kind of layers."""
-    rope = dict(rope)
-    theta = rope.pop("rope_theta")
-    inner = Options(rope, where)
+    inner = options.inner("rope_parameters", {k: v for k, v in rope.items() if k != "rope_theta"})
+    theta = rope["rope_theta"]
     legacy = inner.take("type")
     kind = inner.choice("rope_type", {name: name for name in ("default", "linear", "llama3")}, legacy or "default")
     inner.only("partial_rotary_factor", 1.0)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)):
-        raise UserError(f"{where}: rope_theta must be a number: {shown(theta)}")
+        raise UserError(f"{inner.where}: rope_theta must be a number: {shown(theta)}")
     settings: dict[str, Any] = {"rope_theta": float(theta)}
     if kind == "linear":  # stretch all wavelengths: even the shortest, 2 pi, is above context / low = 1
         settings |= {
@@ -204,6 +203,8 @@ def rope_settings(rope: dict[str, Any], where: str, block_size: int) -> dict[str
             "rope_high_freq_factor": inner.number("high_freq_factor"),
             "rope_original_context": inner.integer("original_max_position_embeddings", block_size),
         }
+    else:
+        inner.skip("original_max_position_embeddings")  # the other kinds do not read it
     inner.done()
     return settings
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.gpt2 import NANOGPT_TABLE, PREFIX
+from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import from_arrays
 from jaxgpt.convert.weights import BUFFERS, HEAD, Format
 from jaxgpt.errors import shown
@@ -39,6 +40,13 @@ RECIPE = {
     "eval_interval": 1,
     "eval_iters": 1,
 }
+# The settings of a model, and those of train.py that a config.json may hold beside them.
+MODEL = "n_layer n_head n_embd block_size vocab_size bias dropout".split()
+TRAINING = """
+    always_save_checkpoint backend batch_size beta1 beta2 compile dataset decay_lr device dtype eval_interval eval_iters
+    eval_only grad_clip gradient_accumulation_steps init_from learning_rate log_interval lr_decay_iters max_iters min_lr
+    iter_num best_val_loss out_dir wandb_log wandb_project wandb_run_name warmup_iters weight_decay
+""".split()
 
 
 def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
@@ -88,27 +96,29 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
     )
 
 
-def model_from_options(options: Mapping[str, Any], weights: Weights, where: str) -> ModelConfig:
+def model_from_options(options: Options, weights: Weights) -> ModelConfig:
     """Return the model config of a nanoGPT checkpoint, from its settings and the shapes of its tensors.
 
     Args:
-        options: a recipe.json, or the `model_args` of a checkpoint, written as config.json.
+        options: the `model_args` of a checkpoint, written as config.json, or those in a recipe.json.
         weights: the tensors.
-        where: the path for errors.
 
     Raises:
         UserError: a setting of the model is missing or cannot work.
     """
-    values: dict[str, Any] = {}
-    for name in ("n_layer", "n_head", "n_embd", "block_size"):
-        values[name] = options.get(name)
-        if type(values[name]) is not int or values[name] < 1:
-            raise UserError(f"{where}: {name} must be an integer of at least 1: {shown(values[name])}")
+    o = options
     shapes = {name.removeprefix("_orig_mod."): tensor.shape for name, tensor in weights.tensors.items()}
-    vocab_size = options.get("vocab_size") or next(iter(shapes.get(NANOGPT.tied, ())), 0)
-    bias = options.get("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes)
-    dropout = options.get("dropout", 0.0)
-    return ModelConfig(**values, vocab_size=vocab_size, bias=bias, dropout=dropout, activation="gelu")
+    o.skip(*TRAINING)
+    return ModelConfig(
+        n_layer=o.integer("n_layer"),
+        n_head=o.integer("n_head"),
+        n_embd=o.integer("n_embd"),
+        block_size=o.integer("block_size"),
+        vocab_size=o.integer("vocab_size", 0) or next(iter(shapes.get(NANOGPT.tied, ())), 0),
+        bias=o.flag("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes),
+        dropout=o.number("dropout", 0.0),
+        activation="gelu",
+    )
 
 
 def params_from_nanogpt(tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:

@@ -80,8 +80,9 @@ def _rope(o: Options) -> dict[str, Any]:
     o.only("partial_rotary_factor", fraction)
     if not isinstance(new or {}, dict):
         raise o.refuse("rope_parameters", new, "it must be an object")
-    inner = Options(new or {}, f"{o.where}: rope_parameters")
+    inner = o.inner("rope_parameters", new or {})
     inner.only("rope_type", "default")
+    inner.skip("original_max_position_embeddings")
     settings = {
         "rope_theta": inner.number("rope_theta", theta),
         "rope_fraction": inner.number("partial_rotary_factor", fraction),

@@ -46,16 +46,20 @@ DOUBTFUL: dict[str, Any] = {"quantization_config": None, "rope_interleaved": Fal
 class Options:
     """The options of a config.json. Each is read once; `done` refuses those that nothing has read."""
 
-    def __init__(self, values: Mapping[str, Any], where: str, accept: Collection[str] = ()) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], where: str, accept: Collection[str] = (), outer: Options | None = None
+    ) -> None:
         """Drop the harmless options, and check the neutral ones.
 
         Args:
             values: the content of config.json.
             where: its path, for errors.
             accept: options that would be refused, and that the user wants to be ignored.
+            outer: the options of the file, if `values` is an object in it (see `inner`).
         """
-        self.where = where
-        self._accept, self._accepted = tuple(accept), set[str]()
+        self.where, self._outer = where, outer
+        self._accept: tuple[str, ...] = outer._accept if outer else tuple(accept)
+        self._accepted: set[str] = outer._accepted if outer else set()
         self._null = {k for k, v in values.items() if v is None}
         used = {k: v for k, v in values.items() if v is not None}
         self._left = {k: v for k, v in used.items() if k not in HARMLESS and not k.startswith("_")}
@@ -131,8 +135,15 @@ class Options:
         """Take an option of any type; the default if it is absent, None if it is null."""
         return self._left.pop(name, None if name in self._null else default)
 
-    def done(self) -> None:
+    def inner(self, name: str, values: Mapping[str, Any]) -> Options:
+        """Return the options of an object in the file. What the user accepts is accepted there as well."""
+        return Options(values, f"{self.where}: {name}", outer=self)
+
+    def done(self, instead: str = "") -> None:
         """Check that every option was read or accepted.
+
+        Args:
+            instead: what to do about unknown options if none can be accepted.
 
         Raises:
             UserError: some are unknown; or an accepted one would not have been refused.
@@ -140,12 +151,14 @@ class Options:
         unknown = sorted(name for name in self._left if name not in self._accept)
         if unknown:
             listed = ", ".join(f"{name} ({shown(self._left[name])})" for name in unknown)
-            raise UserError(
-                f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: if the logits do not depend on "
-                f"{'them' if len(unknown) > 1 else 'it'}, import with --accept-option {' '.join(unknown)}"
+            instead = instead or (
+                f"if the logits do not depend on {'them' if len(unknown) > 1 else 'it'}, import with --accept-option "
+                f"{' '.join(unknown)}"
             )
-        needless = [name for name in self._accept if name not in self._left and name not in self._accepted]
-        if needless:
+            raise UserError(f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: {instead}")
+        self._accepted.update(self._left)
+        needless = [name for name in self._accept if name not in self._accepted]
+        if needless and not self._outer:
             raise UserError(f"--accept-option {needless[0]}: {self.where} has no such option that would be refused")
 
     def refuse(self, name: str, value: Any, instead: str) -> UserError:

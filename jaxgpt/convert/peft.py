@@ -23,19 +23,20 @@ from jaxgpt.checkpoint.run import Run, describe, open_run, split_checkpoint
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert.files import Weights, building, write_safetensors
-from jaxgpt.convert.models import TOLERANCE, Converted, exported_form
+from jaxgpt.convert.models import Converted, exported_form
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import Tensor, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
-from jaxgpt.convert.weights import largest_change, probe
+from jaxgpt.convert.weights import check_change, probe
 from jaxgpt.errors import did_you_mean, read_json, shown
 from jaxgpt.lm.model import load, load_adapters
 from jaxgpt.model.lora import abstract_trained, matrices, merge
-from jaxgpt.model.params import abstract_params
+from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.trainer.metrics import parameter_count
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B = "lora_A.weight", "lora_B.weight"
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 HEAD = "lm_head"
 
 # Options that do not change what an adapter computes; init_lora_weights may, by changing the base (see `KEEPS_BASE`).
@@ -43,6 +44,7 @@ HARMLESS = """
     auto_mapping base_model_name_or_path exclude_modules fan_in_fan_out inference_mode megatron_core peft_version
     qalora_group_size revision target_modules
 """.split()
+MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged model"
 # Initializations of the adapters that do not change the weights of the base.
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
@@ -76,7 +78,13 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
             )
         found += names
     targets = ",".join(dict.fromkeys(found))
-    abstract_trained(model, replace(lora, targets=targets))
+    leaves = flatten_params(abstract_trained(model, replace(lora, targets=targets)))
+    for path, b in leaves.items():
+        adapter, _, name = path.rpartition("/b/")
+        if adapter and lora.rank > min(sides := (math.prod(leaves[f"{adapter}/a"].shape[:-1]), math.prod(b.shape[1:]))):
+            raise UserError(
+                f"lora.rank {lora.rank} exceeds a side of {name}, {sides[0]} x {sides[1]}: choose at most {min(sides)}"
+            )
     return targets
 
 
@@ -94,7 +102,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     path, which = split_checkpoint(init_from)
     step = resolve_step(open_run(path).checkpoints, which)
     base = load(path, step)
-    lora, adapters = read_adapter(source, base.config.model)
+    lora, adapters = read_adapter(source, base.config.model, base.params)
     config = Config(
         preset="imported",
         init_from=str((Run(path).checkpoints / str(step)).absolute()),
@@ -175,15 +183,15 @@ def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
     (folder / CONFIG).write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", "utf-8")
 
 
-def read_adapter(folder: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
-    """Read the adapters of a PEFT folder for a model.
+def read_adapter(folder: Path, model: ModelConfig, params: Any) -> tuple[LoraConfig, Any]:
+    """Read the adapters of a PEFT folder for a model with the weights `params`.
 
     Raises:
         UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
     """
     rank, alpha = _read_config(folder / CONFIG)
-    weights, rows, shapes = Weights(folder), _matrix_rows(model), leaf_shapes(model)
-    rows = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.") for name in weights.tensors)]
+    weights, rows, shapes, of_base = Weights(folder), _matrix_rows(model), leaf_shapes(model), flatten_params(params)
+    rows = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.lora_") for name in weights.tensors)]
     if not rows:
         raise UserError(
             f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base's model: name the run of "
@@ -195,7 +203,15 @@ def read_adapter(folder: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
     for row in rows:
         outputs, inputs = tensor_shape(row._replace(output_first=True), shapes)
         expected |= {f"{PREFIX}{_module(row)}.{A}": (rank, inputs), f"{PREFIX}{_module(row)}.{B}": (outputs, rank)}
-    weights.check(expected, lambda name: False)
+    copies = _base_tensors(weights, model)
+    weights.check(expected | {name: tensor_shape(row, shapes) for name, row in copies.items()}, lambda name: False)
+    for name, row in copies.items():
+        base = to_tensor(row, {leaf: np.asarray(of_base[leaf]) for leaf in row.leaves})
+        # PEFT may have had the base in less precision.
+        base = base.astype(DTYPES[weights.tensors[name].dtype]).astype(np.float32)
+        if not np.array_equal(base, weights.read(name)):
+            what = "embedding" if row.leaves[0].startswith("wte") else "head"
+            raise UserError(f"{weights.path}: tensor {name} changes the {what} of the base: not supported; {MERGE}")
     leaves: list[tuple[str, np.ndarray]] = []
     for row in rows:
         path, n_in = f"{row.leaves[0].rpartition('/')[0].rpartition('/')[0]}/{_target(row)}".removeprefix("/"), row.n_in
@@ -217,7 +233,7 @@ def _read_config(path: Path) -> tuple[int, float]:
     options.only("bias", "none")
     init = options.take("init_lora_weights")
     if init not in (None, *KEEPS_BASE):
-        raise options.refuse("init_lora_weights", init, "it changes the base's weights; convert it with PEFT")
+        raise options.refuse("init_lora_weights", init, f"it changes the base's weights; {MERGE}")
     rank, alpha = options.integer("r", 8), options.number("lora_alpha", 8)
     if rank < 1:
         raise options.refuse("r", rank, "it must be at least 1")
@@ -227,7 +243,7 @@ def _read_config(path: Path) -> tuple[int, float]:
         alpha *= math.sqrt(rank)
     options.number("lora_dropout", 0.0)  # only of training
     options.skip(*HARMLESS)
-    options.done()
+    options.done(f"not supported for adapters; {MERGE}")
     return rank, alpha
 
 
@@ -238,11 +254,8 @@ def _compare(folder: Path, config: Config, params: Any, adapters: Any) -> float:
         RuntimeError: it is larger than that of rounding.
     """
     before = probe(config.model, merge(params, adapters, config.lora.alpha))
-    lora, back = read_adapter(folder, config.model)
-    change = largest_change(before, probe(config.model, merge(params, back, lora.alpha)))
-    if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
-        raise RuntimeError(f"the written adapters change the logits by {change:.2e}: nothing was written")
-    return change
+    lora, back = read_adapter(folder, config.model, params)
+    return check_change(before, probe(config.model, merge(params, back, lora.alpha)))
 
 
 def _matrix_rows(model: ModelConfig) -> list[Tensor]:
@@ -259,6 +272,14 @@ def _matrix_rows(model: ModelConfig) -> list[Tensor]:
             "the matrices of the model are not those of a family of transformers: export it without --adapter"
         )
     return rows
+
+
+def _base_tensors(weights: Weights, model: ModelConfig) -> dict[str, Tensor]:
+    """Return the rows of the tensors that are not adapters: the head or embedding, which PEFT writes if adapters change it."""
+    exported, _, form = exported_form(model)
+    ends = [row for row in expand(form.table, exported) if row.name in (form.tied, form.head)]
+    names = {f"{PREFIX}{_module(row)}{suffix}": row for row in ends for suffix in (".weight", ".base_layer.weight")}
+    return {name: row for name, row in names.items() if name in weights.tensors}
 
 
 def _modules(model: ModelConfig) -> dict[str, str]:

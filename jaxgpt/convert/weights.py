@@ -21,6 +21,7 @@ from jaxgpt.model.params import flatten_params
 HEAD = "lm_head.weight"
 # Masks and constants in older files.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+TOLERANCE = 1e-5  # largest change of a logit that writing a model may cause; in proportion where logits exceed 1
 STRAY = "_orig_mod."  # prefix of names by torch.compile
 
 
@@ -114,6 +115,18 @@ def probe(config: ModelConfig, params: Any) -> np.ndarray:
 def largest_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest difference between two sets of logits."""
     return float(np.abs(before - after).max())
+
+
+def check_change(before: np.ndarray, after: np.ndarray) -> float:
+    """Return the largest difference between the logits of a model and of what was written and read back.
+
+    Raises:
+        RuntimeError: it exceeds `TOLERANCE`, in proportion to the largest logit if that exceeds 1.
+    """
+    change = largest_change(before, after)
+    if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
+        raise RuntimeError(f"the logits of what was written differ by {change:.2e}: nothing was kept")
+    return change
 
 
 def release() -> None:

@@ -32,7 +32,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target of each layer.
 
     Raises:
-        UserError: the model has no such matrix, the matrices of a target have different inputs, or the rank exceeds a side.
+        UserError: the model has no such matrix, or the matrices of a target have different inputs.
     """
     used = set()
 
@@ -118,11 +118,6 @@ def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[st
             f"{'+'.join(kernels)} have different inputs, so they cannot share an A: write {','.join(kernels)}"
         )
     fan_in = math.prod(first)
-    for name, shape in shapes.items():
-        if rank > min(sides := (fan_in, math.prod(shape[n_in:]))):
-            raise UserError(
-                f"lora.rank {rank} exceeds a side of {name}, {sides[0]} x {sides[1]}: choose at most {min(sides)}"
-            )
     a = jax.random.uniform(key, (*first, rank), jnp.float32, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
     b = {name: jnp.zeros((rank, *shape[n_in:]), jnp.float32) for name, shape in shapes.items()}
     if not isinstance(box := next(iter(kernels.values())), nn.Partitioned):

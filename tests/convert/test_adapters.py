@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -70,12 +71,13 @@ def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
     assert jaxgpt("import", "out", "again", "--init-from", str(written / "gpt2")).code == 0
     params, expected = (api.load(run).params for run in ("again", written / "separate"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
-    lora, _ = read_adapter(Path("out"), SMALL)
+    lora, _ = read_adapter(Path("out"), SMALL, api.load(written / "gpt2").params)
     assert lora == LoraConfig(rank=4, alpha=16.0, targets="q_proj+k_proj+v_proj,o_proj")
 
 
 def test_adapters_are_read_as_they_were_written(written: Path) -> None:
-    lora, adapters = read_adapter(written / "adapter", api.load(written / "llama").config.model)
+    base = api.load(written / "llama")
+    lora, adapters = read_adapter(written / "adapter", base.config.model, base.params)
     assert lora == LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj")
     jax.tree.map(np.testing.assert_array_equal, adapters, load_adapters(written / "linear", "best")[2])
     names = json.loads((written / "adapter/adapter_config.json").read_text())["target_modules"]
@@ -103,18 +105,23 @@ def copy(written: Path, changes: dict[str, Any]) -> dict[str, np.ndarray]:
 def test_rslora_is_a_scale(written: Path) -> None:
     off = {"modules_to_save": None, "rank_pattern": {}, "use_dora": False, "megatron_core": "megatron.core"}
     copy(written, {"use_rslora": True, "lora_dropout": 0.1, "target_modules": "all-linear"} | off)
-    lora, _ = read_adapter(Path("adapter"), api.load(written / "llama").config.model)
+    base = api.load(written / "llama")
+    lora, _ = read_adapter(Path("adapter"), base.config.model, base.params)
     assert lora.alpha / lora.rank == pytest.approx(3 / math.sqrt(2))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_dora": True}, "unknown option use_dora (True)"),
+        (
+            {"use_dora": True, "r": 2},
+            "unknown option use_dora (True): not supported for adapters; merge the adapter with PEFT (merge_and_unload), and "
+            "import the merged model\n",
+        ),
         ({"bias": "all"}, "bias 'all' is not supported, only 'none'"),
         ({"modules_to_save": ["lm_head"]}, "unknown option modules_to_save (['lm_head'])"),
         ({"rank_pattern": {"q_proj": 4}}, "unknown option rank_pattern"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported: it changes"),
         ({"peft_type": "LOHA"}, "peft_type 'LOHA' is not supported"),
         ({"r": 0}, "r 0 is not supported: it must be at least 1"),
         ({"r": 3}, "has shape (2, 8), expected (3, 8)"),
@@ -126,6 +133,7 @@ def test_unsupported_features_are_refused(written: Path, changes: dict[str, Any]
     result = jaxgpt("import", "adapter", "run", "--init-from", str(written / "llama"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
+    assert "--accept-option" not in result.err  # which does not apply to adapters
     assert sorted(path.name for path in Path().iterdir()) == ["adapter"]
 
 
@@ -154,6 +162,45 @@ def test_adapters_and_runs_are_told_apart(written: Path) -> None:
         result = jaxgpt(*command)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
         assert said in result.err
+
+
+def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
+    """PEFT allows it; and separate adapters of a fused matrix become one with the sum of their ranks, here 24 of 8 x 24."""
+    run_folder(Path("base"), SMALL)
+    adapters = lora_run(Path("run"), Path("base"), LoraConfig(rank=8, alpha=4.0, targets="q_proj,k_proj,v_proj"))
+    assert jaxgpt("export", "run", "out", "--adapter").code == 0
+    assert json.loads(Path("out/adapter_config.json").read_text())["r"] == 24
+    assert jaxgpt("import", "out", "again", "--init-from", "base").code == 0
+    expected = merge(api.load("base").params, adapters, 4.0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), api.load("again").params, expected)
+    assert jaxgpt("info", "again").code == 0
+
+
+def test_the_head_of_the_base_beside_adapters(written: Path, tmp_path: Path) -> None:
+    """PEFT writes it, in the precision it had the base in; it must be that of the base."""
+    run_folder(Path("base"), replace(LLAMA, tie_embeddings=False))
+    lora_run(Path("run"), Path("base"), LoraConfig(rank=2, targets="q_proj,lm_head"))
+    assert jaxgpt("export", "run", "out", "--adapter").code == 0
+    file = Path("out/adapter_model.safetensors")
+    tensors, head = load_file(file), np.ascontiguousarray(api.load("base").params["lm_head"]["kernel"].T)
+    for i, copy in enumerate((head, head.astype(np.float16))):
+        save_file(tensors | {"base_model.model.lm_head.base_layer.weight": copy}, file)
+        assert jaxgpt("import", "out", f"again{i}", "--init-from", "base").code == 0
+        jax.tree.map(np.testing.assert_array_equal, api.load(f"again{i}").params, api.load("run").params)
+    save_file(
+        load_file(written / "adapter/adapter_model.safetensors") | {"base_model.model.lm_head.weight": head}, file
+    )
+    assert jaxgpt("import", "out", "unadapted", "--init-from", "base").code == 0
+    assert set(load_adapters("unadapted", "best")[2]) == {"h_0", "h_1"}  # not lm_head
+    for name, message in (
+        ("lm_head.base_layer", "tensor base_model.model.lm_head.base_layer.weight changes the head of the base"),
+        ("model.embed_tokens", "tensor base_model.model.model.embed_tokens.weight changes the embedding of the base"),
+    ):
+        save_file(tensors | {f"base_model.model.{name}.weight": head * np.float32(1.01)}, file)
+        result = jaxgpt("import", "out", "changed", "--init-from", "base")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert message in result.err
+        assert not Path("changed").exists()
 
 
 @pytest.mark.parametrize("case", ["model", "missing", "extra", "nan", "cut"])

@@ -11,7 +11,7 @@ from folders import LLAMA, SMALL, TEXT, run_folder
 import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.config import UserError
-from jaxgpt.convert.models import export_model, import_model
+from jaxgpt.convert.models import export_model, exported_form, import_model
 from jaxgpt.presets import preset
 
 NEOX = replace(SMALL, positions="rope", rope_fraction=0.5, parallel_residual=True)
@@ -100,6 +100,26 @@ def test_export_and_import_round_trip(tmp_path, name):
     ids = np.arange(16)[None]
     np.testing.assert_allclose(forward(one, ids), forward(two, ids), atol=1e-6)
     assert two.tokenizer.encode(TEXT).tolist() == one.tokenizer.encode(TEXT).tolist()
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "pattern", "window"),
+    [(4, "LLLLLG", 5), (2, "G", 0), (1, "GL", 0)],
+    ids=["local", "global", "one layer"],
+)
+@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
+def test_windows_that_are_equal_need_no_pattern(config, n_layer, pattern, window):
+    """Families with one window for all layers, or with none, have these models."""
+    plain = replace(config, n_layer=n_layer, sliding_window=window)
+    assert exported_form(replace(plain, sliding_window=5, window_pattern=pattern)) == exported_form(plain)
+
+
+def test_the_tolerance_of_logits_is_relative(tmp_path):
+    """Gemma stores gains as their difference from 1, which rounds; with large logits this is more than 1e-5."""
+    lm = jaxgpt.load(run_folder(tmp_path / "run", GEMMA))
+    gain = lm.params["ln_f"]["scale"] * 1000
+    jaxgpt.save(lm._replace(params=lm.params | {"ln_f": {"scale": gain}}), tmp_path / "large")
+    assert 1e-5 < export_model(tmp_path / "large", tmp_path / "hf").max_logit_change < 1e-2
 
 
 @pytest.mark.parametrize("name", REFUSED)

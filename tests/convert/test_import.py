@@ -1,5 +1,6 @@
 """Imported folders become complete runs with the same weights, or nothing is written."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 import jaxgpt
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
-from jaxgpt.convert.models import import_model
+from jaxgpt.convert.models import describe_source, import_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.model.params import flatten_params
@@ -106,6 +107,29 @@ def test_nanogpt(tmp_path, bias):
     mine = np.einsum("D,DNH->NH", x, np.asarray(lm.params["h_1"]["attn"]["k_proj"]["kernel"]))
     theirs = (tensors["transformer.h.1.attn.c_attn.weight"] @ x)[8:16]
     np.testing.assert_allclose(mine.reshape(-1), theirs, atol=1e-6)
+
+
+def nanogpt_config(folder, **more):
+    """Write the settings of a checkpoint, as nanoGPT has them, as config.json."""
+    model = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": True, "vocab_size": None, "dropout": 0.0}
+    (folder / "config.json").write_text(json.dumps(model | more))
+
+
+def test_settings_of_nanogpt(tmp_path):
+    """Those of the model are read, those of train.py change nothing, and others are refused by name."""
+    folder, config = nanogpt_folder(tmp_path / "nano", bias=True)
+    (folder / "recipe.json").unlink()
+    training = {"learning_rate": 1e-3, "max_iters": 5000, "device": "cuda", "dtype": "float16", "compile": True}
+    nanogpt_config(folder, **training, wandb_log=False, init_from="scratch", dataset="shakespeare_char")
+    assert describe_source(folder)[1] == config
+    with pytest.raises(UserError, match=r"--accept-option flash: .* has no such option"):
+        describe_source(folder, ["flash"])
+    nanogpt_config(folder, use_rmsnorm=False, flash=True)
+    with pytest.raises(UserError, match=r"unknown options flash \(True\), use_rmsnorm \(False\): .*--accept-option"):
+        describe_source(folder)
+    assert describe_source(folder, ["flash", "use_rmsnorm"])[1] == config
+    nanogpt_config(folder, n_layer="2")
+    refused(folder, tmp_path, "n_layer must be an integer: '2'")
 
 
 BAD_TENSORS = {
@@ -286,6 +310,34 @@ def test_unsupported_options_of_families_are_named(case):
     assert "\n" not in str(e.value)
 
 
+ROPES = {
+    "llama": (llama.FAMILY, lambda rope: {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"} | rope}),
+    "llama of transformers 4": (llama.FAMILY, lambda rope: {"rope_scaling": {"type": "linear", "factor": 2.0} | rope}),
+    "gpt_neox": (neox.FAMILY, lambda rope: {"rope_parameters": rope}),
+    "gemma3_text": (gemma.FAMILY, lambda rope: {"rope_parameters": {FULL: rope, LOCAL: rope}}),
+}
+
+
+@pytest.mark.parametrize("case", ROPES)
+def test_rotary_options_can_be_accepted(case):
+    """As the error says; and the context before scaling changes nothing here, as in transformers."""
+    family, values = ROPES[case]
+
+    def read(*accept, **rope):
+        options = Options(values(rope), "config.json", accept)
+        model = family.config_from_hf(options)
+        options.done()
+        return model
+
+    with pytest.raises(
+        UserError, match=r"rope_parameters: unknown option beta_fast \(32\): .*--accept-option beta_fast"
+    ):
+        read(beta_fast=32)
+    assert read("beta_fast", beta_fast=32) == read() == read(original_max_position_embeddings=512)
+    with pytest.raises(UserError, match=r"--accept-option beta_slow: config\.json has no such option"):
+        read("beta_fast", "beta_slow", beta_fast=32)
+
+
 def test_rope_settings_of_both_versions():
     values = llama.config_to_hf(replace(LLAMA, rope_theta=5e5, rope_factor=8.0))
     old = {k: v for k, v in values.items() if k != "rope_parameters"}
@@ -347,6 +399,28 @@ def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
     (folder / "merges.txt").write_text("")
     with pytest.raises(UserError, match=r"vocab\.json.*; or choose another with --tokenizer"):
         import_model(folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize("exists", [True, False], ids=["empty folder", "nothing"])
+def test_a_link_as_target_stays_one(tmp_path, exists):
+    folder, there = hf_folder(tmp_path / "hf"), tmp_path / "disk" / "run"
+    (there if exists else there.parent).mkdir(parents=True)
+    (tmp_path / "run").symlink_to(there)
+    import_model(folder, tmp_path / "run")
+    assert (tmp_path / "run").readlink() == there
+    assert jaxgpt.load(tmp_path / "run").config == jaxgpt.load(there).config
+    assert [p.name for p in there.parent.iterdir()] == ["run"]
+
+
+def test_a_folder_that_cannot_be_replaced_is_an_error(tmp_path, monkeypatch):
+    def busy(self):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.setattr(Path, "rmdir", busy)
+    with pytest.raises(UserError, match=r"cannot write .*mounted: Device or resource busy"):
+        import_model(hf_folder(tmp_path / "hf"), tmp_path / "mounted")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "mounted"]
 
 
 def test_existing_files_are_not_overwritten(tmp_path):

@@ -122,21 +122,16 @@ def test_the_first_gradient_is_that_of_b() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "rank", "message"),
+    ("targets", "message"),
     [
-        (
-            ("q_pro",),
-            2,
-            "no matrix 'q_pro' to adapt (did you mean q_proj?): one of k_proj, o_proj, q_proj, v_proj, down",
-        ),
-        (("wte",), 2, "no matrix 'wte' to adapt"),
-        (("q_proj+o_proj",), 2, "q_proj+o_proj have different inputs"),
-        (("q_proj",), 17, "lora.rank 17 exceeds a side of q_proj, 16 x 16: choose at most 16"),
+        (("q_pro",), "no matrix 'q_pro' to adapt (did you mean q_proj?): one of k_proj, o_proj, q_proj, v_proj, down"),
+        (("wte",), "no matrix 'wte' to adapt"),
+        (("q_proj+o_proj",), "q_proj+o_proj have different inputs"),
     ],
 )
-def test_targets_and_ranks_are_checked(targets: tuple[str, ...], rank: int, message: str) -> None:
+def test_targets_are_checked(targets: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError) as e:
-        init_lora(KEY, make(small("gpt2"))[1], rank, targets)
+        init_lora(KEY, make(small("gpt2"))[1], 2, targets)
     assert message in str(e.value)
 
 

@@ -116,7 +116,7 @@ VARIANTS = {
             "tie_word_embeddings": False,
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "rope_parameters": {
-                "full_attention": LINEAR | {"rope_theta": 1e3},
+                "full_attention": LINEAR | {"rope_theta": 1e3, "original_max_position_embeddings": 16},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
             },
         },

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxgpt
-from jaxgpt.config import Config, LoraConfig, OptimConfig
+from jaxgpt.config import Config, LoraConfig, OptimConfig, UserError
 from jaxgpt.convert.models import describe_source, import_model
 from jaxgpt.convert.peft import export_adapter, import_adapter, read_adapter, resolve_targets
 from jaxgpt.lm.model import load_adapters
@@ -23,7 +23,7 @@ from parity.families import CASES, V  # noqa: E402
 
 # A matrix of its own, GPT-2's fused matrix, NeoX's, which is fused head by head, and all of a model.
 TARGETS = {
-    "llama": ["q_proj", "o_proj", "down_proj"],
+    "llama": ["q_proj", "o_proj", "down_proj", "lm_head"],  # PEFT then writes the head of the base as well
     "gpt2": ["c_attn", "mlp.c_proj"],
     "gpt_neox": ["query_key_value"],
     "qwen3": "all-linear",
@@ -94,13 +94,35 @@ def test_a_step_of_adamw(adapted):
             optimizer=optimizer,
         )
         state, _ = jax.jit(step)(jaxgpt.init_state(adapters, optimizer), jnp.asarray(ids, jnp.int32))
-    lora, expected = read_adapter(folder / "stepped", config.model)
+    lora, expected = read_adapter(folder / "stepped", config.model, params)
     assert lora == config.lora
     moved, ours = flatten_params(expected), flatten_params(state.params)
     assert moved.keys() == ours.keys()
     for name, value in moved.items():
         assert np.abs(np.asarray(ours[name]) - value).max() < 1e-5, name
         assert np.abs(value - np.asarray(flatten_params(adapters)[name])).max() > RATE / 2, name
+
+
+def test_what_is_not_supported_can_be_merged(tmp_path):
+    """As the error advises: an import of the model that PEFT's merge_and_unload returns has its logits."""
+    config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=True)
+    theirs = peft.get_peft_model(CASES["llama"].build(), config).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in theirs.named_parameters():
+        if "lora_" in name:
+            parameter.data += torch.randn(parameter.shape, generator=generator) * 0.2
+    theirs.save_pretrained(tmp_path / "adapter")
+    CASES["llama"].build().save_pretrained(tmp_path / "hf")
+    import_model(tmp_path / "hf", tmp_path / "base", "ids")
+    with pytest.raises(UserError, match="merge_and_unload"):
+        import_adapter(tmp_path / "adapter", tmp_path / "run", str(tmp_path / "base"))
+    ids = np.random.default_rng(0).integers(0, V, (2, 13))
+    with torch.no_grad():
+        expected = theirs(torch.tensor(ids)).logits.numpy()
+    theirs.merge_and_unload().save_pretrained(tmp_path / "merged")
+    import_model(tmp_path / "merged", tmp_path / "run", "ids")
+    lm = jaxgpt.load(tmp_path / "run")
+    assert np.abs(logits(lm.config.model, lm.params, ids) - expected).max() < 2e-5
 
 
 def test_all_linear_names_the_modules_that_peft_names(tmp_path):
