@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,9 +123,9 @@ def _parse_count(flag: str, text: str) -> int:
     word = text.strip().lower().replace("_", "").replace(",", "")
     number, unit = (word[:-1], word[-1:]) if word[-1:] in tuple(UNITS)[1:] else (word, "")
     try:
-        value = float(number) * UNITS[unit]
-        if value != int(value):
+        value = Decimal(number) * UNITS[unit]  # 8.2 million is not a whole number in binary floating point
+        if value % 1:
             raise ValueError
-    except (ValueError, OverflowError):
+    except (ValueError, ArithmeticError):
         raise UserError(f"{flag} must be a number of tokens, such as 100M or 100000000: {text!r}") from None
     return int(value)

@@ -78,11 +78,13 @@ class EvalData:
         tokens: token ids.
         source: one-line description of the data and the split.
         text_bytes: length of the text in UTF-8 bytes; 0 if unknown.
+        held_out: whether they are a validation split.
     """
 
     tokens: Tokens | Packed | Mixture
     source: str
     text_bytes: int
+    held_out: bool
 
 
 def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Dataset:
@@ -123,7 +125,7 @@ def load_dataset(config: Config, tokenizer: Tokenizer | None = None, progress: P
         source, characters = text.source, text.characters
         fingerprint = text.sha256
     vocab_size = _vocab_size(config, tokenizer)
-    train, val = train.below(vocab_size), val.below(vocab_size)
+    train, val = (ids.below(vocab_size, tokenizer.vocab_size) for ids in (train, val))
     fingerprint = fingerprint or Tokens([*train.parts, *val.parts], vocab_size).fingerprint()
     if data.documents != "flow":
         train = with_documents(train, tokenizer.end_ids, data.documents)
@@ -210,28 +212,31 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     data = replace(config.data, path=path, mix=(), train_fraction=1.0) if path else config.data
     if data.mix:
         found = [load_eval_data(replace(config, data=each), tokenizer, "", progress) for each, _ in data.sources]
+        held_out = any(each.held_out for each in found)
+        found = [each for each in found if each.held_out or not held_out]
         known = all(each.text_bytes for each in found)
         return EvalData(
             _mixture([each.tokens for each in found], [1] * len(found)),
             "; ".join(each.source for each in found),
             sum(each.text_bytes for each in found) if known else 0,
+            held_out,
         )
     text_bytes, vocab_size = 0, _vocab_size(config, tokenizer)
     if data.conversations:
         T = config.model.block_size
         packed, rest, source, _ = load_conversations(Path(data.path), tokenizer, T, data.train_fraction, progress)
         split = "validation split" if len(rest) else "all" if path else "training text"
-        return EvalData(rest if len(rest) else packed, f"{source} ({split})", 0)
+        return EvalData(rest if len(rest) else packed, f"{source} ({split})", 0, len(rest) > 0)
     if data.path and holds_ids(Path(data.path)):
         prepared_tokenizer(Path(data.path), data.tokenizer, tokenizer)  # must be the same
         train, val, source = open_splits(Path(data.path), data.train_fraction)
-        chosen = (val if len(val) else train).below(vocab_size)
+        chosen = (val if len(val) else train).below(vocab_size, tokenizer.vocab_size)
         text_bytes = _decoded_bytes(tokenizer, chosen)
     else:
         text = read_text(data)
         encoded = encode_text(tokenizer, text, progress)
         train, val = encoded.tokens.split(int(data.train_fraction * len(encoded.tokens)))
-        chosen = (val if len(val) else train).below(vocab_size)
+        chosen = (val if len(val) else train).below(vocab_size, tokenizer.vocab_size)
         text_bytes, source = count_bytes(tokenizer, text, encoded, len(train) if len(val) else 0), text.source
     split = "validation split" if len(val) else "all" if path else "training text"
     if len(chosen) < 2:
@@ -239,7 +244,7 @@ def load_eval_data(config: Config, tokenizer: Tokenizer, path: str = "", progres
     if data.documents != "flow":
         chosen = Tokens(chosen.parts, vocab_size, tokenizer.end_ids)
     tokens = pack_documents(chosen, config.model.block_size) if data.documents == "pack" else chosen
-    return EvalData(tokens, f"{source} ({split})", text_bytes)
+    return EvalData(tokens, f"{source} ({split})", text_bytes, len(val) > 0)
 
 
 def _existing(config: Config, holds: str) -> Tokenizer:

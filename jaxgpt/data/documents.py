@@ -11,7 +11,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -263,7 +263,7 @@ def read_chunks(files: Sequence[File], table: Table, find: Find, start: Cursor =
         if index < start.file:
             continue
         row = start.row if index == start.file else 0
-        small = _read_small(file) if not row else None
+        small = _read_small(file, table.field) if not row else None
         if begin.file < index and files[begin.file].source != file.source:
             yield from flush(index)
         if isinstance(small, bytes):
@@ -282,7 +282,8 @@ def read_chunks(files: Sequence[File], table: Table, find: Find, start: Cursor =
             except StopIteration:
                 break
             except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as e:
-                error = e if isinstance(e, UserError) else UserError(f"cannot read {file.name}: {_reason(e)}")
+                # The message alone: an error of a subclass, such as NotText, cannot be unpickled in a worker.
+                error = UserError(str(e) if isinstance(e, UserError) else f"cannot read {file.name}: {_reason(e)}")
                 span = Span(file.source, before, Cursor(index + 1, 0), read + file.size)
                 yield Chunk(Unreadable(file.name, error), span)
                 break
@@ -352,14 +353,24 @@ def _stem(path: Path) -> str:
     return name[: -len(path.suffix)] if path.suffix.lower() in COMPRESSED else name
 
 
-def _read_small(file: File) -> bytes | None:
+def _holds_lines(path: Path, field: str) -> bool:
+    """Return whether a file is JSON Lines: by its name, or if that ends in .json, by the field in its first line."""
+    if not _stem(path).endswith(".json"):
+        return _stem(path).endswith(JSON_LINES)
+    match next(_read_lines(path, path.name, field, 0), None):
+        case Lines(data=data), _, _:
+            with suppress(UserError):
+                record = parse_json(data.split(b"\n", 1)[0], path.name, huge=True)
+                return isinstance(record, dict) and field in record
+    return False
+
+
+def _read_small(file: File, field: str) -> bytes | None:
     """Read a text file that is no longer than a chunk; None: it is another kind of file, or longer."""
-    if file.path is None or file.size > BLOCK or file.path.suffix.lower() in COMPRESSED:
-        return None
-    if _stem(file.path).endswith((*JSON_LINES, ".parquet")):
+    if file.path is None or file.size > BLOCK or file.path.suffix.lower() in (*COMPRESSED, ".parquet"):
         return None
     try:
-        return file.path.read_bytes()
+        return None if _holds_lines(file.path, field) else file.path.read_bytes()
     except OSError:
         return None  # `_read` reports it
 
@@ -370,7 +381,7 @@ def _read(file: File, table: Table, find: Find, row: int) -> Iterator[tuple[Payl
         yield from _read_dataset(file, table, row)
     elif file.path.suffix.lower() == ".parquet":
         yield from _read_parquet(file.path, file.name, table.field, row)
-    elif _stem(file.path).endswith(JSON_LINES):
+    elif _holds_lines(file.path, table.field):
         yield from _read_lines(file.path, file.name, table.field, row)
     else:
         yield from _read_text(file.path, file.name, find, row)

@@ -315,8 +315,13 @@ class SubwordTokenizer(_Special):
 
     @cached_property
     def _with_names(self) -> Any:
-        """A copy that recognizes the names of special tokens. Switching one tokenizer back and forth is not thread-safe."""
-        return type(self._tokenizer).from_str(self._tokenizer.to_str())
+        """A copy that recognizes the names of special tokens. Switching one tokenizer back and forth is not thread-safe.
+
+        It has no post-processor: that of GPT-NeoX, for example, leaves white space out of the offsets of ids.
+        """
+        copy = type(self._tokenizer).from_str(self._tokenizer.to_str())
+        copy.post_processor = None
+        return copy
 
     def has_text(self, vocab_size: int) -> np.ndarray:
         ids = np.array([*self._tokenizer.get_vocab().values()], np.int64)

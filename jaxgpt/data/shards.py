@@ -204,9 +204,13 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write a tokenizer to a folder, with the files that name its special tokens, and return its entry in index.json."""
+    """Write a tokenizer to a folder, with the files that name its special tokens, and return its entry in index.json.
+
+    Replaces those of another tokenizer.
+    """
     special = tokenizer.special
     for name, content in ((GENERATION, special.generation), (TOKENIZER, special.tokenizer)):
+        (folder / name).unlink(missing_ok=True)
         if content:
             write_json(folder / name, content)
     path = folder / TOKENIZER_FILE

@@ -48,19 +48,24 @@ class Tokens:
         self._short = [p.dtype.kind == "u" and p.itemsize <= 2 for p in self.parts]  # ids are the same in int32
         self._maps = [_mapping(p) for p in self.parts]
 
-    def below(self, vocab_size: int) -> Tokens:
+    def below(self, vocab_size: int, tokenizer_size: int = 0) -> Tokens:
         """Require ids below `vocab_size`. The first million of each file are checked now, the others when they are read.
 
-        Files without a header have 16-bit ids, and are refused if the vocabulary is larger, unless it is `MAX_VOCAB` (unknown).
+        Files without a header have 16-bit ids, and are refused if the tokenizer has more, unless it has `MAX_VOCAB` (unknown).
+
+        Args:
+            vocab_size: of the model.
+            tokenizer_size: vocabulary size of the tokenizer; 0: that of the model, which may be padded.
 
         Raises:
             UserError: an id is out of range, or a file cannot have such ids.
         """
+        tokenizer_size = tokenizer_size or vocab_size
+        large = 1 << 16 < tokenizer_size < MAX_VOCAB
         for part in self.parts:
-            known = 1 << 16 < vocab_size < MAX_VOCAB
-            if known and isinstance(part, np.memmap) and part.itemsize == 2 and not part.offset:
+            if large and isinstance(part, np.memmap) and part.itemsize == 2 and not part.offset:
                 raise UserError(
-                    f"{part.filename} has no header and is read as 16-bit ids, too few for a vocabulary of {vocab_size:,}: "
+                    f"{part.filename} has no header and is read as 16-bit ids, too few for a vocabulary of {tokenizer_size:,}: "
                     f"write 32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
                 )
             _check(part, 0, min(FIRST, len(part)), vocab_size)

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from helpers import TEXT, jaxgpt
 
+from jaxgpt.cli.data_prepare import UNITS, _parse_count
 from jaxgpt.data.tokenizer import train_bpe
+from jaxgpt.errors import UserError
 from jaxgpt.lock import sole_writer
 
 PREPARE = ("data", "prepare", "src", "--tokenizer", "tokenizer.json", "--workers", "1")
@@ -62,6 +65,23 @@ def test_prepared_data_is_trained_on() -> None:
     assert trained.code == 0, trained.err
     assert json.loads(Path("run/config.json").read_text())["data"]["tokenizer"] == "out/tokenizer.json"
     assert jaxgpt("eval", "run").code == 0
+
+
+@pytest.mark.parametrize("number", ["0.1", "8.2", "16.4", "1000", "1e2", "0.000001"])
+def test_decimal_counts_are_exact(number: str) -> None:
+    for unit, size in UNITS.items():
+        exact = Fraction(number) * size
+        if exact.denominator == 1:
+            assert _parse_count("--shard-tokens", number + unit) == exact
+        else:
+            with pytest.raises(UserError, match="must be a number of tokens"):
+                _parse_count("--shard-tokens", number + unit)
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-inf", "snan", "1e999999999", "", "M", "1..2"])
+def test_what_is_no_count_is_refused_at_once(word: str) -> None:
+    with pytest.raises(UserError, match="must be a number of tokens"):
+        _parse_count("--shard-tokens", word)
 
 
 @pytest.mark.parametrize(

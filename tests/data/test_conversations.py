@@ -90,6 +90,21 @@ def test_a_prompt_and_a_completion() -> None:
     assert letters.decode(encode({"prompt": "a", "completion": "bc"}, letters).ids) == "abc"
 
 
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_the_white_space_of_an_answer_is_inside_if_the_tokenizer_trims_offsets(kind: str) -> None:
+    """As those of GPT-NeoX and Llama 3 do."""
+    own = tokenizer(MARKED, kind)
+    value = json.loads(own.to_json())
+    value["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    trimming = SubwordTokenizer(HFTokenizer.from_str(json.dumps(value)))
+    trimming.special = own.special
+    for answer in ("    return x", "\n\n\tif a:\n        b", " \U0001f642  "):
+        talk = {"messages": [{"role": "user", "content": " Q "}, {"role": "assistant", "content": answer}]}
+        ids, trained = encode(talk, trimming)
+        assert own.decode(ids[trained]) == f"{answer}<|im_end|>"
+        assert all(map(np.array_equal, (ids, trained), encode(talk, own)))
+
+
 @pytest.mark.parametrize("text", ["hi \U0001f642", "\u65e5\u672c\u8a9e", "a\u65e5b"])
 def test_all_tokens_of_the_last_character_are_inside(text: str) -> None:
     for own in (tokenizer(None), tokenizer(None, "bpe")):

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from helpers import TEXT, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import Tokens, load_dataset
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.data import Tokens, encoded, load_dataset, load_eval_data
 
 
 def config_of(path: Path | str, **data: object) -> Config:
@@ -37,6 +38,27 @@ def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None
         ids.tofile(tmp_path / "train.bin")
         found.append(load_dataset(config).fingerprint)
     assert found[0] == found[1] != found[2]
+
+
+def test_16_bit_ids_serve_a_padded_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What 16 bits hold depends on the tokenizer, not on the size to which a model pads its vocabulary."""
+    monkeypatch.setattr(encoded, "SMALLEST", 1)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    config = config_of(text, tokenizer="bpe", vocab_size=300).with_model(vocab_size=70_000)
+    found = load_dataset(config)
+    assert isinstance(found.train, Tokens)
+    assert isinstance(found.train.parts[0], np.memmap)
+    assert len(load_eval_data(config, found.tokenizer).tokens) == len(found.val)
+    (tmp_path / "tokenizer.json").write_text(found.tokenizer.to_json())
+    (tmp_path / "tokens").mkdir()
+    ids = np.concatenate([found.train.take(0, len(found.train)), found.val.take(0, len(found.val))])
+    ids.astype("<u2").tofile(tmp_path / "tokens" / "train.bin")
+    raw = config_of(tmp_path / "tokens", tokenizer=str(tmp_path / "tokenizer.json")).with_model(vocab_size=70_000)
+    assert np.array_equal(load_dataset(raw).train.take(0, len(found.train)), found.train.take(0, len(found.train)))
+    unknown = config_of(tmp_path / "tokens", tokenizer="ids").with_model(vocab_size=70_000)
+    with pytest.raises(UserError, match=r"train\.bin has no header .* too few for a vocabulary of 70,000"):
+        load_dataset(unknown)
 
 
 @given(st.integers(1, 40), st.integers(1, 500_000))

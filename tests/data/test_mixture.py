@@ -132,6 +132,24 @@ def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         load_dataset(replace(small_run(), data=mixed))
 
 
+@pytest.mark.parametrize("fraction", [0.9, 1.0])
+def test_a_mixture_is_evaluated_on_its_validation_split(
+    fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has no training text where any source has validation data; without any, it is the training text of all."""
+    monkeypatch.chdir(tmp_path)
+    write("a", np.arange(1000) % 40)
+    Path("b.txt").write_text("ab" * 300)
+    Path("c.txt").write_text("cd" * 300)
+    for mix in (("a=1", "b.txt=1"), ("b.txt=1", "c.txt=2")):
+        config = replace(small_run(), data=DataConfig(mix=mix, tokenizer="byte", train_fraction=fraction))
+        found = load_dataset(config)
+        evaluated = load_eval_data(config, found.tokenizer)
+        assert len(evaluated.tokens) == len(found.val)
+        assert np.array_equal(evaluated.tokens.take(0, 2000), found.val.take(0, 2000))
+        assert evaluated.held_out == found.held_out == (fraction < 1 or "a=1" in mix)
+
+
 @pytest.mark.parametrize(
     ("mix", "message"),
     [

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import lzma
+import multiprocessing
 import os
 import random
 import struct
@@ -23,7 +24,18 @@ from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import load_dataset, shards
-from jaxgpt.data.documents import Chunk, Table, list_sources, read_chunks, sample_text
+from jaxgpt.data.documents import (
+    Chunk,
+    Files,
+    Lines,
+    Part,
+    Rows,
+    Table,
+    Unreadable,
+    list_sources,
+    read_chunks,
+    sample_text,
+)
 from jaxgpt.data.fast import batch_encoder
 from jaxgpt.data.pieces import GPT2_CUTS, LLAMA3, find_by, split_by
 from jaxgpt.data.prepare import Settings, prepare
@@ -284,6 +296,40 @@ def test_reading_continues_from_any_cursor(monkeypatch: pytest.MonkeyPatch) -> N
         assert flattened(list(rest)) == flattened(found[i + 1 :]), chunk.span
 
 
+def test_every_kind_of_chunk_can_be_sent_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
+    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
+    write_sources(arrow=True)
+    Path("src/j.pdf").write_bytes(b"%PDF-1.7" + b"-" * 400)
+    Path("src/k.jsonl.gz").write_bytes(b"plain")
+    found = list(read_chunks(list_sources(["src"], Table())[1], Table(), find_by(GPT2_CUTS)))
+    assert {type(chunk.payload) for chunk in found} == {Files, Lines, Part, Rows, Unreadable}
+    here, there = multiprocessing.Pipe()
+    sent = []
+    for chunk in found:
+        here.send(chunk)
+        sent.append(there.recv())
+    assert flattened(sent) == flattened(found)
+    assert [chunk.span for chunk in sent] == [chunk.span for chunk in found]
+
+
+@pytest.mark.usefixtures("chunks")
+def test_json_lines_named_json_are_recognized_by_their_first_line() -> None:
+    texts = documents(40)
+    lines = "\n".join(json.dumps({"id": 1, "body": text}) for text in texts).encode()
+    for name, data in (("a.json", lines), ("b.json.gz", gzip.compress(b"\xef\xbb\xbf" + lines))):
+        Path(name).write_bytes(data)
+        _, files = list_sources([name], Table("body"))
+        read = read_chunks(files, Table("body"), find_by(GPT2_CUTS))
+        assert [text for chunk in read for _, text in chunk.payload.documents()] == texts
+    pretty = json.dumps({"body": ["a b"] * 100}, indent=1)
+    for other in (pretty, f"[{pretty}]", '{"text": 1}\n{"body": "a"}', "body\n", "3"):
+        Path("a.json").write_text(other)
+        read = read_chunks(list_sources(["a.json"], Table("body"))[1], Table("body"), find_by(GPT2_CUTS))
+        assert flattened(list(read)) == [("a.json", other)]
+
+
 class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
@@ -427,6 +473,22 @@ def test_nothing_is_lost_by_other_settings_before_the_first_ids(settings: Settin
     with pytest.raises(UserError, match=r"bad.jsonl, line 1"):
         prepare(bad, Path("out"), 1)
     assert prepare(settings, Path("out"), 1)["complete"]
+
+
+def test_the_special_tokens_of_an_earlier_tokenizer_are_not_kept(settings: Settings) -> None:
+    """If nothing has been written with it."""
+    Path("model").mkdir()
+    Path("model/tokenizer.json").write_text(Path(settings.tokenizer).read_text())
+    Path("model/generation_config.json").write_text('{"eos_token_id": 1}')
+    Path("model/tokenizer_config.json").write_text('{"chat_template": "a"}')
+    Path("bad.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=r"bad.jsonl, line 1"):
+        prepare(replace(settings, sources=("bad.jsonl",), tokenizer="model"), Path("out"), 1)
+    assert load_tokenizer(Path("out")).special.chat_template == "a"
+    write_sources()
+    prepare(settings, Path("out"), 1)
+    prepare(settings, Path("new"), 1)
+    assert contents(Path("out")) == contents(Path("new"))
 
 
 BAD: dict[str, tuple[str, bytes, str]] = {
