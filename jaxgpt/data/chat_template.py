@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple
 
 from jaxgpt.errors import UserError, shown
 
-SECONDS = 10.0  # for one conversation
+SECONDS = 10.0  # of CPU time, for one conversation
+WAIT = 120.0  # seconds in all: the limit where a process cannot limit its own CPU time (Windows)
 LONGEST = 1 << 26  # bytes of a rendered conversation, as JSON
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -57,7 +59,7 @@ class ChatTemplate:
     """A chat template, rendered as transformers' `apply_chat_template` renders it.
 
     A template is a program. It runs in Jinja2's immutable sandbox, in a child process that can open no files, has 1 GiB of
-    memory, and is killed after `SECONDS` for one conversation. The process starts at the first call and is reused.
+    memory, and is killed after `SECONDS` of CPU time for one conversation. The process starts at the first call and is reused.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
@@ -125,7 +127,8 @@ class ChatTemplate:
             for messages, prompt in conversations
         ]
         rendered = []
-        for answer in self._ask({"source": self.source, "variables": variables, "date": self.date}):
+        request = {"source": self.source, "variables": variables, "date": self.date, "seconds": SECONDS}
+        for answer in self._ask(request):
             if "error" in answer:
                 what = "has an error" if answer.get("broken") else "cannot render these messages"
                 raise UserError(f"the chat template {what}: {answer['error']}")
@@ -155,15 +158,17 @@ class ChatTemplate:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(SECONDS, process.kill)
+        timer = threading.Timer(WAIT, process.kill)
         timer.start()
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
             answers: list[dict[str, Any]] = json.loads(process.stdout.readline(LONGEST))
         except (OSError, ValueError):
-            why = "crashed its process" if timer.is_alive() else f"takes more than {SECONDS:g} s"
+            waited = not timer.is_alive()
             self.close()
+            spent = process.returncode < 0 and process.returncode == -signal.SIGPROF
+            why = f"takes more than {WAIT if waited else SECONDS:g} s" if waited or spent else "crashed its process"
             raise UserError(f"the chat template {why}: use another one") from None
         finally:
             timer.cancel()

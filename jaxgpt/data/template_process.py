@@ -1,13 +1,14 @@
 """Child process that renders chat templates. `chat_template.py` runs this file as a script; it imports nothing of jaxgpt.
 
 A template is a program that came with a model. It runs in Jinja2's immutable sandbox, in a process that can open no files and
-has little memory; the parent kills it when it takes too long. One JSON object per line in, one out.
+has little memory and CPU time. One JSON object per line in, one out.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -87,7 +88,7 @@ def _confine() -> None:
             render(first_use, {})
     try:
         import resource
-    except ImportError:  # Windows: the sandbox and the time limit remain
+    except ImportError:  # Windows: the sandbox and the parent's time limit remain
         return
     for limit, value in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(limit, (value, value))
@@ -98,8 +99,17 @@ def main() -> None:
     _confine()
     for line in sys.stdin:
         request = json.loads(line)
+        _limit(request["seconds"])
         answers = [_answer(request["source"], variables, request["date"]) for variables in request["variables"]]
+        _limit(0)
         print(json.dumps(answers), flush=True)
+
+
+def _limit(seconds: float) -> None:
+    """End the process, by SIGPROF, after this much more CPU time; 0: no limit."""
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _answer(source: str, variables: dict[str, Any], date: str) -> dict[str, Any]:

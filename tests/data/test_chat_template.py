@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,21 @@ def test_the_next_conversation_is_rendered_after_one_that_hung() -> None:
     assert template.render([{"role": "user", "content": "fine"}]).text == "fine"
 
 
+def test_the_limit_is_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A correct template does not fail on a busy machine, here one that stops its process."""
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
+    template = ChatTemplate(CHATML, VARIABLES)
+    expected = template.render(TALK)
+    assert template._process is not None
+    os.kill(template._process.pid, signal.SIGSTOP)
+    threading.Timer(0.6, os.kill, (template._process.pid, signal.SIGCONT)).start()
+    assert template.render(TALK) == expected
+    monkeypatch.setattr(chat_template, "WAIT", 0.1)
+    os.kill(template._process.pid, signal.SIGSTOP)
+    with pytest.raises(UserError, match=r"takes more than 0\.1 s"):
+        template.render(TALK)
+
+
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -171,7 +189,7 @@ def test_jinja_need_not_be_in_the_interpreters_own_packages() -> None:
     """The child is isolated; it is told where the parent finds Jinja2 (`pip install --user`, PYTHONPATH)."""
     folders = {str(Path(module.__file__).parents[1]) for module in (jinja2, markupsafe)}
     program = Path(chat_template.__file__).with_name("template_process.py")
-    request = json.dumps({"source": "{{ 1 + 1 }}", "variables": [{}], "date": ""})
+    request = json.dumps({"source": "{{ 1 + 1 }}", "variables": [{}], "date": "", "seconds": 1})
     for given, ok in ((folders, True), ((), False)):
         command = [sys.executable, "-I", "-S", str(program), *given]  # -S: without site-packages
         done = subprocess.run(command, input=request, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,15 @@ def test_the_white_space_of_an_answer_is_inside_if_the_tokenizer_trims_offsets(k
         assert all(map(np.array_equal, (ids, trained), encode(talk, own)))
 
 
+def test_a_prompt_has_the_start_id_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = CharTokenizer("^ab")
+    monkeypatch.setattr(CharTokenizer, "bos_ids", tuple(own.encode("^").tolist()))
+    for prompt in ("a", "^a"):
+        ids, trained = encode({"prompt": prompt, "completion": "b"}, own)
+        assert own.decode(ids) == "^ab"
+        assert own.decode(ids[trained]) == "b"
+
+
 @pytest.mark.parametrize("text", ["hi \U0001f642", "\u65e5\u672c\u8a9e", "a\u65e5b"])
 def test_all_tokens_of_the_last_character_are_inside(text: str) -> None:
     for own in (tokenizer(None), tokenizer(None, "bpe")):
@@ -120,6 +130,15 @@ def test_a_date_in_a_template_is_always_the_same(tmp_path: Path) -> None:
     train, *_ = load_conversations(path, tokenizer(dated), 256)
     assert tokenizer(dated).decode(train.take(0, 11)) == "26 Jul 2024"
     assert ChatTemplate("{{ strftime_now('%Y') }}").render(TALK).text != "2024"
+
+
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["", "byte-order mark"])
+def test_a_single_conversation_is_trained_on(mark: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(mark + json.dumps({"prompt": "a", "completion": "bc"}).encode())
+    train, val, *_ = load_conversations(path, CharTokenizer("abc"), 8, 0.9)
+    assert (train.starts(8), val.starts(8)) == (1, 0)
+    assert train.take(0, 3).tolist() == [0, 1, 2]
 
 
 lengths = st.lists(st.integers(1, 20), max_size=60)
@@ -178,6 +197,7 @@ BAD = {
     "\xff": "line 2: not valid JSON",
     json.dumps({"messages": TALK, "tools": [{"name": "f"}]}): "line 2: tools are not supported",
     json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0}]}): "line 2: a message has a weight other than 1",
+    json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0.5}]}): "line 2: a message has a weight other than 1",
 }
 
 

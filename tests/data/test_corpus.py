@@ -54,7 +54,7 @@ def test_python_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_folders_are_read_in_order_of_names(tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
+    folder = tmp_path / ".hidden" / "texts"  # only what is hidden inside the folder is left out
     (folder / "b").mkdir(parents=True)
     (folder / ".git").mkdir()
     for name, text in (("a.txt", "one"), ("b/c.txt", "two"), ("z.txt", "three"), (".git/x", "no"), (".y", "no")):
@@ -177,9 +177,9 @@ def test_repeats_are_lines_of_two_equal_halves() -> None:
 
 
 def test_large_files_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the same text, checksum and errors."""
+    """With the same text, checksum and errors, wherever in the file they are."""
     content = "ümläute 日本 and\r\nso on\n" * 50_000
-    wrong = {"nul": content.encode() + b"a\0b", "latin": content.encode() + b"\xfc "}
+    wrong = {"nul": content.encode() + b"a\0b" + content.encode(), "latin": content.encode() + b"\xfc "}
     (tmp_path / "a.txt").write_bytes(content.encode())
     plain = read_path(tmp_path / "a.txt")
     errors = dict[str, str]()

@@ -14,7 +14,7 @@ from jaxgpt.decoding import Model, SamplingParams
 from jaxgpt.decoding.lookup import DRAFT, draft_tokens
 from jaxgpt.decoding.sampling import TokenBuffer
 from jaxgpt.lm import model_functions
-from jaxgpt.lm.engine import DecodeSession
+from jaxgpt.lm.engine import BLOCK, DecodeSession
 
 NEW = 30
 
@@ -90,7 +90,8 @@ def count_up(params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tupl
     return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
 
 
-def test_a_text_that_repeats_needs_few_passes() -> None:
+@pytest.mark.parametrize("new", [NEW, BLOCK])  # with slots to spare, and without
+def test_a_text_that_repeats_needs_few_passes(new: int) -> None:
     model = Model(count_up, lambda start, size: Counted(jnp.int32(0), jnp.int32(0)))
     passes = []
     for lookup in (0, 3):
@@ -98,13 +99,13 @@ def test_a_text_that_repeats_needs_few_passes() -> None:
             None,
             [list(range(10)) * 2],
             jax.random.split(jax.random.key(0), 1),
-            [NEW],
+            [new],
             model=model,
             sampling=SamplingParams(temperature=0),
-            context=64,
+            context=128,
             lookup=lookup,
         )
-        assert session.next_tokens(NEW)[0].tolist() == [i % 10 for i in range(NEW)]
+        assert session.next_tokens(new)[0].tolist() == [i % 10 for i in range(new)]
         passes.append(int(session._state.cache.passes))  # type: ignore[union-attr]
-    assert passes[0] == NEW
-    assert passes[1] <= 1 + -(-NEW // (DRAFT + 1)) + DRAFT  # the last tokens before the limit are not drafted
+    assert passes[0] == new
+    assert passes[1] <= 1 + -(-new // (DRAFT + 1)) + DRAFT  # the last tokens before the limit are not drafted

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from helpers import every_model, make, random_ids, small
 
-from jaxgpt.decoding import Model, SamplingParams
+from jaxgpt.config import BeamParams
+from jaxgpt.decoding import Model, SamplingParams, TokenBuffer
+from jaxgpt.decoding.beam import BeamSearch
 from jaxgpt.lm import model_functions
 from jaxgpt.lm.engine import DecodeSession
 
@@ -54,3 +56,22 @@ def test_an_ended_row_does_not_change() -> None:
 def test_tokens_do_not_depend_on_steps_per_call() -> None:
     parts = session(STUB, None, [[4], [7]], 5, sampling=SamplingParams())
     assert [parts.next_tokens(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]
+
+
+def test_beams_go_on_past_several_stop_ids() -> None:
+    """Where the likeliest ids all end a text, the search continues with the next ones."""
+    logits_V = -jnp.arange(8.0)
+    model = Model(
+        lambda params, tokens, cache, last: (jnp.broadcast_to(logits_V, (len(tokens), 1, 8)), cache),
+        lambda start, size: (),
+    )
+    beam = BeamSearch(4, model, SamplingParams(temperature=1), BeamParams(2), stop_ids=(0, 1, 2, 3))
+    text = TokenBuffer(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(1))
+
+    @jax.jit
+    def step() -> jax.Array:
+        state = beam.prefill(None, text, jnp.array([3]))
+        candidates = beam.candidates(state)
+        return beam.step(None, state, candidates, jnp.zeros(candidates.id_BK.shape, bool)).ids_BWS
+
+    assert step()[0, :, 1].tolist() == [4, 5]

@@ -11,7 +11,7 @@ from jaxgpt.config import UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer, filters
 from jaxgpt.decoding import sample_token as sample_token_
 from jaxgpt.decoding import warp as warp_
-from jaxgpt.decoding.sampling import row_uniform
+from jaxgpt.decoding.sampling import row_uniform, with_filters
 
 sample_token = jax.jit(sample_token_, static_argnums=4)
 warp = jax.jit(warp_, static_argnums=2)
@@ -85,12 +85,15 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
     for p, expected in ((0.0, [0]), (0.4, [0]), (0.6, [0, 1]), (0.8, [0, 1, 3]), (0.9, [0, 1, 2, 3])):
         assert kept(filters.keep_top_p(logits, p)) == [expected], p
+    for p, count in ((0.25, 1), (0.5, 2), (0.75, 3), (0.8, 4)):  # probabilities of exactly 1/4
+        assert [len(ids) for ids in kept(filters.keep_top_p(jnp.zeros((1, 4)), p))] == [count], p
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.9, 0.999])
 def test_top_p_of_a_large_vocabulary_equals_a_full_sort(p: float) -> None:
     rng = np.random.default_rng(0)
-    for spread in (0.01, 1.0, 5.0):  # flat: the largest logits do not reach p; peaked: they do
+    mixed = np.array([[0.01], [1.0], [5.0]])
+    for spread in (0.01, 1.0, 5.0, mixed):  # flat: the largest logits do not reach p; peaked: they do
         logits = rng.normal(0, spread, (3, 6000)).astype(np.float32)
         out = kept(filters.keep_top_p(jnp.asarray(logits), p))
         for row, ids in zip(logits.astype(np.float64), out, strict=True):
@@ -186,6 +189,15 @@ def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
 def test_invalid_settings_raise(setting: str, value: float) -> None:
     with pytest.raises(UserError, match=setting.replace("_", "-")):
         SamplingParams(**{setting: value})  # type: ignore[arg-type]
+
+
+def remove_above_one(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+    return jnp.where(logits_BV > 1, -jnp.inf, logits_BV)
+
+
+def test_custom_filters_apply_before_the_temperature() -> None:
+    sampling = with_filters(SamplingParams(temperature=0.5), [remove_above_one])
+    np.testing.assert_allclose(warp(jnp.array([[0.6, 1.2, 0.1]]), ANY, sampling), [[1.2, -np.inf, 0.2]], rtol=1e-6)
 
 
 def test_draws_at_any_temperature_equal_float64() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +18,10 @@ from helpers import COMMON, MODELS, every_model, make, random_ids, small
 
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.model import GPT, init_cache
-from jaxgpt.model.params import abstract_params, init_params
+from jaxgpt.model.norm import Norm
+from jaxgpt.model.params import abstract_params, flatten_params, init_params
+from jaxgpt.ops.dropout import dropout
+from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies, rope_rotation
 from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.trainer.metrics import parameter_count
 
@@ -228,6 +234,50 @@ def test_dropout_needs_a_key_and_depends_on_it() -> None:
     assert (forward(model, params, tokens) == forward(model, params, tokens)).all()
 
 
+def test_dropout_keeps_the_mean() -> None:
+    y = np.asarray(dropout(jnp.ones(100_000), 0.2, jax.random.key(0)))
+    assert set(y.tolist()) == {0.0, 1.25}
+    assert abs(y.mean() - 1) < 0.01
+
+
+def test_every_place_of_dropout_draws_its_own_mask() -> None:
+    """Half of the embeddings, of each layer's attention weights and of each sublayer's output are zero, each time others."""
+    config = small("gpt2", dropout=0.5)
+    model, params = make(config)
+
+    @jax.jit
+    def run(params: Any) -> dict[str, list[jax.Array]]:
+        seen = dict[str, list[jax.Array]]()
+
+        def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            if context.method_name == "named":
+                seen.setdefault(args[0], []).append(args[1])
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(watch):
+            model.apply({"params": params}, random_ids(config, (32, 8)), jax.random.key(0))
+        return seen
+
+    seen = jax.device_get(run(params))
+    pre, mid, post = (seen[f"resid.{name}"] for name in ("pre", "mid", "post"))
+    added = [after == before for a, b, c in zip(pre, mid, post, strict=True) for before, after in ((a, b), (b, c))]
+    first = [(out_BTNH[:, 0] == 0).all(-1) for out_BTNH in seen["head_out"]]  # the first token attends to itself alone
+    assert (len(added), len(first)) == (4, 2)
+    for masks in ([pre[0] == 0, *added], first):
+        for mask in (*masks, *(a ^ b for a, b in itertools.combinations(masks, 2))):
+            assert 0.3 < mask.mean() < 0.7
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm", "stdnorm"])
+def test_norms_in_bfloat16_round_once(kind: str) -> None:
+    config = small("gpt2", n_embd=64, norm=kind)
+    x = (3 * jax.random.normal(jax.random.key(0), (2, 3, 64)) + 1).astype(jnp.bfloat16)
+    rough, wide = (Norm(config, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    variables = rough.init(jax.random.key(0), x)
+    exact = wide.apply(variables, x.astype(jnp.float32))
+    np.testing.assert_array_equal(rough.apply(variables, x), exact.astype(jnp.bfloat16))
+
+
 def test_bfloat16_compute_keeps_float32_weights() -> None:
     config = small("modern")
     params = make(config)[1]
@@ -263,6 +313,59 @@ def test_more_tokens_than_learned_positions_raise() -> None:
 def test_gpt2_has_the_published_number_of_parameters(shape: dict[str, int], count: int) -> None:
     config = ModelConfig(vocab_size=50257, block_size=1024, **shape)
     assert parameter_count(abstract_params(config)) == count
+
+
+def test_soft_capped_logits_are_a_hyperbolic_tangent() -> None:
+    config = small("modern", logit_softcap=2.0)
+    _, params = make(config)
+    tokens = random_ids(config, (2, 8))
+    free, capped = (forward(GPT(replace(config, logit_softcap=cap)), params, tokens) for cap in (0.0, 2.0))
+    np.testing.assert_allclose(capped, 2 * np.tanh(np.asarray(free) / 2), atol=1e-5)
+
+
+def test_rope_tells_far_positions_apart() -> None:
+    """Above 256, bfloat16 has only some of the integers."""
+    positions, frequency = np.array([[255, 257, 4099]]), rope_frequencies(8, 1e4, Llama3Scaling())
+    angles = positions[..., None] * frequency
+    for found, exact in zip(rope_rotation(jnp.asarray(positions), frequency), (np.cos, np.sin), strict=True):
+        np.testing.assert_allclose(found, exact(angles), atol=1e-3)
+
+
+RESIDUAL = 1 / math.sqrt(2 * 2)  # of 2 layers with 2 sublayers
+UNIFORM = 1 / math.sqrt(3)  # standard deviation of a uniform distribution within +-1
+
+
+@pytest.mark.parametrize(
+    ("init", "expected"),
+    [
+        (
+            {"init_std": 0.05},
+            {
+                **dict.fromkeys(("wte/embedding", "wpe/embedding", "h_1/attn/q_proj/kernel"), 0.05),
+                **dict.fromkeys(("h_1/attn/o_proj/kernel", "h_1/mlp/down_proj/kernel"), 0.05 * RESIDUAL),
+            },
+        ),
+        (
+            {"init": "torch"},
+            {
+                **dict.fromkeys(("wte/embedding", "wpe/embedding"), 1.0),
+                **dict.fromkeys(("h_1/attn/q_proj/kernel", "h_1/attn/o_proj/kernel"), UNIFORM / math.sqrt(64)),
+                "h_1/mlp/down_proj/kernel": UNIFORM / math.sqrt(256),
+            },
+        ),
+    ],
+    ids=["gpt2", "torch"],
+)
+def test_spread_of_initial_weights(init: dict[str, Any], expected: dict[str, float]) -> None:
+    config = ModelConfig(vocab_size=200, block_size=64, n_layer=2, n_embd=64, n_head=4, **init)
+
+    @jax.jit
+    def spread() -> dict[str, jax.Array]:
+        weights = flatten_params(init_params(GPT(config)))
+        return {name: weights[name].std() for name in expected}
+
+    for name, std in spread().items():
+        assert float(std) == pytest.approx(expected[name], rel=0.05), name
 
 
 @every_model

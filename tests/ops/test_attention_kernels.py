@@ -105,6 +105,17 @@ def test_tiles_in_bfloat16(K: int) -> None:
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.05, rtol=0.05)
 
 
+def test_scores_in_bfloat16_are_not_rounded() -> None:
+    """The weights of `attend` are those of float32 with the same inputs."""
+    q, k, v, _ = (4 * x.astype(jnp.bfloat16) for x in inputs(16, 2, 2, H=32))
+    mask = causal_mask(jnp.arange(16), jnp.arange(16), jnp.zeros(1, jnp.int32))
+    rough, exact = (
+        jax.jit(attend, static_argnums=4)(q.astype(dtype), k.astype(dtype), v.astype(dtype), mask, 0.18)[1]
+        for dtype in (jnp.bfloat16, jnp.float32)
+    )
+    np.testing.assert_allclose(rough, exact, atol=1e-5)
+
+
 @pytest.mark.parametrize(("remat", "loops"), [("dots", 2), ("full", 3)])
 def test_remat_dots_saves_tiled_attention(remat: str, loops: int) -> None:
     """Its results are saved under the name that the `dots` policy saves, so they are not recomputed."""

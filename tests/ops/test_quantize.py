@@ -58,6 +58,23 @@ def test_int8_size_and_rounding_error() -> None:
     assert int(jnp.abs(low.values).max()) == 127
 
 
+def test_biases_norms_and_learned_positions_are_not_quantized() -> None:
+    low = quantize(random_params(CONFIG), "int8")
+    leaves = jax.tree.leaves_with_path(low, is_leaf=lambda w: isinstance(w, QuantizedMatrix))
+    stored = {jax.tree_util.keystr(path, simple=True): isinstance(w, QuantizedMatrix) for path, w in leaves}
+    assert stored == {name: name.endswith("kernel") or name.startswith("wte") for name in stored}
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("rows", [1, 2, 12])
+def test_sums_are_float32_whatever_the_dtype(precision: str, rows: int) -> None:
+    w = quantize(random_params(CONFIG)["h_0"]["mlp"], precision)["up_proj"]["kernel"]  # type: ignore[arg-type, index]
+    x = jax.random.normal(jax.random.key(0), (rows, CONFIG.n_embd)).astype(jnp.bfloat16)
+    found = quantized_matmul(x, w, jnp.bfloat16)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, quantized_matmul(x.astype(jnp.float32), w))
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (2, 300), (14, 300)])  # 307 is prime
 def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> None:

@@ -48,24 +48,28 @@ def test_keep_memory_ignores_other_libcs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "devices"),
+    ("name", "mesh", "processes", "devices"),
     [
-        ("python-char", MeshConfig(), 4),
-        ("gpt2", MeshConfig(), 1),  # one copy of the weights
-        ("gpt2", MeshConfig(data=2), 2),
-        ("gpt2", MeshConfig(data=1, fsdp=-1), 4),  # one shard per device
-        ("python-char", MeshConfig(data=2, fsdp=4), 8),
-        ("statquest", MeshConfig(data=1), 1),  # no more devices than the mesh uses
-        ("statquest", MeshConfig(data=3_000_000_000), 4),  # not thousands; `resolve` reports it
+        ("python-char", MeshConfig(), 1, 4),
+        ("gpt2", MeshConfig(), 1, 1),  # one copy of the weights
+        ("gpt2", MeshConfig(data=2), 1, 2),
+        ("gpt2", MeshConfig(data=1, fsdp=-1), 1, 4),  # one shard per device
+        ("python-char", MeshConfig(data=2, fsdp=4), 1, 8),
+        ("python-char", MeshConfig(data=2, fsdp=4), 2, 4),  # each has half
+        ("python-char", MeshConfig(data=2, fsdp=4), 3, 3),
+        ("statquest", MeshConfig(data=1), 1, 1),  # no more devices than the mesh uses
+        ("statquest", MeshConfig(data=3_000_000_000), 1, 4),  # not thousands; `resolve` reports it
     ],
 )
-def test_cores_are_devices(name: str, mesh: MeshConfig, devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_are_devices(
+    name: str, mesh: MeshConfig, processes: int, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: dict[str, int] = {}
     for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(host.jax.config, "update", told.__setitem__)
     monkeypatch.setattr(host, "cores", lambda: 4)
-    host.use_cores(mesh, model=preset(name).model)
+    host.use_cores(mesh, processes, preset(name).model)
     assert told == {"jax_num_cpu_devices": devices}
 
 

@@ -88,6 +88,13 @@ def test_the_number_of_microbatches_does_not_depend_on_devices(each: int, count:
     assert microbatches(TrainConfig(batch_size=batch, microbatch=-count), 1).accumulation == count
 
 
+def test_a_fixed_number_of_microbatches_is_not_padded() -> None:
+    """8 windows in 2 microbatches: 4 devices, though 8 would be as fast."""
+    resolved, note = resolve(config(MeshConfig(), 8, microbatch=-2), 8)
+    assert resolved.data == 4
+    assert "padding" not in note
+
+
 @pytest.mark.parametrize(
     ("batch", "microbatch", "ways", "expected"),
     [

@@ -35,15 +35,16 @@ def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
     ],
 )
 def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: int) -> None:
-    """Heads: tied (gpt2), soft-capped (modern), untied with a bias (torch); also in bfloat16."""
-    model, params = make(small(name, n_layer=1))
+    """With dropout and documents. Heads: tied (gpt2), soft-capped (modern), untied with a bias (torch); also in bfloat16."""
+    model, params = make(small(name, n_layer=1, dropout=0.2))
     model = GPT(model.config, jnp.dtype(dtype))
     tokens, targets = ids(model.config)
+    key, segments = jax.random.key(1), jnp.broadcast_to(jnp.arange(T) // 4, (B, T))
 
     def run(chunk: int):  # type: ignore[no-untyped-def]
         loss_fn = make_loss_fn(model.apply, chunk)
-        losses = loss_fn(params, tokens, targets, None)
-        return losses, jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())(params)
+        losses = loss_fn(params, tokens, targets, key, segments)
+        return losses, jax.grad(lambda p: loss_fn(p, tokens, targets, key, segments).sum())(params)
 
     (losses, grads), (losses_c, grads_c) = jax.jit(run, static_argnums=0)(0), jax.jit(run, static_argnums=0)(chunk)
     np.testing.assert_allclose(losses_c, losses, rtol=1e-5, atol=1e-5)

@@ -213,6 +213,22 @@ def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
     assert bool(factored) or name != "adafactor"
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon", "lion", "sgd"])
+def test_first_moments_have_the_dtype_of_the_config(name: str) -> None:
+    """One for each weight, before and after an update; second moments stay float32."""
+    _, params = make(small("gpt2", n_layer=1))
+    optimizer = make_optimizer(config(name=name, momentum_dtype="bfloat16"))
+
+    def states(grads: Any) -> tuple[Any, Any]:
+        state = optimizer.init(params)
+        return state, optimizer.update(grads, state, params)[1]
+
+    for state in jax.eval_shape(states, params):
+        dtypes = [leaf.dtype for leaf in jax.tree.leaves(state) if leaf.ndim]
+        assert dtypes.count(jnp.dtype("bfloat16")) == len(jax.tree.leaves(params))
+        assert set(dtypes) <= {jnp.dtype("bfloat16"), jnp.dtype("float32")}
+
+
 def test_settings_that_an_optimizer_ignores_raise() -> None:
     assert ignored_settings(OptimConfig()) == ignored_settings(OptimConfig(name="lion", beta1=0.95, beta2=0.98)) == ""
     changed = OptimConfig(name="adafactor", beta1=0.8, eps=1e-6, muon_steps=4, weight_decay=0.0, grad_clip=0.0)

@@ -132,6 +132,16 @@ def test_microbatches_divide_the_batch() -> None:
         gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, lambda *_: jnp.zeros(()), 2)
 
 
+def test_every_microbatch_draws_its_own_masks() -> None:
+    """The mean of many random gradients is near their expectation; that of equal ones would be one of them."""
+
+    def loss_fn(params: jax.Array, inputs_BT: jax.Array, targets_BT: jax.Array, key: jax.Array) -> jax.Array:
+        return params * jax.random.uniform(key, targets_BT.shape)
+
+    _, grads = gradients(jnp.ones((1, 8)), jnp.ones((64, 9), jnp.int32), jax.random.key(0), loss_fn, 64)
+    np.testing.assert_allclose(8 * grads, 0.5, atol=0.15)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -133,6 +133,19 @@ def assert_same_figures(run: str, other: str, rtol: float = 1e-5) -> None:
         np.testing.assert_allclose(here, there, rtol=rtol, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seed": "1"}, ""),
+        ({"seed": "2"}, "seed is 1 in process 0, 2 in process 1"),
+        ({}, "seed is 1 in process 0, missing in process 1"),
+        ({"seed": "1", "steps": "3"}, "steps is missing in process 0, 3 in process 1"),
+    ],
+)
+def test_the_first_difference_is_named(other: dict[str, str], said: str) -> None:
+    assert room.first_difference([{"seed": "1"}, other]) == said
+
+
 @pytest.mark.ci
 def test_two_processes_exchange_values() -> None:
     port = str(free_port())
