@@ -211,6 +211,7 @@ ATTENTION = Exercise(
         "random vectors": (normal(0, 6, 4), normal(1, 6, 4), normal(2, 6, 4)),
         "values that show the weights": (normal(3, 5, 5), normal(4, 5, 5), np.eye(5, dtype=np.float32)),
         "one position": (normal(5, 1, 3), normal(6, 1, 3), normal(7, 1, 3)),
+        "queries of zeros": (np.zeros((5, 5), np.float32), normal(9, 5, 5), np.eye(5, dtype=np.float32)),
         "large scores": (300 * np.eye(5, dtype=np.float32), 300 * np.eye(5, dtype=np.float32), normal(8, 5, 5)),
         "scores far below those of the future": _far_below_the_future(5),
     },

@@ -66,6 +66,7 @@ LOSS = Exercise(
         "random logits": (normal(0, 6, _V), np.array([1, 0, 6, 2, 5, 3])),
         "one position": (normal(1, 1, _V), np.array([4])),
         "two targets of -1": (normal(2, 6, _V), np.array([1, -1, 0, 2, -1, 4])),
+        "large logits of similar size": (1000 + np.round(4 * normal(3, 6, _V)) / 4, np.array([1, 0, 6, 2, 5, 3])),
         "large logits": (1e4 * np.eye(6, _V, dtype=np.float32), np.array([0, 0, 2, 1, 4, 6])),
     },
     mistakes=(
@@ -97,6 +98,11 @@ LOSS = Exercise(
             _of_counted(lambda x: -x.mean(), 0),
         ),
         ("exp overflows for large logits: subtract the maximum of each row first", _without_maximum),
+        (
+            "p is 0 for a target far below the maximum, and log(0) is -inf: use log p = shifted - log(sum(exp(shifted))), "
+            "shifted = logits - max",
+            _of_counted(lambda x: -np.log(np.exp(x)).mean()),
+        ),
     ),
     laws=(_is_a_finite_mean,),
 )
@@ -120,13 +126,7 @@ _OPTIMIZER = optax.adamw(0.03, weight_decay=0.1)  # enough to show which paramet
 @jax.jit
 def _sums(params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Compute the sum of the losses of a batch, and the number of tokens that count."""
-    windows_BT1 = jnp.asarray(windows_BT1)
-    inputs_BT = jnp.maximum(windows_BT1[:, :1], 0)
-    return loss_sum(params, jnp.concatenate([inputs_BT, windows_BT1[:, 1:]], 1), None, _padded_loss_fn)
-
-
-def _padded_loss_fn(params: Any, tokens_BT: jax.Array, *args: Any) -> jax.Array:
-    return _LOSS_FN(params, jnp.maximum(tokens_BT, 0), *args)
+    return loss_sum(params, jnp.asarray(windows_BT1), None, _LOSS_FN)
 
 
 @jax.jit
@@ -215,7 +215,7 @@ STEP = Exercise(
 
 @partial(jax.jit, static_argnums=2)
 def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
-    return gradients(params, jnp.concatenate([jnp.asarray(m) for m in microbatches]), None, _padded_loss_fn, 1)
+    return gradients(params, jnp.concatenate([jnp.asarray(m) for m in microbatches]), None, _LOSS_FN, 1)
 
 
 def _parts(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> tuple[Any, Array]:

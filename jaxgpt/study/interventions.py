@@ -57,6 +57,35 @@ class LogitDifference:
         return of(self.right) - of(self.wrong)
 
 
+def check_metric(metric: Any) -> None:
+    """Check that a metric can be an argument of compiled programs.
+
+    Raises:
+        UserError: it is not a function, or not hashable.
+    """
+    if not callable(metric):
+        raise UserError(f"the metric must be a function of the logits [B, T, V]: {shown(metric)}")
+    try:
+        hash(metric)
+    except TypeError:
+        raise UserError("the metric is not hashable: wrap it in a function") from None
+
+
+def measure(metric: Metric, logits_BTV: jax.Array) -> jax.Array:
+    """Compute a metric.
+
+    Raises:
+        UserError: its result is not a scalar, or it was not computed with JAX.
+    """
+    try:
+        value = jnp.asarray(metric(logits_BTV))
+    except jax.errors.JAXTypeError:  # NumPy functions, float(), and conditions on values
+        raise UserError("the metric is compiled: compute it with jax.numpy, and without if or float()") from None
+    if value.shape:
+        raise UserError(f"the metric returned an array of shape {list(value.shape)}: return a scalar, such as its mean")
+    return value
+
+
 class Ablation(NamedTuple):
     """The effect of removing parts of a model, one at a time.
 
@@ -79,7 +108,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Replacement = "z
         replacement: of the head's output: zero, or its mean over these rows and positions.
 
     Raises:
-        UserError: as `run`, or another replacement.
+        UserError: as `run`, another replacement, or a metric that is not such a function.
     """
     names = tuple(f"h.{layer}.attn.head_out" for layer in range(lm.config.model.n_layer))
     return _ablate(lm, ids, metric, replacement, names)
@@ -96,7 +125,7 @@ def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Re
         replacement: of the unit's activation: zero, or its mean over these rows and positions.
 
     Raises:
-        UserError: as `run`, or another replacement.
+        UserError: as `run`, another replacement, or a metric that is not such a function.
     """
     layer = as_int("layer", layer, 0, lm.config.model.n_layer - 1)
     out = _ablate(lm, ids, metric, replacement, (f"h.{layer}.mlp.post",))
@@ -104,6 +133,7 @@ def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Re
 
 
 def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: tuple[str, ...]) -> Ablation:
+    check_metric(metric)
     if replacement not in get_args(Replacement):
         raise UserError(f"replacement must be zero or mean: {shown(replacement)}")
     tokens_BT, c = as_tokens(lm, ids), lm.config
@@ -144,7 +174,7 @@ def patch(
         over: patch one position at a time, or, for activations of heads, one head at all positions.
 
     Raises:
-        UserError: as `run`, prompts of different shapes, or a site without that axis.
+        UserError: as `run`, prompts of different shapes, a site without that axis, or a metric that is not such a function.
 
     Source: Meng et al. 2022 (causal tracing); Wang et al. 2022.
     """
@@ -154,6 +184,9 @@ def patch(
             f"the clean ids have shape {list(clean_BT.shape)} and the corrupted ids {list(corrupted_BT.shape)}: patching "
             f"needs prompts of the same number of tokens"
         )
+    check_metric(metric)
+    if not isinstance(site, str) or "*" in site:
+        raise UserError(f"site must be the name of one activation of a layer, such as attn.out: {shown(site)}")
     if over not in ("positions", "heads"):
         raise UserError(f"over must be positions or heads: {shown(over)}")
     layers, of_stream = range(c.model.n_layer), site.startswith("resid.")
@@ -182,7 +215,7 @@ def _ablation(
         jnp.zeros_like(x) if replacement == "zero" else jnp.broadcast_to(x.mean((0, 1), keepdims=True), x.shape)
         for x in (out.taps[name] for name in names)
     ]
-    return Ablation(metric(out.logits), _sweep(config, dtype, metric, names, values, 2, params, tokens_BT))
+    return Ablation(measure(metric, out.logits), _sweep(config, dtype, metric, names, values, 2, params, tokens_BT))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
@@ -197,10 +230,10 @@ def _patching(
     corrupted_BT: jax.Array,
 ) -> Patching:
     clean = forward(config, dtype, params, clean_BT, names)
-    corrupted = metric(forward(config, dtype, params, corrupted_BT).logits)
+    corrupted = measure(metric, forward(config, dtype, params, corrupted_BT).logits)
     values = [clean.taps[name] for name in names]
     grid = _sweep(config, dtype, metric, names, values, axis, params, corrupted_BT)
-    return Patching(metric(clean.logits), corrupted, grid)
+    return Patching(measure(metric, clean.logits), corrupted, grid)
 
 
 def _sweep(
@@ -222,7 +255,7 @@ def _sweep(
             return jnp.where(slices + i * n == cell, values[i], x)
 
         edits = tuple((name, partial(edit, i)) for i, name in enumerate(names))
-        return metric(forward(config, dtype, params, tokens_BT, (), edits).logits)
+        return measure(metric, forward(config, dtype, params, tokens_BT, (), edits).logits)
 
     cells = jnp.arange(len(names) * n)
     return jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)

@@ -127,12 +127,18 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     at = as_int("position", position, -T, T - 1) % T
     answer_B = None if answer is None else answer_ids(c.model.vocab_size, answer, B)
     with placed(lm, len(tokens_BT)):
-        return _attribution(c.model, c.train.compute_dtype, lm.params, tokens_BT, answer_B, at)
+        return _attribution(c.model, c.train.compute_dtype, ids_with_text(lm), lm.params, tokens_BT, answer_B, at)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _attribution(
-    config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array
+    config: ModelConfig,
+    dtype: str,
+    has_text: bytes,
+    params: Any,
+    tokens_BT: jax.Array,
+    answer_B: jax.Array | None,
+    at: jax.Array,
 ) -> Attribution:
     config = replace(config, logit_softcap=0.0)
     layers, B = range(config.n_layer), tokens_BT.shape[0]
@@ -143,7 +149,7 @@ def _attribution(
     scales = {name: x for name, x in out.taps.items() if name.endswith(".scale")}
     parts = {name: out.taps[name] for name in ("embed", *positions, *heads, *mlps)}
     if answer_B is None:
-        answer_B = jnp.argmax(jnp.take(out.logits, at, axis=1), -1)
+        answer_B = jnp.argmax(jnp.take(only_text(out.logits, has_text), at, axis=1), -1)
 
     def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
         edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())
@@ -190,6 +196,8 @@ class Neighbours(NamedTuple):
 
 def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
     """Find the tokens whose embeddings have the largest cosine similarity to those of some tokens, themselves left out.
+
+    The ids by which a vocabulary is padded are included.
 
     Args:
         lm: the model.

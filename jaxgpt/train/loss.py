@@ -45,18 +45,11 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
 
     Args:
         windows: `[B, T + 1]`, T inputs and, one further, T targets; or `[B, T, 3]`, the input, target and segment id of each
-            position: ids of documents in a row, which attention does not leave. A negative target does not count.
+            position: ids of documents in a row, which attention does not leave. A negative target does not count; a negative
+            input, such as the target before it in the first form, is read as id 0.
     """
-    return (windows[:, :-1], windows[:, 1:]) if windows.ndim == 2 else tuple(jnp.moveaxis(windows, -1, 0))
-
-
-def ignore_padding(loss_fn: LossFn) -> LossFn:
-    """Make the same loss function for batches with windows of -1: they have no targets, and any id will do as input."""
-
-    def padded_loss_fn(params: Any, tokens_BT: jax.Array, *args: Any) -> jax.Array:
-        return loss_fn(params, jnp.maximum(tokens_BT, 0), *args)
-
-    return padded_loss_fn
+    parts = (windows[:, :-1], windows[:, 1:]) if windows.ndim == 2 else tuple(jnp.moveaxis(windows, -1, 0))
+    return jnp.maximum(parts[0], 0), *parts[1:]
 
 
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:

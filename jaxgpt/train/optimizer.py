@@ -163,10 +163,16 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def axes(tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: 0 if STACKED in names_of(path) else None, tree)
 
+    def init(params: Any) -> Any:
+        if STACKED not in params:
+            return optimizer.init(params)
+        state = jax.eval_shape(optimizer.init, params)
+        return jax.vmap(optimizer.init, in_axes=(axes(params),), out_axes=axes(state))(params)
+
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if STACKED not in updates:
             return optimizer.update(updates, state, params)
         trees = updates, state, params
         return jax.vmap(optimizer.update, in_axes=axes(trees), out_axes=axes(trees[:2]))(*trees)
 
-    return optax.GradientTransformation(optimizer.init, update)
+    return optax.GradientTransformation(init, update)

@@ -43,7 +43,9 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool =
         ema: keep an average of the weights.
     """
     average = jax.tree.map(jnp.copy, params) if ema else None
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+    # Copied, because some optimizers keep the weights themselves, and an array cannot be donated twice.
+    opt_state = jax.tree.map(jnp.copy, optimizer.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
 
 
 def loss_sum(
@@ -68,11 +70,13 @@ def gradients(
     number. `data_axis` is that of `train_step`.
     """
     chex.assert_rank(windows_BT1, {2, 3})
-    if len(windows_BT1) % accumulation:
-        raise ValueError(f"{len(windows_BT1)} windows cannot be split into {accumulation} equal microbatches")
-    sums = partial(gradient_sums, key=key, loss_fn=loss_fn, accumulation=accumulation)
+    sums, parts = partial(gradient_sums, key=key, loss_fn=loss_fn, accumulation=accumulation), accumulation
     if data_axis is not None and key is None:
         sums = partial(add_over_devices, sums, data_axis)
+        parts *= jax.sharding.get_abstract_mesh().shape[data_axis]
+    if len(windows_BT1) % parts:
+        devices = f" on each of {parts // accumulation} devices" if parts > accumulation else ""
+        raise ValueError(f"{len(windows_BT1)} windows cannot be split into {accumulation} equal microbatches{devices}")
     (total, count), grads = sums(params, windows_BT1)
     # A product is fused into what reads the gradients; a division would write and read them once more. Without a counted
     # target, loss and gradients are 0.
@@ -127,7 +131,7 @@ def train_step(
         optimizer: any optax transformation.
         learning_rate: its schedule, for the metrics alone; None: they have no `lr`.
         seed: of the dropout masks, which are a function of (seed, step).
-        accumulation: number of microbatches, which divides B; the result does not depend on it.
+        accumulation: number of microbatches, which divides B (B per device with `data_axis`); the result is the same.
         dropout: whether loss_fn is given a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an average. A skipped update
             (`skip_bad_updates`) leaves it unchanged, as it does the weights and the optimizer.
@@ -200,5 +204,5 @@ def train_steps(
 def eval_step(params: Any, windows_BT1: jax.Array, *, loss_fn: LossFn) -> tuple[jax.Array, jax.Array]:
     """Compute the summed loss and the number of tokens of each window, `[B]` and `[B]`; both are 0 for a window of -1."""
     inputs_BT, targets_BT, *segment_ids_BT = split_windows(windows_BT1)
-    losses_BT = loss_fn(params, jnp.maximum(inputs_BT, 0), targets_BT, None, *segment_ids_BT)
+    losses_BT = loss_fn(params, inputs_BT, targets_BT, None, *segment_ids_BT)
     return losses_BT.sum(-1), (targets_BT >= 0).sum(-1)

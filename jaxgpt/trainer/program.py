@@ -23,7 +23,7 @@ from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
 from jaxgpt.parallel.processes import count, is_peer_failure
 from jaxgpt.parallel.put import put
-from jaxgpt.train.loss import LossFn, ignore_padding, make_loss_fn
+from jaxgpt.train.loss import LossFn, make_loss_fn
 from jaxgpt.train.optimizer import ignored_settings
 from jaxgpt.train.step import TrainState, eval_step, train_step, train_steps
 from jaxgpt.trainer.attention_choice import choose_attention
@@ -184,11 +184,10 @@ def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
 
 def bound_step(layout: Layout, frozen: Any = ()) -> Any:
     """Return the train step of a layout, `(state, batch) -> (state, metrics)`; `frozen` as in `loss_of`."""
-    config, loss_fn = layout.config, loss_of(layout, frozen)
-    padded = math.prod(layout.microbatches) > config.train.batch_size
+    config = layout.config
     return partial(
         train_step,
-        loss_fn=ignore_padding(loss_fn) if padded else loss_fn,
+        loss_fn=loss_of(layout, frozen),
         optimizer=layout.optimizer,
         learning_rate=layout.learning_rate,
         seed=config.train.seed,

@@ -106,6 +106,16 @@ def attend_halved(q, k, v):
     return softmax(causal(q @ k.T)) @ v / 2
 
 
+def attend_masked_where_the_score_is_0(q, k, v):
+    scores = np.tril(q @ k.T / np.sqrt(q.shape[-1]))
+    return softmax(np.where(scores == 0, -np.inf, scores)) @ v
+
+
+def loss_of_a_stable_softmax(logits, targets):
+    counted = targets >= 0
+    return -jnp.log(softmax(logits)[jnp.arange(len(targets)), targets])[counted].mean()
+
+
 def loss_of_ids(logits, targets):
     p = softmax(logits)
     return -jnp.log(p[jnp.arange(len(targets)), targets]).sum()
@@ -199,10 +209,12 @@ def extend_in_place(q, k, v, cache, length):
         ("attention", attend_masked_by_a_product, r"some results are NaN: .* \(0 \* -inf is NaN\)"),
         ("attention", attend_with_a_finite_mask, "weights at future positions are not zero: set masked scores to -inf"),
         ("attention", attend_with_the_maximum_of_all, "set future scores to -inf before the softmax and its maximum"),
+        ("attention", attend_masked_where_the_score_is_0, "some results are NaN"),
         ("attention", attend_halved, "the weights of a query do not sum to 1"),
         ("block", lambda x, attend, mlp: x, r"out_TD\[\d, \d\] is"),
         ("block", lambda x, attend, mlp: x + attend(x) + mlp(x), r"out_TD\[\d, \d\] is"),
         ("loss", loss_of_ids, "the loss is inf: exp"),
+        ("loss", loss_of_a_stable_softmax, r"p is 0 for a target far below the maximum, and log\(0\) is -inf"),
         ("loss", lambda logits, targets: -logits[np.arange(len(targets)), targets].mean(), "the loss is negative"),
         ("step", sgd, r"state\[0\]\['embedding'\]\[\d, \d\] is"),
         ("step", step_with_a_dict, "another structure"),

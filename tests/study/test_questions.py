@@ -98,6 +98,16 @@ def test_the_lens_leaves_out_ids_without_a_text(lm, ids):
     close(seen.probabilities.sum(-1), np.ones((L + 1, B, T)))
 
 
+def test_the_answer_of_an_attribution_is_that_of_the_lens(lm, ids):
+    """Also where the largest logit is that of an id without a text."""
+    short = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 5))
+    tokens = ids % 5
+    at = int(np.argwhere(np.argmax(study.run(lm, tokens).logits, -1) >= 5)[0, 1])
+    answers = None, study.lens(short, tokens, 1).answer[:, at]
+    found, expected = (study.attribution(short, tokens, answer, at) for answer in answers)
+    close(found.logit, expected.logit)
+
+
 @pytest.mark.parametrize("name", [n if n == "gemma" else pytest.param(n, marks=pytest.mark.ci) for n in MODELS])
 def test_attribution_sums_to_the_logit(name):
     """In every family: other norms and their places, gated and no MLPs, rotary positions, parallel residuals."""
@@ -259,6 +269,13 @@ def test_neighbours(lm):
         close(found.cosine[row], cosine[order])
 
 
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, logits_BTV):
+        return logits_BTV.mean()
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
@@ -272,6 +289,19 @@ def test_neighbours(lm):
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "attn.heads_out"), "did you mean h.0.attn.head_out"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "{x}"), "no activation 'h.0.{x}'"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "mlp.out", "heads"), "'mlp.out' has no heads"),
+        (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "attn.*"), r"the name of one activation .*: 'attn\.\*'"),
+        (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, None), "the name of one activation .*: None"),
+        (
+            lambda lm: study.patch(lm, [[1]], [[2]], lambda x: x[0, -1]),
+            r"returned an array of shape \[17\]: return a scalar",
+        ),
+        (lambda lm: study.ablate_heads(lm, [[1, 2]], lambda x: x[:, -1, 3]), r"returned an array of shape \[1\]"),
+        (lambda lm: study.ablate_heads(lm, [[1, 2]], None), "the metric must be a function of the logits .*: None"),
+        (
+            lambda lm: study.ablate_heads(lm, [[1, 2]], lambda x: np.asarray(x).mean()),
+            "is compiled: compute it with jax.numpy",
+        ),
+        (lambda lm: study.ablate_heads(lm, [[1, 2]], Unhashable()), "is not hashable: wrap it in a function"),
         (lambda lm: study.repeated_tokens(lm, 7), "period must be at most 6"),
         (lambda lm: study.neighbours(lm, -1), "an id must be at least 0"),
     ],

@@ -119,9 +119,8 @@ def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
 
     plain = update(grads, state, params)
     assert_same(update(*map(stack_layers, (grads, state, params))), stack_layers(plain), rtol=1e-4, atol=1e-6)
-    assert jax.tree.structure(jax.eval_shape(optimizer.init, stack_layers(params))) == jax.tree.structure(
-        stack_layers(state)
-    )
+    first = jax.eval_shape(optimizer.init, stack_layers(params))
+    assert first == jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stack_layers(state))
     decayed = stack_layers(jax.tree.map(np.float32, decay_mask(params)))
     assert_same(jax.tree.map(lambda d, s: np.full(s.shape, d), decay_mask(stack_layers(params)), decayed), decayed)
 

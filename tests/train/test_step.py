@@ -21,8 +21,8 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserErro
 from jaxgpt.ops import sharding
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import make_mesh, use_mesh
-from jaxgpt.train.loss import _take, _take_by_comparison, cross_entropy, ignore_padding, make_loss_fn, token_count
-from jaxgpt.train.step import eval_step, gradients
+from jaxgpt.train.loss import _take, _take_by_comparison, cross_entropy, make_loss_fn, split_windows, token_count
+from jaxgpt.train.step import eval_step, gradients, init_state, train_step
 from jaxgpt.trainer.layout import placements
 from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
 from jaxgpt.trainer.state import state_from
@@ -111,7 +111,7 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
     model, params = make(config)
     rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
 
-    loss_fn = ignore_padding(make_loss_fn(model.apply))
+    loss_fn = make_loss_fn(model.apply)
     loss, grads = jax.jit(lambda params: gradients(params, rows, None, loss_fn, 1))(params)
     loss_a, grads_a = jax.jit(lambda params: gradients(params, rows, None, loss_fn, accumulation))(params)
     np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
@@ -128,8 +128,39 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
 
 
 def test_microbatches_divide_the_batch() -> None:
-    with pytest.raises(ValueError, match="5 windows cannot be split into 2 equal microbatches"):
+    with pytest.raises(ValueError, match=r"5 windows cannot be split into 2 equal microbatches$"):
         gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, lambda *_: jnp.zeros(()), 2)
+    with (
+        jax.set_mesh(make_mesh(MeshConfig(data=4))),
+        pytest.raises(ValueError, match="8 windows cannot be split into 4 equal microbatches on each of 4 devices"),
+    ):
+        gradients(jnp.ones(()), jnp.zeros((8, 9), jnp.int32), None, lambda *_: jnp.zeros(()), 4, "data")
+
+
+def test_negative_inputs_are_those_of_id_0() -> None:
+    """Masked targets are the next inputs. Training and evaluation read them the same way, with padded rows and without."""
+    config = small("gpt2", block_size=8)
+    model, params = make(config)
+    rows = random_ids(config, (4, 9)).at[:2, :4].set(-1)
+    assert split_windows(rows)[0].min() == 0
+    loss_fn = make_loss_fn(model.apply)
+    expected = loss_fn(params, jnp.maximum(rows[:, :-1], 0), rows[:, 1:], None).sum() / (rows[:, 1:] >= 0).sum()
+    sums, counts = eval_step(params, rows, loss_fn=loss_fn)
+    padded = jnp.concatenate([rows, jnp.full((2, 9), -1)])
+    for loss in (sums.sum() / counts.sum(), *(gradients(params, x, None, loss_fn, 1)[0] for x in (rows, padded))):
+        np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["prodigy", "cocob", "adam"])
+def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
+    """Some keep the weights themselves in their state, or one array twice."""
+    model, params = make(small("gpt2", n_layer=1))
+    optimizer = getattr(optax.contrib if name != "adam" else optax, name)(0.1)
+    step = partial(train_step, loss_fn=make_loss_fn(model.apply), optimizer=optimizer)
+    windows = random_ids(model.config, (2, 9))
+    state = init_state(jax.tree.map(jnp.copy, params), optimizer)
+    expected = jax.jit(step)(state, windows)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(step, donate_argnums=0)(state, windows), expected)
 
 
 def test_every_microbatch_draws_its_own_masks() -> None:

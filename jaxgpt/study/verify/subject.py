@@ -16,7 +16,7 @@ from jaxgpt.config import Config, ModelConfig
 from jaxgpt.lm import LM, load, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
-from jaxgpt.train.loss import ignore_padding, make_loss_fn
+from jaxgpt.train.loss import make_loss_fn
 
 LENGTH = 48  # tokens per row of a forward pass, if the context length allows
 ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
@@ -92,7 +92,7 @@ class Subject:
 
     def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
         """Compute the mean loss and its gradient as the train step does."""
-        loss_fn = ignore_padding(make_loss_fn(model.apply))
+        loss_fn = make_loss_fn(model.apply)
         return step.gradients(params, windows_BT1, None, loss_fn, accumulation)
 
     @cached_property
