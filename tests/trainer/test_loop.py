@@ -383,6 +383,23 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
 
 
+@pytest.mark.parametrize("eval_windows", [0, 3])
+def test_an_evaluated_batch_has_no_more_rows_than_the_split_has_windows(
+    eval_windows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, data, _ = prepare(small_run(eval_batch_size=10**6, eval_windows=eval_windows), "out")
+    shapes = []
+
+    def recorded(params: Any, windows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        shapes.append(windows.shape)
+        return jax.numpy.ones(len(windows)), jax.numpy.ones(len(windows))
+
+    monkeypatch.setattr(type(program), "eval", staticmethod(recorded))
+    result = evaluate(program, None, data.val)
+    evaluate(program, None, data.val, whole=False)
+    assert {rows for rows, _ in shapes} == {result.windows}
+
+
 @pytest.mark.ci
 def test_evaluation_does_not_depend_on_the_batch() -> None:
     losses = []
