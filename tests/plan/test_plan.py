@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh, suggestions
 from jaxgpt.plan.hlo import Collective, read_program
@@ -88,6 +89,48 @@ def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
     model = program.layout.config.model
     formula = flops_per_token(model, program.layout.weights, program.layout.config.lora) * 16 * model.block_size
     assert counted == pytest.approx(formula, rel=0.06)
+
+
+@pytest.mark.parametrize(("remat", "loss_chunk"), [("none", 0), ("full", 4)])
+def test_only_the_branch_of_accelerators_takes_memory(
+    remat: str, loss_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed another way on a CPU, as the loss is, adds nothing to the memory of a TPU or GPU."""
+    topology = parse_topology("v5e:2x4")
+    run = config(MeshConfig(data=8, tensor=1), vocab_size=512)
+    run = replace(run, train=replace(run.train, remat=remat, loss_chunk=loss_chunk))
+    figures = estimate(run, topology)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **others: default(*args))
+    assert estimate(run, topology) == figures
+
+
+def test_activation_functions_save_only_their_input() -> None:
+    """Whatever primitives a version of JAX computes them with, they are elementwise."""
+    run, topology = config(MeshConfig(data=8, tensor=1), n_layer=1), parse_topology("v5e:2x4")
+    saved = {name: estimate(run.with_model(activation=name), topology).memory["activations"] for name in ACTIVATIONS}
+    assert len(set(saved.values())) == 1, saved
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "topology", "remat", "compiled", "ratio"),
+    [
+        ("gpt2", "v5e:2x4", "none", 5.43, 1.42),
+        pytest.param("gpt2-xl", "v5e:4x8", "dots", 7.65, 0.49, marks=pytest.mark.long),
+    ],
+)
+def test_estimates_are_as_accurate_as_documented(
+    name: str, topology: str, remat: str, compiled: float, ratio: float
+) -> None:
+    """The compiled totals in GiB are those of docs/scaling.md, the ratios those of docs/tpu.md."""
+    run, chips = preset(name), parse_topology(topology)
+    run = replace(
+        run,
+        train=replace(run.train, batch_size=64, microbatch=0, remat=remat),  # type: ignore[arg-type]
+        mesh=MeshConfig(fsdp=-1),
+    )
+    total = estimate(resolve_mesh(run, chips)[0], chips).total / 2**30
+    assert total / compiled == pytest.approx(ratio, abs=0.01)
 
 
 @given(
