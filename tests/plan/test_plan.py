@@ -230,6 +230,27 @@ def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert "--decode needs the compiler" in decode.err
 
 
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the compiler runs out of memory, `plan` prints its number of bytes, but no traffic, time or MFU."""
+    from jaxgpt.plan import plan as room
+
+    def refuse(*args: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.50G of 15.75G hbm.")
+
+    monkeypatch.setattr(room, "devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr(Program, "lower", refuse)
+    run, topology = config(MeshConfig(data=8, tensor=1)), parse_topology("v5e:2x4")
+    cost = compile_step(replace(run, train=replace(run.train, microbatch=-microbatches)), topology)
+    rows = command.table(cost, topology).splitlines()
+    assert "40.500 GiB of 15.75 GiB: DOES NOT FIT" in rows[-1]
+    assert [row.split()[0] for row in rows] == ["parameters", "optimizer", "batch", "temporaries", "total"]
+    values = json.loads(json.dumps(cost.to_json(topology.chip)))
+    assert not values["fits"]
+    unknown = {name for name, value in values.items() if value is None}
+    assert unknown == {"hbm_bytes", "traffic", "compiled_flops", "loops_once", "seconds", "bounds"}
+
+
 def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxgpt.plan import topology as room
 
