@@ -293,7 +293,7 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_non_finite_metric_is_named(overflow: None) -> None:
-    words = r"loss is nan at step 0, first in the gradient of lm_head/kernel \((\d+) of \1 gradients\): stopped, there is no"
+    words = "loss is nan at step 0, and no gradient is finite: stopped, there is no"
     with pytest.raises(TrainingFailed, match=words):
         run(small_run(), "out")
 
@@ -301,7 +301,7 @@ def test_the_non_finite_metric_is_named(overflow: None) -> None:
 def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:
     config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
     reporter = Silent()
-    with pytest.raises(TrainingFailed, match="at step 2 after 3 skipped updates in a row, first in the gradient of"):
+    with pytest.raises(TrainingFailed, match="at step 2 after 3 skipped updates in a row, and no gradient is finite"):
         run(config, "out", reporter=reporter)
     assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
     assert steps(Path("out/checkpoints")) == []
