@@ -552,13 +552,18 @@ class Config:
             )
         if self.lora.rank and self.optim.name == "muon":
             raise UserError("optim.name muon does not support adapters (lora.rank): use --optim.name adamw")
-        ids = self.train.steps_per_call * self.train.batch_size * (self.model.block_size + 1)
+        train, several = self.train, self.train.steps_per_call > 1
+        calls = f"train.steps_per_call {train.steps_per_call} x " if several else ""
+        windows = train.steps_per_call * train.batch_size
+        self._check_batch(windows, f"{calls}train.batch_size {train.batch_size}", "call" if several else "step")
+        self._check_batch(train.eval_batch_size, f"train.eval_batch_size {train.eval_batch_size}", "batch")
+
+    def _check_batch(self, windows: int, settings: str, unit: str) -> None:
+        ids = windows * (self.model.block_size + 1)
         if ids > MAX_BATCH:
-            several = self.train.steps_per_call > 1
-            calls = f"train.steps_per_call {self.train.steps_per_call} x " if several else ""
             raise UserError(
-                f"{calls}train.batch_size {self.train.batch_size} x (model.block_size {self.model.block_size} + 1) is "
-                f"{ids:,} token ids: at most {MAX_BATCH:,} are allowed per {'call' if several else 'step'}"
+                f"{settings} x (model.block_size {self.model.block_size} + 1) is {ids:,} token ids: "
+                f"at most {MAX_BATCH:,} are allowed per {unit}"
             )
 
     @property

@@ -92,8 +92,10 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Ar
         start = time.monotonic()
         with progress(f"compiling the {PROGRAMS[name]}"):
             steps[name] = compiler(config, topology, not args.full)
-        took = f"compiled in {time.monotonic() - start:.0f} s"
-        say(f"{took}; per device and {UNITS[name]}, from the compiled program\n" + table(steps[name], topology))
+        took = f"{time.monotonic() - start:.0f} s; per device and {UNITS[name]}, from the"
+        failed = steps[name].out_of_memory
+        origin = f"out of memory after {took} compiler's message" if failed else f"compiled in {took} compiled program"
+        say(origin + "\n" + table(steps[name], topology))
     if why_not:
         say(f"\nnot compiled: {why_not}")
     fits = all(cost.fits for cost in steps.values())
@@ -122,7 +124,7 @@ def table(cost: StepCost, topology: Topology) -> str:
     if not cost.compiled and CLOSE * cost.available < cost.total <= cost.available:
         verdict = "close to the limit: compile to be sure" if chip.host else "close to the limit (estimate)"
     rows.append(f"  {'total':<18}{_gib(cost.total)} of {cost.available / 2**30:.2f} GiB: {verdict}")
-    if not cost.hbm_bytes:
+    if cost.out_of_memory:
         return "\n".join(rows)
     count = f"; the compiler counts {_si(cost.compiled_flops)}" if cost.compiled else ""
     once = " (loop bodies counted once)" if cost.loops_once else ""

@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.gpt import GPT
@@ -38,6 +39,15 @@ def flatten_params(params: Any) -> dict[str, Any]:
     """Map the path of every leaf, such as "h_0/attn/q_proj/kernel", to the leaf."""
     leaves = jax.tree.leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def forward_order(config: ModelConfig) -> list[str]:
+    """List the paths of a model's parameters, with one block, in the order in which the forward pass first uses them."""
+    paths: list[str] = []
+    model = GPT(replace(config, n_layer=1))
+    # Before any function of trees, which sorts names, has seen them.
+    jax.eval_shape(lambda: paths.extend(flatten_dict(boxed_params(model, 0), sep="/")))
+    return paths
 
 
 def crop_positions(params: Any, config: ModelConfig) -> Any:

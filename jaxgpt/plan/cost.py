@@ -41,6 +41,8 @@ class StepCost:
         compiled: whether the numbers are the compiler's; otherwise they are estimates.
         useful: share of windows that are not padding.
         loops_once: whether compiled_flops and hbm_bytes count some loop bodies only once.
+        out_of_memory: whether the compiler gave up because memory did not suffice. Then there is no program whose
+            hbm_bytes, traffic and compiled_flops could be counted.
     """
 
     memory: dict[str, float]
@@ -52,6 +54,7 @@ class StepCost:
     compiled: bool = False
     useful: float = 1.0
     loops_once: bool = False
+    out_of_memory: bool = False
 
     @property
     def total(self) -> float:
@@ -59,7 +62,7 @@ class StepCost:
 
     @property
     def fits(self) -> bool:
-        return self.total <= self.available
+        return not self.out_of_memory and self.total <= self.available
 
     def seconds(self, chip: Chip) -> dict[str, float]:
         """Compute lower bounds on the time of compute, memory, links and network, each at its peak rate."""
@@ -85,11 +88,10 @@ class StepCost:
         }
 
     def to_json(self, chip: Chip) -> dict[str, Any]:
-        return (
-            asdict(self)
-            | {"fits": self.fits, "total": self.total, "seconds": self.seconds(chip)}
-            | {"bounds": self.bounds(chip)}
-        )
+        """Return all numbers as JSON; those of a program that does not exist, after `out_of_memory`, are null."""
+        times = {"seconds": self.seconds(chip), "bounds": self.bounds(chip)}
+        unknown = ("hbm_bytes", "traffic", "compiled_flops", "loops_once", *times) if self.out_of_memory else ()
+        return asdict(self) | {"fits": self.fits, "total": self.total} | times | dict.fromkeys(unknown)
 
 
 def traffic_by_kind(collectives: Iterable[Collective]) -> dict[str, Traffic]:

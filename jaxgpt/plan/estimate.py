@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, cast, get_args, get_type_hints
 
@@ -23,9 +24,9 @@ from jaxgpt.trainer.metrics import flops_per_token, parameter_count
 from jaxgpt.trainer.program import loss_of
 
 ELEMENTWISE = frozenset(
-    "abs add add_any and broadcast_in_dim concatenate convert_element_type copy cos div eq erf exp exp2 ge gt integer_pow le "
-    "log logistic lt max min mul ne neg not or pow reshape rsqrt select_n sign sin slice split sqrt square squeeze "
-    "stop_gradient sub tanh transpose".split()
+    "abs add add_any and bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy cos div empty2 eq erf "
+    "exp exp2 ge gt integer_pow iota le log logistic lt max min mul ne neg not one_minus_square or platform_index polynomial "
+    "pow reshape rsqrt select_n sign sin slice split sqrt square squeeze stop_gradient sub tanh transpose".split()
 )
 
 
@@ -142,7 +143,7 @@ def _residual_bytes(layout: Layout) -> float:
     jaxpr = jax.make_jaxpr(residuals)(params, frozen, windows).jaxpr
     ways, split = batch_ways(layout.mesh), {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
     sizes = [0.0]
-    for aval in _roots(jaxpr):
+    for aval in _roots(jaxpr, jaxpr.outvars):
         shape = aval.shape
         if rows in shape[:2] or rows * model.block_size in shape[:2]:
             part = config.mesh.tensor if split & set(shape[1:]) else 1
@@ -150,31 +151,42 @@ def _residual_bytes(layout: Layout) -> float:
     return sum(sizes) + max(sizes)
 
 
-def _roots(jaxpr: Any) -> list[Any]:
-    """Return the shapes and dtypes of the arrays that must be stored for a function's results, arguments excluded.
+def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
+    """Return the shapes and dtypes of the arrays that must be stored for results of a jaxpr, its arguments excluded.
 
     A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
     """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    pending, seen, found = list(jaxpr.outvars), set(), []
+    pending, seen, found = list(results), set(), []
     while pending:
         var = pending.pop()
         eqn = made_by.get(id(var))
         if eqn is None or id(var) in seen:
             continue
         seen.add(id(var))
-        if _elementwise(eqn):
+        if _elementwise(eqn, eqn.outvars.index(var)):
             pending += [v for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)]
         elif hasattr(var.aval, "dtype"):
             found.append(var.aval)
     return found
 
 
-def _elementwise(eqn: Any) -> bool:
-    inner = next((v for v in eqn.params.values() if hasattr(v, "eqns")), None)
-    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call") and inner is not None:
-        return all(_elementwise(each) for each in inner.eqns)
-    return eqn.primitive.name in ELEMENTWISE
+def _elementwise(eqn: Any, result: int) -> bool:
+    """Return whether a result of an equation, or all of a call that leads to it, is computed elementwise."""
+    if eqn.primitive.name in ELEMENTWISE:
+        return True
+    body = _body(eqn)
+    return body is not None and not _roots(body, [body.outvars[result]])
+
+
+def _body(eqn: Any) -> Any:
+    """Return the jaxpr of a call; for `jax.lax.platform_dependent`, that of accelerators. None if it is not a call."""
+    if platforms := eqn.params.get("branches_platforms"):
+        branches = zip(platforms, eqn.params["branches"], strict=True)
+        return next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)
+    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):
+        return next((value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")), None)
+    return None
 
 
 def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:

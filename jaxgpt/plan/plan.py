@@ -45,8 +45,9 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Step
     # The compiler counts a loop body once, and microbatches run in a loop.
     fixed = 2 * (sum(counted.values()) - counted["batch"])
     cost = _compiled(lowered, counted, layout, topology, quick)
-    moved = fixed + count * max(cost.hbm_bytes - fixed, 0.0) if count > 1 else cost.hbm_bytes
-    return replace(cost, hbm_bytes=moved, model_flops=step_flops(layout), useful=useful(layout))
+    if count > 1 and not cost.out_of_memory:
+        cost = replace(cost, hbm_bytes=fixed + count * max(cost.hbm_bytes - fixed, 0.0))
+    return replace(cost, model_flops=step_flops(layout), useful=useful(layout))
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
@@ -104,7 +105,8 @@ def _compiled(
             raise UserError(explain_failure(e, layout.mesh, layout.config.train.microbatch)) from None
         needed, available = _too_big(text)
         rest = max(needed - sum(counted.values()), 0.0)
-        return StepCost(counted | {"temporaries": rest}, available or chip.hbm, 0.0, 0.0, {}, compiled=True)
+        memory = counted | {"temporaries": rest}
+        return StepCost(memory, available or chip.hbm, 0.0, 0.0, {}, compiled=True, out_of_memory=True)
     sizes, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     costs = costs[0] if isinstance(costs, list) else costs
     arguments = sum(counted.values())

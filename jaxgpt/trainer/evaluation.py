@@ -71,10 +71,11 @@ def evaluate(
         UserError: no token is counted in the loss, because all targets are masked.
     """
     config, mesh = program.layout.config, program.layout.mesh
-    batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
-    batch_size = math.ceil(batch_size / ways) * ways
     block_size = config.model.block_size
     starts = np.asarray(tokens.eval_starts(block_size, max(config.data.stride, block_size)))
+    batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
+    # At most all windows of the split, whichever are evaluated: all evaluations of a run have the same shape.
+    batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = spread(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if whole else shared
     sums, counts = [], []

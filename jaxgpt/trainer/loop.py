@@ -281,7 +281,7 @@ class _Loop:
             message = f"{wrong or 'a spike'} at step {step}" + (
                 f" after {skipped} skipped updates in a row" if limit else ""
             )
-            where = first_non_finite(self.layout.state.params, squared_norms)
+            where = first_non_finite(self.config.model, self.layout.state.params, squared_norms)
             raise _Diverged(f"{message}, {where}" if where else message)
 
     @property

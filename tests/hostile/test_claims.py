@@ -59,6 +59,10 @@ def test_a_batch_larger_than_memory() -> None:
         Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=2**29))
     with pytest.raises(UserError, match=r"^train\.steps_per_call 1000000 x .* 8,192,000,000 token ids: .* per call$"):
         Config(model=ModelConfig(block_size=255), train=TrainConfig(batch_size=32, steps_per_call=10**6))
+    with pytest.raises(
+        UserError, match=r"^train\.eval_batch_size 2000000000 x .* 512,000,000,000 token ids: .* per batch$"
+    ):
+        Config(model=ModelConfig(block_size=255), train=TrainConfig(eval_batch_size=2 * 10**9))
 
 
 def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh, suggestions
 from jaxgpt.plan.hlo import Collective, read_program
@@ -88,6 +89,48 @@ def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
     model = program.layout.config.model
     formula = flops_per_token(model, program.layout.weights, program.layout.config.lora) * 16 * model.block_size
     assert counted == pytest.approx(formula, rel=0.06)
+
+
+@pytest.mark.parametrize(("remat", "loss_chunk"), [("none", 0), ("full", 4)])
+def test_only_the_branch_of_accelerators_takes_memory(
+    remat: str, loss_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is computed another way on a CPU, as the loss is, adds nothing to the memory of a TPU or GPU."""
+    topology = parse_topology("v5e:2x4")
+    run = config(MeshConfig(data=8, tensor=1), vocab_size=512)
+    run = replace(run, train=replace(run.train, remat=remat, loss_chunk=loss_chunk))
+    figures = estimate(run, topology)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **others: default(*args))
+    assert estimate(run, topology) == figures
+
+
+def test_activation_functions_save_only_their_input() -> None:
+    """Whatever primitives a version of JAX computes them with, they are elementwise."""
+    run, topology = config(MeshConfig(data=8, tensor=1), n_layer=1), parse_topology("v5e:2x4")
+    saved = {name: estimate(run.with_model(activation=name), topology).memory["activations"] for name in ACTIVATIONS}
+    assert len(set(saved.values())) == 1, saved
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "topology", "remat", "compiled", "ratio"),
+    [
+        ("gpt2", "v5e:2x4", "none", 5.43, 1.42),
+        pytest.param("gpt2-xl", "v5e:4x8", "dots", 7.65, 0.49, marks=pytest.mark.long),
+    ],
+)
+def test_estimates_are_as_accurate_as_documented(
+    name: str, topology: str, remat: str, compiled: float, ratio: float
+) -> None:
+    """The compiled totals in GiB are those of docs/scaling.md, the ratios those of docs/tpu.md."""
+    run, chips = preset(name), parse_topology(topology)
+    run = replace(
+        run,
+        train=replace(run.train, batch_size=64, microbatch=0, remat=remat),  # type: ignore[arg-type]
+        mesh=MeshConfig(fsdp=-1),
+    )
+    total = estimate(resolve_mesh(run, chips)[0], chips).total / 2**30
+    assert total / compiled == pytest.approx(ratio, abs=0.01)
 
 
 @given(
@@ -185,6 +228,27 @@ def test_the_command_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     decode = jaxgpt("plan", "python-char", *FLAGS, "--decode")
     assert (decode.code, decode.out) == (2, "")
     assert "--decode needs the compiler" in decode.err
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the compiler runs out of memory, `plan` prints its number of bytes, but no traffic, time or MFU."""
+    from jaxgpt.plan import plan as room
+
+    def refuse(*args: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory. Used 40.50G of 15.75G hbm.")
+
+    monkeypatch.setattr(room, "devices_of", lambda topology: jax.devices()[:8])
+    monkeypatch.setattr(Program, "lower", refuse)
+    run, topology = config(MeshConfig(data=8, tensor=1)), parse_topology("v5e:2x4")
+    cost = compile_step(replace(run, train=replace(run.train, microbatch=-microbatches)), topology)
+    rows = command.table(cost, topology).splitlines()
+    assert "40.500 GiB of 15.75 GiB: DOES NOT FIT" in rows[-1]
+    assert [row.split()[0] for row in rows] == ["parameters", "optimizer", "batch", "temporaries", "total"]
+    values = json.loads(json.dumps(cost.to_json(topology.chip)))
+    assert not values["fits"]
+    unknown = {name for name, value in values.items() if value is None}
+    assert unknown == {"hbm_bytes", "traffic", "compiled_flops", "loops_once", "seconds", "bounds"}
 
 
 def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
