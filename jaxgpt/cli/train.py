@@ -58,10 +58,12 @@ def run(args: Sequence[str]) -> int:
     source = _begun(base, init_from) if init_from else base
     if old is not None:
         base = replace(base, preset=old.preset, init_from=old.init_from) if repeats or file else old
-    elif "init_from" in given:
-        base = replace(source, init_from=init_from)
-    elif repeats:
-        base = _repeated(Path(target), base)
+    else:
+        if "init_from" in given:
+            # The model is that of the weights; a run or file decides what may differ from it (`check_start`).
+            free = {"dropout": base.model.dropout, "block_size": base.model.block_size} if repeats or file else {}
+            base = replace(source, init_from=init_from).with_model(**free)
+        base = _repeated(Path(target), base) if repeats else base
     parsed, config = with_settings(Args, given, base)
     if config.lora.rank and not config.init_from:
         raise UserError("--lora.rank needs the weights of a run to adapt: add --init-from RUN")
@@ -75,8 +77,8 @@ def run(args: Sequence[str]) -> int:
         raise UserError("finetune needs the weights of a run: add --init-from RUN")
     else:
         config = _with_prepared_tokenizer(config, "data.tokenizer" in given)
-    if config.lora.rank and parsed.overwrite and Path(parsed.out).resolve() in Path(config.init_from).resolve().parents:
-        raise UserError(f"--out {parsed.out} --overwrite would delete the base of the adapters: choose another --out")
+    if parsed.overwrite:
+        _check_overwrite(Path(parsed.out), config.init_from)
 
     from jaxgpt.parallel.join import joined
 
@@ -104,7 +106,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     from jaxgpt.trainer.loop import fit
     from jaxgpt.trainer.plots import plot_losses
     from jaxgpt.trainer.program import build
-    from jaxgpt.trainer.resume import ResumePoint, check_data, resume_point
+    from jaxgpt.trainer.resume import ResumePoint, check_data, check_paths, resume_point
     from jaxgpt.trainer.state import state_from
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
@@ -122,7 +124,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         if old is None:
             return str(stack.enter_context(new_run(args.out, config, data.tokenizer, args.overwrite)).path)
         if last is not None:
-            check_data(run, last, data)
+            check_data(run, last, data, (old.data.path, old.data.mix) != (config.data.path, config.data.mix))
         describe(run, config, data.tokenizer)
         return args.out
 
@@ -153,6 +155,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             _, params, tokenizer, _ = load(*split_checkpoint(config.init_from))
         if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
             tokenizer = run.tokenizer()
+        if old is not None:
+            check_paths(config.data)
         with progress("tokenizing", leader()) as activity:
             data = assert_same_on_all(lambda: load_dataset(config, tokenizer, activity), lambda data: data.facts())
         if not config.model.vocab_size:
@@ -170,6 +174,21 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         return 0
     reporter.finished(outcome)
     return 0
+
+
+def _check_overwrite(out: Path, init_from: str) -> None:
+    """Check that `--overwrite` deletes neither the weights to start from nor the bases of their adapters."""
+    from jaxgpt.checkpoint.base import find_base
+    from jaxgpt.checkpoint.run import Run, split_checkpoint
+
+    weights, what = Path(init_from), "the weights to start from"
+    while init_from:
+        if out.resolve() in weights.resolve().parents:
+            raise UserError(f"--out {out} --overwrite would delete {what}: choose another --out")
+        run = Run(split_checkpoint(str(weights))[0])
+        config = run.config()
+        init_from, what = config.init_from if config.lora.rank else "", f"the base of {run.path}"
+        weights = find_base(run, config) if init_from else weights
 
 
 def _resume(run: Run) -> str:

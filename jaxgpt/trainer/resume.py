@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from jaxgpt.checkpoint.index import latest_valid, noted, val_losses
 from jaxgpt.checkpoint.run import Run, remove_replaced
-from jaxgpt.config import Config, UserError, flat
+from jaxgpt.config import Config, DataConfig, UserError, flat
 from jaxgpt.data import Dataset
 from jaxgpt.errors import shown
 
@@ -32,7 +33,7 @@ def resumed_config(old: Config, new: Config) -> Config:
         new: the settings to continue with.
 
     Raises:
-        UserError: one that decides what the checkpoint holds, or what the run is trained on, differs.
+        UserError: a change of what the checkpoint holds, what the run is trained on, or how its checkpoints are compared.
     """
     new = new.with_model(vocab_size=new.model.vocab_size or old.model.vocab_size)
     kinds = {
@@ -41,15 +42,25 @@ def resumed_config(old: Config, new: Config) -> Config:
         "lora": "adapters",
         "optim.name": "optimizer",
         "optim.ema_decay": "optimizer",
+        "train.eval_windows": "validation windows, on which its checkpoints are compared",
     }
+    free = (
+        {"data.path", "data.mix"} if _shape(old.data) == _shape(new.data) else set()
+    )  # `check_data` compares the content
+    free |= {"optim.ema_decay"} if old.optim.ema_decay and new.optim.ema_decay else set()
     for name, was, now in changes(old, new):
         kind = kinds.get(name) or kinds.get(name.split(".")[0])
-        if kind and not (name == "optim.ema_decay" and was and now):
+        if kind and name not in free:
             raise UserError(
                 f"a resumed run keeps its {kind}: {name} is {shown(was)}, not {shown(now)}; leave out the flag, or start "
                 f"a new run (--out)"
             )
     return new
+
+
+def _shape(data: DataConfig) -> list[tuple[bool, bool, int]]:
+    """Describe the sources of the data without their paths."""
+    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources or [(data, 1)]]
 
 
 def changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
@@ -102,13 +113,37 @@ def resume_point(run: Run, old: Config, new: Config, tell: Callable[[str], None]
     return ResumePoint(checkpoint, finished=False)
 
 
-def check_data(run: Run, checkpoint: int, data: Dataset) -> None:
-    """Check that the data is what a checkpoint was trained on, if the checkpoint says.
+def check_paths(data: DataConfig) -> None:
+    """Check that the data is where a run left it.
 
     Raises:
         UserError: it is not.
     """
+    for each, _ in data.sources or [(data, 1)]:
+        if each.path and not Path(each.path).exists():
+            raise UserError(
+                f"no such file or folder: {each.path}; if the data has been moved, give its new place with --data."
+                f"{'mix' if data.mix else 'path'}"
+            )
+
+
+def check_data(run: Run, checkpoint: int, data: Dataset, moved: bool) -> None:
+    """Check that the data is what a checkpoint was trained on, if the checkpoint says.
+
+    Args:
+        run: the run.
+        checkpoint: its step.
+        data: the data to continue with.
+        moved: whether its path has changed.
+
+    Raises:
+        UserError: it is not; or the checkpoint does not say, and the path has changed.
+    """
     trained_on = noted(run.checkpoints / str(checkpoint)).get("data")
+    if moved and not trained_on:
+        raise UserError(
+            f"{run.path} does not note what data it was trained on, so it cannot be compared: keep its path"
+        )
     if trained_on and trained_on != data.fingerprint:
         raise UserError(
             f"the data of {run.path} has changed since step {checkpoint}: {data.source}; restore it, or train on the new data "

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
+from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.trainer.resume import resumed_config
 
 TINY = flags(
     model__n_layer=1,
@@ -86,6 +91,58 @@ def test_documents_are_masked_at_end_ids() -> None:
         result = jaxgpt("train", "nanogpt-cpu", *TINY, "--data.path", "none.bin", *data[2:], *settings)
         assert result.code == 2
         assert said in result.err
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["path", "mix"])
+def test_moved_data_is_named_at_a_resume(kind: str) -> None:
+    """Its content is compared."""
+    Path("a.txt").write_text("x y z <EOS> " * 60)
+    given = lambda path: ["--data.path", path] if kind == "path" else ["--data.mix", f"{path}=2", "b.txt=1"]  # noqa: E731
+    Path("b.txt").write_text("y z <EOS> " * 60)
+    start = ["train", "nanogpt-cpu", *TINY, *given("a.txt"), *flags(data__tokenizer="word"), "--out", "out"]
+    assert jaxgpt(*start).code == 0
+    Path("a.txt").rename("c.txt")
+    resume = ["train", "--resume", "--out", "out", "--train.steps", "3"]
+    result = jaxgpt(*resume)
+    assert (result.code, "Traceback" in result.err) == (2, False)
+    assert f"a.txt; if the data has been moved, give its new place with --data.{kind}" in result.err
+    Path("other.txt").write_text("z y <EOS> " * 60)
+    result = jaxgpt(*resume, *given("other.txt"))
+    assert "the data of out has changed since step" in result.err
+    result = jaxgpt(*resume, *given("c.txt"))
+    assert result.code == 0, result.err
+    assert f"data.{kind}" in result.err
+    assert jaxgpt("eval", "out").code == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (DataConfig(path="a.txt"), DataConfig(path="b/a.txt"), ""),
+        (DataConfig(path="a.txt"), DataConfig(path="a.jsonl"), "keeps its data: data.path is 'a.txt', not 'a.jsonl'"),
+        (DataConfig(path="a.txt"), DataConfig(), "keeps its data: data.path is 'a.txt', not ''"),
+        (DataConfig(mix=("a=1", "b=2")), DataConfig(mix=("c=1", "b=2.0")), ""),
+        (DataConfig(mix=("a=1", "b=2")), DataConfig(mix=("b=2", "a=1")), "keeps its data: data.mix is"),
+        (DataConfig(mix=("a=1", "b=2")), DataConfig(mix=("a=1",)), "keeps its data: data.mix is"),
+        (
+            DataConfig(path="a.txt"),
+            DataConfig(path="b.txt", train_fraction=0.5),
+            "its data: data.train_fraction is 0.9",
+        ),
+    ],
+)
+def test_paths_of_data_may_change_at_a_resume_and_nothing_else(old: DataConfig, new: DataConfig, message: str) -> None:
+    before, after = (replace(Config(), data=data) for data in (old, new))
+    with pytest.raises(UserError, match=re.escape(message)) if message else nullcontext():
+        assert resumed_config(before, after).data == new
+
+
+def test_a_resumed_run_keeps_its_validation_windows() -> None:
+    """`best` would compare losses over different windows."""
+    old = Config()
+    with pytest.raises(UserError, match=r"keeps its validation windows.*: train\.eval_windows is 0, not 7"):
+        resumed_config(old, replace(old, train=replace(old.train, eval_windows=7)))
 
 
 @pytest.mark.ci

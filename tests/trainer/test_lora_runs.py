@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -281,9 +282,28 @@ def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None
 
 
 def test_a_run_does_not_replace_its_base(folder: Path) -> None:
-    start = ["train", "finetune", "--init-from", "base", *RUN, "--lora.rank", "2", "--out", "base", "--overwrite"]
-    assert "--out base --overwrite would delete the base of the adapters" in error(jaxgpt(*start))
+    start = ["train", "finetune", *RUN, "--out", "base", "--overwrite", "--init-from"]
+    for words in (["base"], ["base", "--lora.rank", "2"]):
+        assert "--out base --overwrite would delete the weights to start from: choose" in error(jaxgpt(*start, *words))
     assert jaxgpt("eval", "run", "--data.path", "text.txt").code == 0
+
+
+@pytest.mark.ci
+def test_a_run_does_not_replace_the_base_of_its_base(folder: Path) -> None:
+    start = ["train", "finetune", *RUN, "--lora.rank", "2", "--init-from"]
+    assert jaxgpt(*start, "base", "--out", "next").code == 0
+    message = error(jaxgpt(*start, "next", "--out", "base", "--overwrite"))
+    assert re.search("--out base --overwrite would delete the base of .*next: choose another", message)
+
+
+@pytest.mark.ci
+def test_a_repeated_run_with_other_weights_keeps_its_context_and_dropout(folder: Path) -> None:
+    changed = ["--model.block-size", "6", "--model.dropout", "0.1"]
+    assert jaxgpt("train", "finetune", "--init-from", "base", *RUN, *changed, "--out", "first").code == 0
+    shutil.copytree("base", "moved")
+    result = jaxgpt("train", "first", "--init-from", "moved", "--out", "second")
+    assert "using the settings of first, starting from the weights of moved" in result.err
+    assert open_config("second").model == open_config("first").model
 
 
 def test_a_run_can_be_repeated(folder: Path) -> None:
