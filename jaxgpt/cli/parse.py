@@ -169,12 +169,14 @@ def _instance(cls: type[S], base: Config) -> S:
 
 
 def named_config(target: str) -> Config:
-    """Return the config of a preset or of a run.
+    """Return the config of a preset or of a run. A preset's name means the preset, and a note says so if there is such a path.
 
     Raises:
         UserError: there is no such preset or run.
     """
     if target in PRESETS:
+        if Path(target).exists():
+            note(f"{target} is the preset: for the file or folder of this name, write ./{target}")
         return preset(target)
     if not Path(target).exists():
         raise UserError(f"no preset or run {target!r}{did_you_mean(target, PRESETS)}; jaxgpt presets lists the presets")

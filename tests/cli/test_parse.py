@@ -7,9 +7,11 @@ import itertools
 import re
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
+from folders import SMALL, run_folder
 from helpers import jaxgpt
 from hypothesis import given
 from hypothesis import strategies as st
@@ -323,3 +325,16 @@ def test_settings_change_the_config() -> None:
     _, given = module.COMMAND.read(module.Args, ["--model.n_layer=2", "--train.seed", "7", "--out", "x"])
     parsed, config = with_settings(module.Args, given, preset("gpt2"))
     assert (config.model.n_layer, config.train.seed, config.model.n_embd, parsed.out) == (2, 7, 768, "x")
+
+
+def test_the_name_of_a_preset_means_the_preset() -> None:
+    """Whatever the folder holds; a note says so. With ./ the name is a path."""
+    alone = jaxgpt("info", "statquest", "--json")
+    assert alone.err == ""
+    run_folder(Path("statquest"), SMALL)
+    beside = jaxgpt("info", "statquest", "--json")
+    assert beside.json == alone.json
+    assert beside.err == "jaxgpt: statquest is the preset: for the file or folder of this name, write ./statquest\n"
+    there = jaxgpt("info", "./statquest", "--json")
+    assert there.err == ""
+    assert there.json["parameters"] != alone.json["parameters"]
