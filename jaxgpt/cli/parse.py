@@ -92,7 +92,11 @@ class Command:
                 raise UserError(f"expected {name!r}, not {word!r} (usage: {self.usage})")
         for name in names[len(arguments) :]:
             if not name.startswith("["):
-                raise UserError(f"missing argument: {name} (usage: {self.usage})")
+                taken = [
+                    option.replace("_", "-") for option, value in given.items() if isinstance(value, tuple) and value
+                ]
+                hint = f"put it before --{taken[-1]}, which takes several values; " if taken else ""
+                raise UserError(f"missing argument: {name} ({hint}usage: {self.usage})")
         return arguments + [""] * (len(names) - len(arguments)), given
 
     def parse(self, cls: type[T], args: Sequence[str]) -> tuple[list[str], T]:

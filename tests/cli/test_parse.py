@@ -68,6 +68,8 @@ def values(args: list[str]) -> dict[str, object]:
         (["--dry_run"], {"dry_run": True}),
         (["--dry-run", "--no-dry-run"], {"dry_run": False}),
         (["--dry-run=False"], {"dry_run": False}),
+        (["--dry-run", "False"], {"dry_run": False}),
+        (["--no-dry-run", "false", "--inner.bias", "true"], {"dry_run": True, "inner.bias": True}),
         (["--inner.bias=false"], {"inner.bias": False}),
         (["--inner.no_bias"], {"inner.bias": False}),
         (["--inner.n_layer=3", "--inner.kind", "b"], {"inner.n_layer": 3, "inner.kind": "b"}),
@@ -140,7 +142,7 @@ def test_every_option_of_every_command_is_read_in_every_spelling(command: str) -
             for flag in option.flags:
                 spelled = flag.replace("-", "_").replace("__", "--", 1) if underscores else flag
                 if option.kind is bool:
-                    words += [f"{spelled}=true" if equals else spelled]
+                    words += [f"{spelled}=true"] if equals else [spelled, *["true"] * underscores]
                 else:
                     words += [f"{spelled}={values[option.name][0]}"] if equals else [spelled, values[option.name][0]]
         arguments, given = read(cls, words, str)
@@ -246,6 +248,8 @@ def test_main_help_and_version() -> None:
     [
         (["export", "runs/x"], "missing argument: DIR (usage: jaxgpt export RUN DIR [OPTIONS])"),
         (["export", "--json"], "missing argument: RUN (usage: jaxgpt export RUN DIR [OPTIONS])"),
+        (["sample", "--stop", "x", "runs/x"], "missing argument: RUN (put it before --stop, which takes several "),
+        (["import", "a", "--accept-option=x", "b"], "RUN (put it before --accept-option, which "),
         (["info", "gpt2", "gpt3"], "unexpected argument 'gpt3' (usage: jaxgpt info RUN|PRESET [OPTIONS])"),
         (["bench", "runs/nosuch"], "no preset or run 'runs/nosuch'; jaxgpt presets lists the presets"),
         (["train", "--lr", "1"], "unknown option --lr (did you mean --optim.learning-rate?); see jaxgpt train --help"),
