@@ -321,6 +321,17 @@ def test_a_pipe_is_written_not_replaced() -> None:
     assert [p.name for p in Path().iterdir()] == ["pipe"]
 
 
+@pytest.mark.parametrize("which", ["4", 5000 * "1", "-1", "\u00b2", ""])
+def test_a_checkpoint_that_is_not_there_is_one_line(three: Path, which: str) -> None:
+    with pytest.raises(UserError, match=r"^no checkpoint .* best, last or one of 1, 2, 3$"):
+        resolve_step(three, which)
+
+
+@pytest.mark.parametrize("which", ["2", "0002", "\u0662"])
+def test_a_step_may_be_written_with_other_digits(three: Path, which: str) -> None:
+    assert resolve_step(three, which) == 2
+
+
 def test_restore_on_another_mesh() -> None:
     """From 8 devices to 2 x 2 and to one: the same values, with the requested sharding."""
     config = small_run().with_model(vocab_size=17)
