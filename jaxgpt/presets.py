@@ -358,10 +358,10 @@ class Description(NamedTuple):
 
 
 def describe(name: str) -> Description:
-    """Parse the docstring of a preset."""
-    lines = [line.strip() for line in (PRESETS[name].__doc__ or "").strip().splitlines()]
-    labelled = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
-    return Description(lines[0], labelled["Command"], labelled.get("Expect"))
+    """Parse the docstring of a preset. `python -OO` removes docstrings."""
+    what, *lines = [line.strip() for line in (PRESETS[name].__doc__ or "").strip().splitlines()] or [""]
+    labelled = dict(line.split(": ", 1) for line in lines if ": " in line)
+    return Description(what, labelled.get("Command", f"jaxgpt train {name}"), labelled.get("Expect"))
 
 
 def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> ModelConfig:

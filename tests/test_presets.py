@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from helpers import jaxgpt, repository
@@ -97,3 +99,14 @@ def test_presets_have_a_command_and_a_recorded_result(name: str) -> None:
     [loss] = re.findall(r"loss (\d\.\d+)", said.expect)
     [record] = re.findall(r"^(\d\.\d+)", recorded)
     assert round(float(record), 2) == float(loss)
+
+
+def test_without_docstrings() -> None:
+    """`python -OO` removes them, and with them what the presets say about themselves."""
+    code = "from jaxgpt.presets import PRESETS, describe; print(*(describe(name).command for name in PRESETS), sep=';')"
+    listed, text = (
+        subprocess.run([sys.executable, "-OO", *args], capture_output=True, text=True, check=True).stdout
+        for args in (("-c", code), ("-m", "jaxgpt", "train", "--help"))
+    )
+    assert listed.strip().split(";") == [f"jaxgpt train {name}" for name in PRESETS]
+    assert text.startswith("usage: jaxgpt train")

@@ -56,7 +56,7 @@ def resolve_step(directory: Path, which: str) -> int:
     if which == "best":
         losses = val_losses(directory)
         return min(losses, key=losses.__getitem__) if losses else there[-1]
-    if which.isdecimal() and int(which) in there:
+    if which.isdecimal() and len(which) < 20 and int(which) in there:
         return int(which)
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, there))}")
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -219,13 +219,26 @@ def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all, also if the power fails. A string is written as UTF-8."""
+    """Write a file so that it is there whole or not at all, also if the power fails. A string is written as UTF-8.
+
+    Of a link, the target is written. A pipe or device, such as `/dev/null`, is written directly.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as f:
-        f.write(content.encode() if isinstance(content, str) else content)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def check_path(path: Path) -> None:

@@ -62,7 +62,7 @@ def options(cls: type, section: str = "") -> list[Option]:
 def read(cls: type, args: Sequence[str], unknown: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
     """Parse a command line.
 
-    `--a_b` means `--a-b`, `--name=value` means `--name value`, and `--flag=false` means `--no-flag`. If an option is given
+    `--a_b` means `--a-b`, `--name=value` means `--name value`, and `--flag false` means `--no-flag`. If an option is given
     twice, the last value is used. `--` ends the options. Abbreviations are not accepted.
 
     Args:
@@ -81,7 +81,8 @@ def read(cls: type, args: Sequence[str], unknown: Callable[[str], str]) -> tuple
     table = {flag: option for option in options(cls) for flag in option.flags}
     words: list[str] = []
     given: list[str] = []
-    for place, word in enumerate(args):
+    ahead = iter(enumerate(args))
+    for place, word in ahead:
         if word == "--":
             words += args[place:]
             break
@@ -91,6 +92,8 @@ def read(cls: type, args: Sequence[str], unknown: Callable[[str], str]) -> tuple
             if option is None:
                 raise UserError(unknown(flag))
             given.append(option.name)
+            if option.kind is bool and not equals and "".join(args[place + 1 : place + 2]).lower() in TRUTH:
+                equals, (_, value) = "=", next(ahead)
             word = _switch(option, flag, value) if equals and option.kind is bool else flag + equals + value
         words.append(word)
     errors = io.StringIO()

@@ -92,7 +92,11 @@ class Command:
                 raise UserError(f"expected {name!r}, not {word!r} (usage: {self.usage})")
         for name in names[len(arguments) :]:
             if not name.startswith("["):
-                raise UserError(f"missing argument: {name} (usage: {self.usage})")
+                taken = [
+                    option.replace("_", "-") for option, value in given.items() if isinstance(value, tuple) and value
+                ]
+                hint = f"put it before --{taken[-1]}, which takes several values; " if taken else ""
+                raise UserError(f"missing argument: {name} ({hint}usage: {self.usage})")
         return arguments + [""] * (len(names) - len(arguments)), given
 
     def parse(self, cls: type[T], args: Sequence[str]) -> tuple[list[str], T]:
@@ -169,12 +173,14 @@ def _instance(cls: type[S], base: Config) -> S:
 
 
 def named_config(target: str) -> Config:
-    """Return the config of a preset or of a run.
+    """Return the config of a preset or of a run. A preset's name means the preset, and a note says so if there is such a path.
 
     Raises:
         UserError: there is no such preset or run.
     """
     if target in PRESETS:
+        if Path(target).exists():
+            note(f"{target} is the preset: for the file or folder of this name, write ./{target}")
         return preset(target)
     if not Path(target).exists():
         raise UserError(f"no preset or run {target!r}{did_you_mean(target, PRESETS)}; jaxgpt presets lists the presets")

@@ -8,10 +8,9 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.parse import Command, named_config, print_json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import Config, DataConfig, MeshConfig
 from jaxgpt.presets import DEFAULT, PRESETS, preset
@@ -70,10 +69,10 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     from jaxgpt.study.verify import fresh
     from jaxgpt.trainer.metrics import parameter_count
 
-    if target and (target not in PRESETS or Path(target).exists()):
-        lm, name = load(target, checkpoint), target
+    if target in PRESETS:
+        lm, name = fresh(_bare(named_config(target))), f"{target}, random weights"
     elif target:
-        lm, name = fresh(_bare(preset(target))), f"{target}, random weights"
+        lm, name = load(target, checkpoint), target
     else:
         small = _bare(preset(DEFAULT)).with_model(n_layer=2, n_embd=64)
         lm, name = fresh(small), "a small model with random weights (to check another: jaxgpt verify RUN or PRESET)"

@@ -19,7 +19,9 @@ def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Cal
     def isolated(key: jax.Array, *args: Any) -> Any:
         # Without the barrier, XLA's GPU compiler fuses the derivation of each key with the random numbers drawn from it.
         # Kernels of the same shape are then all different, and compiling those of GPT-2 124M takes minutes.
-        return init(jax.lax.optimization_barrier(key), *args)
+        # It takes the data of the key, as JAX's check for reused keys (`JAX_DEBUG_KEY_REUSE`) does not know a barrier of keys.
+        data = jax.lax.optimization_barrier(jax.random.key_data(key))
+        return init(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), *args)
 
     return nn.with_logical_partitioning(isolated, axes)
 

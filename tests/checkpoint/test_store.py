@@ -28,7 +28,7 @@ from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import damage, latest_valid, resolve_step, steps, val_losses
-from jaxgpt.checkpoint.run import new_run
+from jaxgpt.checkpoint.run import new_run, write_atomically
 from jaxgpt.checkpoint.store import Checkpoints, Keep, read_params, restore_state
 from jaxgpt.config import Config, MeshConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
@@ -286,6 +286,50 @@ def test_a_full_disk() -> None:
         assert latest_valid(folder, CONFIG, print) == 1
         save(writer, 3)
     assert latest_valid(folder, CONFIG, print) == 3
+
+
+def test_a_file_is_written_whole_or_not_at_all() -> None:
+    Path("file").write_text("old")
+    with largest_file(50), pytest.raises(OSError, match="File too large"):
+        write_atomically(Path("file"), 100 * "x")
+    assert {p.name: p.read_text() for p in Path().iterdir()} == {"file": "old"}
+
+
+@pytest.mark.parametrize("old", ["old", None])
+def test_a_link_is_followed(old: str | None) -> None:
+    Path("there").mkdir()
+    if old:
+        Path("there/file").write_text(old)
+    Path("link").symlink_to("there/file")
+    Path("second").symlink_to("link")
+    write_atomically(Path("second"), "new")
+    assert Path("second").is_symlink()
+    assert Path("link").is_symlink()
+    assert [p.name for p in Path("there").iterdir()] == ["file"]
+    assert Path("there/file").read_text() == "new"
+
+
+def test_a_pipe_is_written_not_replaced() -> None:
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(Path("pipe"), "text")
+        assert os.read(reader, 10) == b"text"
+    finally:
+        os.close(reader)
+    assert Path("pipe").is_fifo()
+    assert [p.name for p in Path().iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize("which", ["4", 5000 * "1", "-1", "\u00b2", ""])
+def test_a_checkpoint_that_is_not_there_is_one_line(three: Path, which: str) -> None:
+    with pytest.raises(UserError, match=r"^no checkpoint .* best, last or one of 1, 2, 3$"):
+        resolve_step(three, which)
+
+
+@pytest.mark.parametrize("which", ["2", "0002", "\u0662"])
+def test_a_step_may_be_written_with_other_digits(three: Path, which: str) -> None:
+    assert resolve_step(three, which) == 2
 
 
 def test_restore_on_another_mesh() -> None:

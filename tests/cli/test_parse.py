@@ -7,9 +7,11 @@ import itertools
 import re
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
+from folders import SMALL, run_folder
 from helpers import jaxgpt
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,8 @@ def values(args: list[str]) -> dict[str, object]:
         (["--dry_run"], {"dry_run": True}),
         (["--dry-run", "--no-dry-run"], {"dry_run": False}),
         (["--dry-run=False"], {"dry_run": False}),
+        (["--dry-run", "False"], {"dry_run": False}),
+        (["--no-dry-run", "false", "--inner.bias", "true"], {"dry_run": True, "inner.bias": True}),
         (["--inner.bias=false"], {"inner.bias": False}),
         (["--inner.no_bias"], {"inner.bias": False}),
         (["--inner.n_layer=3", "--inner.kind", "b"], {"inner.n_layer": 3, "inner.kind": "b"}),
@@ -138,7 +142,7 @@ def test_every_option_of_every_command_is_read_in_every_spelling(command: str) -
             for flag in option.flags:
                 spelled = flag.replace("-", "_").replace("__", "--", 1) if underscores else flag
                 if option.kind is bool:
-                    words += [f"{spelled}=true" if equals else spelled]
+                    words += [f"{spelled}=true"] if equals else [spelled, *["true"] * underscores]
                 else:
                     words += [f"{spelled}={values[option.name][0]}"] if equals else [spelled, values[option.name][0]]
         arguments, given = read(cls, words, str)
@@ -244,6 +248,8 @@ def test_main_help_and_version() -> None:
     [
         (["export", "runs/x"], "missing argument: DIR (usage: jaxgpt export RUN DIR [OPTIONS])"),
         (["export", "--json"], "missing argument: RUN (usage: jaxgpt export RUN DIR [OPTIONS])"),
+        (["sample", "--stop", "x", "runs/x"], "missing argument: RUN (put it before --stop, which takes several "),
+        (["import", "a", "--accept-option=x", "b"], "RUN (put it before --accept-option, which "),
         (["info", "gpt2", "gpt3"], "unexpected argument 'gpt3' (usage: jaxgpt info RUN|PRESET [OPTIONS])"),
         (["bench", "runs/nosuch"], "no preset or run 'runs/nosuch'; jaxgpt presets lists the presets"),
         (["train", "--lr", "1"], "unknown option --lr (did you mean --optim.learning-rate?); see jaxgpt train --help"),
@@ -323,3 +329,16 @@ def test_settings_change_the_config() -> None:
     _, given = module.COMMAND.read(module.Args, ["--model.n_layer=2", "--train.seed", "7", "--out", "x"])
     parsed, config = with_settings(module.Args, given, preset("gpt2"))
     assert (config.model.n_layer, config.train.seed, config.model.n_embd, parsed.out) == (2, 7, 768, "x")
+
+
+def test_the_name_of_a_preset_means_the_preset() -> None:
+    """Whatever the folder holds; a note says so. With ./ the name is a path."""
+    alone = jaxgpt("info", "statquest", "--json")
+    assert alone.err == ""
+    run_folder(Path("statquest"), SMALL)
+    beside = jaxgpt("info", "statquest", "--json")
+    assert beside.json == alone.json
+    assert beside.err == "jaxgpt: statquest is the preset: for the file or folder of this name, write ./statquest\n"
+    there = jaxgpt("info", "./statquest", "--json")
+    assert there.err == ""
+    assert there.json["parameters"] != alone.json["parameters"]

@@ -297,6 +297,14 @@ def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.Monkey
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
+def test_no_random_key_is_used_twice() -> None:
+    """JAX's own check finds none in the initial weights and in a step."""
+    layout = program("torch", dropout=0.5, microbatch=4).layout
+    with jax.debug_key_reuse(True):
+        jax.eval_shape(layout.fresh, 0)
+        jax.eval_shape(jax.jit(bound_step(layout)), layout.state, layout.batch())
+
+
 @pytest.mark.ci
 def test_dropout_masks_are_a_function_of_seed_and_step() -> None:
     losses = [train(program("statquest", dropout=0.5, seed=seed), 3)[0] for seed in (1, 1, 2)]
