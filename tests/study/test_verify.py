@@ -92,8 +92,10 @@ def rows_begin_one_slot_early(patch: Patch) -> None:
 def pieces_not_divided(patch: Patch) -> None:
     right = step.gradients
 
-    def gradients(params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int) -> object:
-        loss, grads = right(params, windows, key, apply_fn, accumulation)
+    def gradients(
+        params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int, axis: object = None
+    ) -> object:
+        loss, grads = right(params, windows, key, apply_fn, accumulation, axis)
         return loss, jax.tree.map(lambda g: g * accumulation, grads)
 
     patch.setattr(step, "gradients", gradients)
@@ -102,8 +104,10 @@ def pieces_not_divided(patch: Patch) -> None:
 def mean_of_the_pieces_means(patch: Patch) -> None:
     right = step.gradients
 
-    def gradients(params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int) -> object:
-        pieces = [right(params, piece, key, apply_fn, 1) for piece in jnp.split(windows, accumulation)]
+    def gradients(
+        params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int, axis: object = None
+    ) -> object:
+        pieces = [right(params, piece, key, apply_fn, 1, axis) for piece in jnp.split(windows, accumulation)]
         return jax.tree.map(lambda *parts: sum(parts) / accumulation, *pieces)
 
     patch.setattr(step, "gradients", gradients)
