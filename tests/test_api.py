@@ -69,9 +69,8 @@ def test_an_editable_install_is_imported_beside_a_clone_of_the_same_name(tmp_pat
         f"import importlib.util, site; site.addsitedir({str(site)!r}); print(importlib.util.find_spec('jaxgpt').origin)"
     )
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(
-        [sys.executable, "-c", find], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-S", "-c", find]  # -S: without the packages of this interpreter, such as this jaxgpt
+    found = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(clone / "jaxgpt" / "__init__.py")
 
 
