@@ -170,7 +170,7 @@ def test_one_and_eight_devices_give_the_same_text() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 4, "fsdp": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{"data": 2}, pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.long)], ids=str)
 def test_rows_that_the_devices_do_not_divide_give_the_same_text(axes: dict[str, int]) -> None:
     """One long prompt, read with tiled attention, and three beams, on 2 and 8 devices."""
     lm = tiny(block_size=256, positions="rope")

@@ -170,7 +170,7 @@ def saved_tokens(folder: str) -> int:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_kills_at_random_moments_change_nothing(workers: int, processes: list[subprocess.Popen[bytes]]) -> None:
     assert subprocess.run(command("whole", 1), check=True, capture_output=True).returncode == 0
     chosen, kills = random.Random(workers), 0

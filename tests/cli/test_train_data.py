@@ -94,7 +94,7 @@ def test_documents_are_masked_at_end_ids() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", ["path", "mix"])
+@pytest.mark.parametrize("kind", ["path", pytest.param("mix", marks=pytest.mark.long)])
 def test_moved_data_is_named_at_a_resume(kind: str) -> None:
     """Its content is compared."""
     Path("a.txt").write_text("x y z <EOS> " * 60)

@@ -334,7 +334,7 @@ class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
 
-@pytest.mark.parametrize("crashes", [7, pytest.param(70, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("crashes", [7, pytest.param(70, marks=pytest.mark.long)])
 @pytest.mark.parametrize("style", ["llm.c", "nanogpt"])
 def test_a_crash_at_any_write_changes_nothing(
     settings: Settings, style: Any, crashes: int, monkeypatch: pytest.MonkeyPatch

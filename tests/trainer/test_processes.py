@@ -402,7 +402,8 @@ def test_stopped_and_resumed_by_another_number_of_processes(
     assert_same_figures("run", "straight")
 
 
-@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.ci) for n in (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_launcher_forwards_signals(place: None, number: int) -> None:
     """All save the same step, one prints how to resume, and no process is left."""
     with launched(2, "shakespeare", *TINY, *flags(train__steps=100000), "--out", "run") as launcher:
