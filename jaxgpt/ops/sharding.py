@@ -54,7 +54,7 @@ def add_over_devices(local: Callable[[T, jax.Array], S], axis: str, weights: T, 
     adding it (docs/log.md).
 
     Args:
-        local: a function that returns a tree of sums over rows. It is traced without a mesh.
+        local: a function that returns a tree of sums over rows. It is traced without a table of logical axes.
         axis: the mesh axis that divides the rows; nothing else is divided.
         weights: any tree, of which each device has a copy.
         rows_B: an array whose first axis the number of devices divides.

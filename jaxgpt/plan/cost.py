@@ -41,8 +41,8 @@ class StepCost:
         compiled: whether the numbers are the compiler's; otherwise they are estimates.
         useful: share of windows that are not padding.
         loops_once: whether compiled_flops and hbm_bytes count some loop bodies only once.
-        out_of_memory: whether the compiler gave up because memory did not suffice. Then there is no program whose
-            hbm_bytes, traffic and compiled_flops could be counted.
+        out_of_memory: whether the compiler ran out of memory. Then there is no program, and hbm_bytes, traffic and
+            compiled_flops are unknown.
     """
 
     memory: dict[str, float]

@@ -57,7 +57,7 @@ class LogitDifference:
         return of(self.right) - of(self.wrong)
 
 
-def check_metric(metric: Any) -> None:
+def _check_metric(metric: Any) -> None:
     """Check that a metric can be an argument of compiled programs.
 
     Raises:
@@ -71,7 +71,7 @@ def check_metric(metric: Any) -> None:
         raise UserError("the metric is not hashable: wrap it in a function") from None
 
 
-def measure(metric: Metric, logits_BTV: jax.Array) -> jax.Array:
+def _measure(metric: Metric, logits_BTV: jax.Array) -> jax.Array:
     """Compute a metric.
 
     Raises:
@@ -133,7 +133,7 @@ def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Re
 
 
 def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: tuple[str, ...]) -> Ablation:
-    check_metric(metric)
+    _check_metric(metric)
     if replacement not in get_args(Replacement):
         raise UserError(f"replacement must be zero or mean: {shown(replacement)}")
     tokens_BT, c = as_tokens(lm, ids), lm.config
@@ -184,7 +184,7 @@ def patch(
             f"the clean ids have shape {list(clean_BT.shape)} and the corrupted ids {list(corrupted_BT.shape)}: patching "
             f"needs prompts of the same number of tokens"
         )
-    check_metric(metric)
+    _check_metric(metric)
     if not isinstance(site, str) or "*" in site:
         raise UserError(f"site must be the name of one activation of a layer, such as attn.out: {shown(site)}")
     if over not in ("positions", "heads"):
@@ -215,7 +215,7 @@ def _ablation(
         jnp.zeros_like(x) if replacement == "zero" else jnp.broadcast_to(x.mean((0, 1), keepdims=True), x.shape)
         for x in (out.taps[name] for name in names)
     ]
-    return Ablation(measure(metric, out.logits), _sweep(config, dtype, metric, names, values, 2, params, tokens_BT))
+    return Ablation(_measure(metric, out.logits), _sweep(config, dtype, metric, names, values, 2, params, tokens_BT))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
@@ -230,10 +230,10 @@ def _patching(
     corrupted_BT: jax.Array,
 ) -> Patching:
     clean = forward(config, dtype, params, clean_BT, names)
-    corrupted = measure(metric, forward(config, dtype, params, corrupted_BT).logits)
+    corrupted = _measure(metric, forward(config, dtype, params, corrupted_BT).logits)
     values = [clean.taps[name] for name in names]
     grid = _sweep(config, dtype, metric, names, values, axis, params, corrupted_BT)
-    return Patching(measure(metric, clean.logits), corrupted, grid)
+    return Patching(_measure(metric, clean.logits), corrupted, grid)
 
 
 def _sweep(
@@ -255,7 +255,7 @@ def _sweep(
             return jnp.where(slices + i * n == cell, values[i], x)
 
         edits = tuple((name, partial(edit, i)) for i, name in enumerate(names))
-        return measure(metric, forward(config, dtype, params, tokens_BT, (), edits).logits)
+        return _measure(metric, forward(config, dtype, params, tokens_BT, (), edits).logits)
 
     cells = jnp.arange(len(names) * n)
     return jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)

@@ -39,7 +39,7 @@ def _forward_place(model: ModelConfig) -> Callable[[str], Any]:
     place = {name: index for index, name in enumerate(names)}
 
     def key(path: str) -> Any:
-        # A and B of an adapter are used in this order, and are no names of the model.
+        # The parts a and b of an adapter are not in the model. They are used in the order of their names.
         parts = ((*_split(part), part) for part in path.split("/"))
         return [(place.get(name, len(place)), layer, part) for name, layer, part in parts]
 

@@ -44,10 +44,11 @@ def resumed_config(old: Config, new: Config) -> Config:
         "optim.ema_decay": "optimizer",
         "train.eval_windows": "validation windows, on which its checkpoints are compared",
     }
-    free = (
-        {"data.path", "data.mix"} if _shape(old.data) == _shape(new.data) else set()
-    )  # `check_data` compares the content
-    free |= {"optim.ema_decay"} if old.optim.ema_decay and new.optim.ema_decay else set()
+    free = set()
+    if _sources(old.data) == _sources(new.data):
+        free |= {"data.path", "data.mix"}  # `check_data` compares the content
+    if old.optim.ema_decay and new.optim.ema_decay:
+        free |= {"optim.ema_decay"}
     for name, was, now in changes(old, new):
         kind = kinds.get(name) or kinds.get(name.split(".")[0])
         if kind and name not in free:
@@ -58,7 +59,7 @@ def resumed_config(old: Config, new: Config) -> Config:
     return new
 
 
-def _shape(data: DataConfig) -> list[tuple[bool, bool, int]]:
+def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
     """Describe the sources of the data without their paths."""
     return [(bool(each.path), each.conversations, weight) for each, weight in data.sources or [(data, 1)]]
 
@@ -142,7 +143,8 @@ def check_data(run: Run, checkpoint: int, data: Dataset, moved: bool) -> None:
     trained_on = noted(run.checkpoints / str(checkpoint)).get("data")
     if moved and not trained_on:
         raise UserError(
-            f"{run.path} does not note what data it was trained on, so it cannot be compared: keep its path"
+            f"the checkpoint of step {checkpoint} of {run.path} does not say what data it was trained on, so data at another "
+            f"path cannot be checked: put the data back where it was"
         )
     if trained_on and trained_on != data.fingerprint:
         raise UserError(

@@ -6,14 +6,17 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.data.tokenizer import WordTokenizer
-from jaxgpt.trainer.resume import resumed_config
+from jaxgpt.trainer.resume import check_data, resumed_config
 
 TINY = flags(
     model__n_layer=1,
@@ -136,6 +139,13 @@ def test_paths_of_data_may_change_at_a_resume_and_nothing_else(old: DataConfig, 
     before, after = (replace(Config(), data=data) for data in (old, new))
     with pytest.raises(UserError, match=re.escape(message)) if message else nullcontext():
         assert resumed_config(before, after).data == new
+
+
+def test_moved_data_needs_a_checkpoint_that_notes_it() -> None:
+    data: Any = SimpleNamespace(fingerprint="a", source="a.txt")
+    check_data(Run(Path("run")), 1, data, moved=False)
+    with pytest.raises(UserError, match="step 1 of run does not say what data it was trained on"):
+        check_data(Run(Path("run")), 1, data, moved=True)
 
 
 def test_a_resumed_run_keeps_its_validation_windows() -> None:

@@ -41,7 +41,7 @@ def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None
 
 
 def test_16_bit_ids_serve_a_padded_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What 16 bits hold depends on the tokenizer, not on the size to which a model pads its vocabulary."""
+    """They are enough if the ids of the tokenizer fit, whatever size the model pads its vocabulary to."""
     monkeypatch.setattr(encoded, "SMALLEST", 1)
     text = tmp_path / "text.txt"
     text.write_text(TEXT)

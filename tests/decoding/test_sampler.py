@@ -59,7 +59,7 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
 
 
 def test_beams_go_on_past_several_stop_ids() -> None:
-    """Where the likeliest ids all end a text, the search continues with the next ones."""
+    """If the most likely ids all end the text, the search continues with the next most likely."""
     logits_V = -jnp.arange(8.0)
     model = Model(
         lambda params, tokens, cache, last: (jnp.broadcast_to(logits_V, (len(tokens), 1, 8)), cache),

@@ -95,7 +95,7 @@ def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
 def test_only_the_branch_of_accelerators_takes_memory(
     remat: str, loss_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is computed another way on a CPU, as the loss is, adds nothing to the memory of a TPU or GPU."""
+    """The loss, which a CPU computes in another way, is estimated as a TPU or GPU computes it."""
     topology = parse_topology("v5e:2x4")
     run = config(MeshConfig(data=8, tensor=1), vocab_size=512)
     run = replace(run, train=replace(run.train, remat=remat, loss_chunk=loss_chunk))
