@@ -1,4 +1,4 @@
-"""The cache directory, for downloads and compiled programs. It can be deleted at any time."""
+"""The cache of compiled programs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxgpt.files import cache_dir
+
 COMPILED_BYTES = 2 * 2**30  # beyond this size, the least recently used programs are deleted
-
-
-def cache_dir() -> Path:
-    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory."""
-    if own := os.environ.get("JAXGPT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"
 
 
 def keep_compiled() -> None:

@@ -16,8 +16,9 @@ from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError as UserError
-from jaxgpt.errors import as_float, as_int, parse_json, shown
+from jaxgpt.errors import as_float, as_int, short_repr
 from jaxgpt.errors import did_you_mean as did_you_mean
+from jaxgpt.files import parse_json
 
 T = TypeVar("T")
 
@@ -155,13 +156,13 @@ class ModelConfig:
         if not pattern or set(pattern) - set("LG") or len(pattern) > MAX_LAYERS:
             raise UserError(
                 f"model.window_pattern must consist of the letters L (local) and G (global), at most {MAX_LAYERS} of them, "
-                f"not {shown(pattern)}"
+                f"not {short_repr(pattern)}"
             )
         for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
             if getattr(self, name) != default and not self.sliding_window:
                 raise UserError(
-                    f"model.{name} {shown(getattr(self, name))} needs a model.sliding_window: set one, or set model.{name} "
-                    f"to {default}"
+                    f"model.{name} {short_repr(getattr(self, name))} needs a model.sliding_window: set one, or "
+                    f"set model.{name} to {default}"
                 )
 
     @property
@@ -252,7 +253,9 @@ class DataConfig:
         words = [word.rpartition("=") for word in self.mix]
         for word, (path, _, weight) in zip(self.mix, words, strict=True):
             if not path or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or not 0 < float(weight) <= 1e6:
-                raise UserError(f"data.mix needs PATH=WEIGHT with a weight above 0 and at most 1e6, not {shown(word)}")
+                raise UserError(
+                    f"data.mix needs PATH=WEIGHT with a weight above 0 and at most 1e6, not {short_repr(word)}"
+                )
         exact = [Fraction(weight) for _, _, weight in words]
         total = math.lcm(*(weight.denominator for weight in exact))
         if sum(exact) * total > MIX_PARTS:
@@ -421,7 +424,7 @@ class LoraConfig:
         _bounds("lora", self, "alpha", 0.0, 1e6, open_start=True)
         names = self.targets.replace("+", ",").split(",")
         if len(set(names)) < len(names) or "" in names:
-            raise UserError(f"lora.targets must be different names separated by commas, not {shown(self.targets)}")
+            raise UserError(f"lora.targets must be different names separated by commas, not {short_repr(self.targets)}")
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
                 raise UserError(f"lora.{name} needs lora.rank: add --lora.rank 8, or leave it out")
@@ -491,7 +494,7 @@ class BeamParams:
             )
         stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
         if not (isinstance(stopping, bool) or stopping == "never"):
-            raise UserError(f"early-stopping must be true, false or never: {shown(stopping)}")
+            raise UserError(f"early-stopping must be true, false or never: {short_repr(stopping)}")
         object.__setattr__(self, "early_stopping", stopping)
 
 
@@ -525,7 +528,9 @@ class DistributedConfig:
         for name in ("coordinator", "bind"):
             host, _, port = getattr(self, name).rpartition(":")
             if getattr(self, name) and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-                raise UserError(f"distributed.{name} must be HOST:PORT, auto or none, not {shown(getattr(self, name))}")
+                raise UserError(
+                    f"distributed.{name} must be HOST:PORT, auto or none, not {short_repr(getattr(self, name))}"
+                )
         _bounds("distributed", self, "num_processes", 1, 2**20)
         _bounds("distributed", self, "process_id", 0, self.num_processes - 1)
 
@@ -612,7 +617,7 @@ def _updated(data: Any, where: str) -> Any:
     train = dict(train)
     count = train.pop("accumulation")
     if type(count) is not int or count < 1:
-        raise UserError(f"{where}: train.accumulation must be an integer of at least 1, not {shown(count)}")
+        raise UserError(f"{where}: train.accumulation must be an integer of at least 1, not {short_repr(count)}")
     return data | {"train": train | {"microbatch": -count}}
 
 
@@ -623,7 +628,7 @@ def _build(cls: type, data: Any, where: str) -> Any:
     hints = get_type_hints(cls)
     for key in data:
         if key not in names:
-            raise UserError(f"{where}: unknown key {shown(key)}{did_you_mean(key, names)}")
+            raise UserError(f"{where}: unknown key {short_repr(key)}{did_you_mean(key, names)}")
     values = {}
     for key, value in data.items():
         hint = hints[key]
@@ -645,18 +650,18 @@ def _types(config: Any, section: str) -> None:
             if value not in get_args(hint):
                 known = ", ".join(str(a) for a in get_args(hint))
                 near = did_you_mean(value, get_args(hint)) if isinstance(value, str) else ""
-                raise UserError(f"{section}.{name} must be one of {known}, not {shown(value)}{near}")
+                raise UserError(f"{section}.{name} must be one of {known}, not {short_repr(value)}{near}")
         elif hint is float:
             # A comparison, because math.isfinite fails for huge integers; NaN fails the comparison.
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < math.inf:
-                raise UserError(f"{section}.{name} must be a finite number, not {shown(value)}")
+                raise UserError(f"{section}.{name} must be a finite number, not {short_repr(value)}")
         elif hint == tuple[str, ...]:
             if not isinstance(value, tuple) or not all(isinstance(word, str) and _is_text(word) for word in value):
-                raise UserError(f"{section}.{name} must be a list of strings, not {shown(value)}")
+                raise UserError(f"{section}.{name} must be a list of strings, not {short_repr(value)}")
         elif type(value) is not hint:
-            raise UserError(f"{section}.{name} must be of type {hint.__name__}, not {shown(value)}")
+            raise UserError(f"{section}.{name} must be of type {hint.__name__}, not {short_repr(value)}")
         elif isinstance(value, str) and not _is_text(value):
-            raise UserError(f"{section}.{name} {shown(value)} contains a NUL or an unpaired surrogate")
+            raise UserError(f"{section}.{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
 
 
 def _is_text(value: str) -> bool:
@@ -673,7 +678,7 @@ def _bounds(
         end = f"{'below' if open_end else 'at most'} {_plain(high)}"
         # Mention a large upper limit only if it is exceeded: it is far from any sensible value.
         limits = start if value <= low and high >= 1e6 else f"{start} and {end}"
-        raise UserError(f"{section}.{name} must be {limits}, not {shown(value)}")
+        raise UserError(f"{section}.{name} must be {limits}, not {short_repr(value)}")
 
 
 def _plain(limit: float) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow, UserError
 from jaxgpt.data import Tokenizer
-from jaxgpt.errors import as_int, shown
+from jaxgpt.errors import as_int, short_repr
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 INT64 = (-(2**63), 2**63 - 1)
@@ -39,7 +39,7 @@ def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, (bytes, dict)) or not isinstance(prompts, Iterable) or getattr(prompts, "shape", (1,)) == ():
-        raise UserError(f"prompts must be a string, token ids, or a list of either: {shown(prompts)}")
+        raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
     rows = np.asarray(prompts).tolist() if hasattr(prompts, "dtype") else list(prompts)
     return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
 
@@ -76,7 +76,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         encoded = Prompt(ids, ids) if ids else Prompt(beginning(tokenizer)[0], [])
     else:
         if isinstance(prompt, (bytes, dict)) or not isinstance(prompt, Iterable):
-            raise UserError(f"a prompt must be a string or a list of token ids: {shown(prompt)}")
+            raise UserError(f"a prompt must be a string or a list of token ids: {short_repr(prompt)}")
         places = enumerate(np.asarray(prompt).tolist() if hasattr(prompt, "dtype") else prompt)
         ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in places]
         if not ids:
@@ -134,7 +134,7 @@ def fit(
         UserError: an invalid number, or a prompt that does not fit.
     """
     if overflow not in get_args(Overflow):
-        raise UserError(f"overflow must be error or slide: {shown(overflow)}")
+        raise UserError(f"overflow must be error or slide: {short_repr(overflow)}")
     rows, bounded = [prompt.ids for prompt in prompts], model.positions != "rope" and overflow == "error"
     if max_length is not None:
         if max_new_tokens is not None:
@@ -186,11 +186,11 @@ def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, 
         UserError: the tokenizer can never produce one of them.
     """
     if not isinstance(stops, Iterable) or isinstance(stops, bytes):
-        raise UserError(f"stop must be a string or a list of strings: {shown(stops)}")
+        raise UserError(f"stop must be a string or a list of strings: {short_repr(stops)}")
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
     for stop in stops:
         if not isinstance(stop, str):
-            raise UserError(f"a stop string must be a string: {shown(stop)}")
+            raise UserError(f"a stop string must be a string: {short_repr(stop)}")
         if not stop:
             raise UserError("a stop string is empty: leave it out")
         try:
@@ -255,5 +255,5 @@ def as_keys(key: Any) -> jax.Array:
     if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == words:
         return jax.random.wrap_key_data(jnp.asarray(key))
     if isinstance(key, (list, tuple, str, float)) or np.ndim(key):
-        raise UserError(f"key must be an integer (a seed), a jax.random.key or an array of keys: {shown(key)}")
+        raise UserError(f"key must be an integer (a seed), a jax.random.key or an array of keys: {short_repr(key)}")
     return jax.random.key(as_int("a seed", key, 0, 2**32 - 1))

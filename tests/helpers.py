@@ -6,8 +6,10 @@ import contextlib
 import io
 import json
 import math
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -188,3 +190,14 @@ def flags(**values: Any) -> list[str]:
 
 def repository() -> Path:
     return Path(__file__).parents[1]
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Limit the size of written files, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

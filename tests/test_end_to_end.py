@@ -53,6 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_directory(run: Path) -> None:
     assert {p.name for p in run.iterdir()} == {
+        ".lock",
         "config.json",
         "tokenizer.json",
         "baselines.json",

@@ -11,8 +11,9 @@ import pytest
 from helpers import repository
 
 ORDER = [
-    {"errors", "cache", "ops"},
-    {"config", "lock"},
+    {"errors", "ops"},
+    {"files"},
+    {"config", "cache"},
     {"presets"},
     {"model", "data", "decoding"},
     {"parallel"},

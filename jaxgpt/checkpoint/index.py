@@ -9,7 +9,8 @@ from typing import Any
 
 from jaxgpt.checkpoint import manifest
 from jaxgpt.config import Config, UserError
-from jaxgpt.errors import read_json, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import read_json
 
 # Files that Orbax writes last, and its file of metrics.
 METADATA = "_CHECKPOINT_METADATA"
@@ -136,11 +137,11 @@ def _difference(there: Any, here: dict[str, Any]) -> str:
     for part, values in parts.items():
         for name, value in values.items():
             if name in here[part] and here[part][name] != value:
-                return f"its {part}.{name} is {shown(value)}, the run's is {here[part][name]!r}"
+                return f"its {part}.{name} is {short_repr(value)}, the run's is {here[part][name]!r}"
     if optim.get("name", here["optim"]["name"]) != here["optim"]["name"]:
-        return f"its optim.name is {shown(optim['name'])}, the run's is {here['optim']['name']!r}"
+        return f"its optim.name is {short_repr(optim['name'])}, the run's is {here['optim']['name']!r}"
     if bool(optim.get("ema_decay", here["optim"]["ema_decay"])) != bool(here["optim"]["ema_decay"]):
-        return f"its optim.ema_decay is {shown(optim['ema_decay'])}, the run's is {here['optim']['ema_decay']:g}"
+        return f"its optim.ema_decay is {short_repr(optim['ema_decay'])}, the run's is {here['optim']['ema_decay']:g}"
     return ""
 
 

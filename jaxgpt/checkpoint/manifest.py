@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import write_atomically
+from jaxgpt.files import write_atomically
 
 NAME = "MANIFEST.sha256"
 HEADER = "# sha256 of the lines below: "

@@ -11,7 +11,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -19,8 +19,7 @@ from pathlib import Path
 from jaxgpt.config import Config, UserError, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special import GENERATION, TOKENIZER
-from jaxgpt.errors import read_bytes
-from jaxgpt.lock import sole_writer
+from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
 REPLACED = "checkpoints.replaced"  # where `--overwrite` puts the old checkpoints until they are deleted
 
@@ -216,29 +215,6 @@ def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:
         else:
             (run.path / name).unlink(missing_ok=True)
     write_atomically(run.path / "config.json", to_json(config))
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is there whole or not at all, also if the power fails. A string is written as UTF-8.
-
-    Of a link, the target is written. A pipe or device, such as `/dev/null`, is written directly.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def check_path(path: Path) -> None:

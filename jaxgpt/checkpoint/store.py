@@ -23,9 +23,10 @@ from orbax.checkpoint import v1 as ocp
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.eventloop import loops_that_finish
 from jaxgpt.checkpoint.index import COMMIT, METADATA, METRICS, damage, resolve_step, steps, val_losses
-from jaxgpt.checkpoint.run import check_path, write_atomically
+from jaxgpt.checkpoint.run import check_path
 from jaxgpt.config import UserError
-from jaxgpt.errors import TrainingFailed, read_json
+from jaxgpt.errors import TrainingFailed
+from jaxgpt.files import read_json, write_atomically
 from jaxgpt.parallel.processes import is_peer_failure, on_leader
 
 if TYPE_CHECKING:  # imported where a state is made: who reads weights needs no optimizer, and no optax

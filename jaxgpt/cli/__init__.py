@@ -15,7 +15,7 @@ from types import ModuleType
 from jaxgpt.cache import keep_compiled
 from jaxgpt.cli.interrupt import INTERRUPTED, end_now, interruptible
 from jaxgpt.config import UserError
-from jaxgpt.errors import TrainingFailed, shown
+from jaxgpt.errors import TrainingFailed, short_repr
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 NO_CACHE = {"--no-cache", "--no_cache"}
@@ -87,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if rest[:1] in (["-h"], ["--help"]):
                 print("\n".join(f"{command:12}  {COMMANDS[command]}" for command in group), flush=True)
                 return 0
-            unknown = f"no command {shown(' '.join([name, rest[0]]))}" if rest else f"jaxgpt {name} is not complete"
+            unknown = (
+                f"no command {short_repr(' '.join([name, rest[0]]))}" if rest else f"jaxgpt {name} is not complete"
+            )
             raise UserError(f"{unknown}: use {' or '.join(group)}")
         if name not in COMMANDS:
             from jaxgpt.cli.suggest import unknown_command

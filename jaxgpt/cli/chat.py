@@ -136,7 +136,7 @@ def _command(line: str, conversation: Chat) -> bool:
 
 
 def _save(name: str, conversation: Chat) -> None:
-    from jaxgpt.checkpoint.run import write_atomically
+    from jaxgpt.files import write_atomically
 
     if not name:
         raise UserError("/save needs a file name, as in /save chat.json")

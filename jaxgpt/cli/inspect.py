@@ -51,7 +51,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=1))
-    from jaxgpt.checkpoint.run import write_atomically
+    from jaxgpt.files import write_atomically
     from jaxgpt.lm import load
     from jaxgpt.study.inspection import inspect
     from jaxgpt.study.page import html

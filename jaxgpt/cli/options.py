@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxgpt.config import UserError, did_you_mean
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def _unchecked(cls: type, outermost: bool = False) -> Any:
 
 def _switch(option: Option, flag: str, value: str) -> str:
     if value.lower() not in TRUTH:
-        raise UserError(f"{flag} takes true, false or no value, not {shown(value)}")
+        raise UserError(f"{flag} takes true, false or no value, not {short_repr(value)}")
     return option.flag if TRUTH[value.lower()] == (flag == option.flag) else option.negative
 
 
@@ -171,12 +171,12 @@ def _plain(box: str, table: Mapping[str, Option]) -> str:
     if found := re.search(r"invalid choice '(.*?)' for argument '(--[\w.-]+)", text):
         choices = get_args(table[found[2]].kind)
         near = did_you_mean(found[1], choices)
-        return f"{found[2]} must be one of {', '.join(choices)}, not {shown(found[1])}{near}"
+        return f"{found[2]} must be one of {', '.join(choices)}, not {short_repr(found[1])}{near}"
     if found := re.search(r"Error parsing (--[\w.-]+)", text):
         expected = {int: "an integer", float: "a number"}.get(table[found[1]].kind, "another value")
         [values] = re.findall(r"\[('.*?')\]|('.*?')", text)[:1] or [("", "")]
         value = " ".join(re.findall("'(.*?)'", "".join(values)))
-        return f"{found[1]} must be {expected}, not {shown(value)}"
+        return f"{found[1]} must be {expected}, not {short_repr(value)}"
     return text
 
 

@@ -42,7 +42,8 @@ def run(args: Sequence[str]) -> int:
     if len(set(targets)) < len(targets):
         raise UserError("a run is named twice: name each run once")
 
-    from jaxgpt.checkpoint.run import open_run, write_atomically
+    from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.files import write_atomically
     from jaxgpt.study.plot import losses
     from jaxgpt.trainer.baselines import read_baselines
     from jaxgpt.trainer.metrics import read_metrics

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from jaxgpt.cli.parse import Command, Settings, command_line, named_config, note, path_word, with_settings
 from jaxgpt.config import Config, DistributedConfig, UserError, flat, from_json, to_json
-from jaxgpt.errors import read_bytes
+from jaxgpt.files import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     keep_memory(config)
     from jaxgpt.checkpoint.base import check_base, find_base
     from jaxgpt.checkpoint.index import last_saved
-    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint, write_atomically
+    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint
     from jaxgpt.checkpoint.versions import versions
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
-    from jaxgpt.lock import sole_writer
+    from jaxgpt.files import sole_writer, write_atomically
     from jaxgpt.trainer.init_from import cropped
     from jaxgpt.trainer.loop import fit
     from jaxgpt.trainer.plots import plot_losses

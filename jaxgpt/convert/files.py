@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import UserError
-from jaxgpt.errors import read_json, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -149,7 +150,7 @@ def text_beside(folder: Path, name: str) -> Path:
     path = folder / name if _is_name(name) else None
     if path is None or not path.resolve().is_relative_to(folder.resolve().parent):
         raise UserError(
-            f"{folder / 'recipe.json'}: the text {shown(name)} is neither in its folder nor beside it: move it there"
+            f"{folder / 'recipe.json'}: the text {short_repr(name)} is neither in its folder nor beside it: move it there"
         )
     return path
 
@@ -235,7 +236,7 @@ def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
             raise UserError(f"{path / INDEX}: weight_map must map each tensor to a file name")
         for place in places.values():
             if not _is_name(place) or Path(place).name != place or not place.endswith(".safetensors"):
-                raise UserError(f"{path / INDEX}: {shown(place)} is not a safetensors file in this folder")
+                raise UserError(f"{path / INDEX}: {short_repr(place)} is not a safetensors file in this folder")
         return [path / place for place in sorted(set(places.values()))], places
     found = sorted(path.glob("*.safetensors"))
     if len(found) == 1:

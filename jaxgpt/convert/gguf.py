@@ -22,7 +22,7 @@ from jaxgpt.convert.options import Options
 from jaxgpt.data.encode import SubwordTokenizer, byte_level, call_tokenizers
 from jaxgpt.data.pieces import LLAMA3, split_by
 from jaxgpt.data.special import SpecialTokens
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -101,7 +101,9 @@ class GgufWeights(Weights):
         self.stored: dict[str, Place] = {}
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-            raise UserError(f"{path}: general.alignment must be an integer from 1 to {1 << 20:,}: {shown(alignment)}")
+            raise UserError(
+                f"{path}: general.alignment must be an integer from 1 to {1 << 20:,}: {short_repr(alignment)}"
+            )
         data = -(-header.at // alignment) * alignment
         types = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
         for name, shape, kind, offset in header.tensors:
@@ -172,13 +174,13 @@ class _Header:
         for _ in range(n_metadata):
             name = self._string()
             if name in self.metadata:
-                raise UserError(f"{path}: metadata {shown(name)} is there twice")
+                raise UserError(f"{path}: metadata {short_repr(name)} is there twice")
             self.metadata[name] = self._value(self._scalar("I"), name)
         self.tensors: list[tuple[str, tuple[int, ...], int, int]] = []
         for _ in range(n_tensors):
             name, axes = self._string(), self._scalar("I")
             if axes > 4:
-                raise UserError(f"{path}: tensor {shown(name)} has {axes} axes, at most 4 are expected")
+                raise UserError(f"{path}: tensor {short_repr(name)} has {axes} axes, at most 4 are expected")
             shape = tuple(self._scalar("Q") for _ in range(axes))[::-1]
             self.tensors.append((name, shape, self._scalar("I"), self._scalar("Q")))
 
@@ -203,15 +205,17 @@ class _Header:
         if kind == STRING:
             return self._string()
         if kind != ARRAY:
-            raise UserError(f"{self._path}: metadata {shown(name)} has the unknown type {kind}")
+            raise UserError(f"{self._path}: metadata {short_repr(name)} has the unknown type {kind}")
         inner, count = self._scalar("I"), self._scalar("Q")
         self._entries += count
         if self._entries > LARGEST:
-            raise UserError(f"{self._path}: metadata {shown(name)} has {count:,} entries: at most {LARGEST:,} are read")
+            raise UserError(
+                f"{self._path}: metadata {short_repr(name)} has {count:,} entries: at most {LARGEST:,} are read"
+            )
         if inner == STRING:
             return [self._string() for _ in range(count)]
         if inner not in SCALARS:
-            raise UserError(f"{self._path}: metadata {shown(name)} is an array of the unknown type {inner}")
+            raise UserError(f"{self._path}: metadata {short_repr(name)} is an array of the unknown type {inner}")
         code = SCALARS[inner]
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
 
@@ -225,7 +229,7 @@ def describe_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig
     weights = GgufWeights(path)
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
-        raise UserError(f"{path}: general.architecture {shown(kind)} is not supported: llama is expected")
+        raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: llama is expected")
     said = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     said.pop("vocab_size", None)  # the embedding's, which may be padded, counts
     embedding = weights.tensors.get("model.embed_tokens.weight")
@@ -271,8 +275,8 @@ def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
         what, expected = ("model", "gpt2") if kind != "gpt2" else ("pre", f"one of {', '.join(WORDS)}")
         found = kind if kind != "gpt2" else words
         raise UserError(
-            f"{path}: {ggml}{what} {shown(found)} is not supported, {expected} is expected: give the model's tokenizer.json "
-            f"with --tokenizer"
+            f"{path}: {ggml}{what} {short_repr(found)} is not supported, {expected} is expected: give the model's "
+            f"tokenizer.json with --tokenizer"
         )
     tokens, merges, types = (_strings(said, name, path) for name in ("tokens", "merges", "token_type"))
     if len(set(tokens)) < len(tokens) or len(types) not in (0, len(tokens)):
@@ -310,7 +314,7 @@ def _special(said: Mapping[str, Any], tokens: list[str], template: Any, path: Pa
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("eot", "eot"), ("pad", "padding"), ("unk", "unknown")):
         value = said.get(f"{theirs}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value < len(tokens)):
-            raise UserError(f"{path}: {theirs}_token_id must be below {len(tokens)}: {shown(value)}")
+            raise UserError(f"{path}: {theirs}_token_id must be below {len(tokens)}: {short_repr(value)}")
         if value is not None:
             ids[ours] = value
     named = {f"{name}_token": tokens[i] for name, i in ids.items() if name != "eot"}
@@ -324,7 +328,7 @@ def _special(said: Mapping[str, Any], tokens: list[str], template: Any, path: Pa
 def _strings(said: Mapping[str, Any], name: str, path: Path) -> list[Any]:
     value = said.get(name, [])
     if not isinstance(value, list) or len({type(each) for each in value}) > 1:
-        raise UserError(f"{path}: tokenizer.ggml.{name} must be an array: {shown(value)}")
+        raise UserError(f"{path}: tokenizer.ggml.{name} must be an array: {short_repr(value)}")
     return value
 
 

@@ -15,7 +15,7 @@ from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import Table, Tensor
 from jaxgpt.convert.weights import HEAD, Format
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 
 PREFIX = "model."
 KINDS = {"full_attention": "G", "sliding_attention": "L"}  # of layers, and their letters in model.window_pattern
@@ -106,7 +106,7 @@ def read_rope(options: Options, block_size: int) -> dict[str, Any]:
         if value is not None and not isinstance(value, dict):
             raise o.refuse(name, value, "it must be an object")
     if new and scaling and any(new.get(k) != v for k, v in scaling.items() if k != "type"):
-        raise o.refuse("rope_scaling", scaling, f"it contradicts rope_parameters {shown(new)}")
+        raise o.refuse("rope_scaling", scaling, f"it contradicts rope_parameters {short_repr(new)}")
     rope = dict(new or scaling or {})
     rope.setdefault("rope_theta", 10_000.0 if theta is None else theta)
     return rope_settings(o, rope, block_size)
@@ -187,7 +187,7 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
     kind = inner.choice("rope_type", {name: name for name in ("default", "linear", "llama3")}, legacy or "default")
     inner.only("partial_rotary_factor", 1.0)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)):
-        raise UserError(f"{inner.where}: rope_theta must be a number: {shown(theta)}")
+        raise UserError(f"{inner.where}: rope_theta must be a number: {short_repr(theta)}")
     settings: dict[str, Any] = {"rope_theta": float(theta)}
     if kind == "linear":  # stretch all wavelengths: even the shortest, 2 pi, is above context / low = 1
         settings |= {

@@ -37,7 +37,8 @@ from jaxgpt.data.tokenizer import (
     load_tokenizer,
     make_tokenizer,
 )
-from jaxgpt.errors import read_json, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import read_json
 from jaxgpt.lm import load
 
 FAMILIES = {
@@ -185,13 +186,13 @@ def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, Mo
         raise UserError(f"{source} is already a run: it does not need to be imported")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
-            f"{where}: model_type {shown(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md shows how "
-            f"to add a family"
+            f"{where}: model_type {short_repr(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md "
+            f"shows how to add a family"
         )
     family = FAMILIES[kind]
     if named and not (isinstance(named, list) and len(named) == 1 and named[0] in family.architectures):
         raise UserError(
-            f"{where}: architectures {shown(named)} is not supported: {family.architectures[0]} is expected"
+            f"{where}: architectures {short_repr(named)} is not supported: {family.architectures[0]} is expected"
         )
     options = Options(values, str(where), accept)
     model = family.config_from_hf(options)

@@ -13,7 +13,7 @@ from jaxgpt.convert.gpt2 import NANOGPT_TABLE, PREFIX
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import from_arrays
 from jaxgpt.convert.weights import BUFFERS, HEAD, Format
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 
 NANOGPT = Format(NANOGPT_TABLE, PREFIX, f"{PREFIX}wte.weight")
 
@@ -58,7 +58,7 @@ def config_from_recipe(recipe: Mapping[str, Any], vocab_size: int) -> Config:
     for name, least in RECIPE.items():
         value = recipe.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < least:
-            raise UserError(f"recipe.json: {name} must be a number of at least {least}: {shown(value)}")
+            raise UserError(f"recipe.json: {name} must be a number of at least {least}: {short_repr(value)}")
         if name in WHOLE and not isinstance(value, int):
             raise UserError(f"recipe.json: {name} must be an integer: {value}")
     if recipe.get("dropout", 0.0) != 0.0:

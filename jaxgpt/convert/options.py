@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from jaxgpt.config import UserError
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Options:
         """Take an integer; the default stands for null as well."""
         value = self._take(name, default)
         if type(value) is not int:
-            raise UserError(f"{self.where}: {name} must be an integer: {shown(value)}")
+            raise UserError(f"{self.where}: {name} must be an integer: {short_repr(value)}")
         return value
 
     def is_null(self, name: str) -> bool:
@@ -83,21 +83,21 @@ class Options:
         """Take a number."""
         value = self._take(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UserError(f"{self.where}: {name} must be a number: {shown(value)}")
+            raise UserError(f"{self.where}: {name} must be a number: {short_repr(value)}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Take true or false."""
         value = self._take(name, default)
         if not isinstance(value, bool):
-            raise UserError(f"{self.where}: {name} must be true or false: {shown(value)}")
+            raise UserError(f"{self.where}: {name} must be true or false: {short_repr(value)}")
         return value
 
     def choice(self, name: str, known: Mapping[str, T], default: str) -> T:
         """Take a name, and return what it stands for here."""
         value = self._take(name, default)
         if not isinstance(value, str) or value not in known:
-            raise UserError(f"{self.where}: {name} {shown(value)} is not supported: one of {', '.join(known)}")
+            raise UserError(f"{self.where}: {name} {short_repr(value)} is not supported: one of {', '.join(known)}")
         return known[value]
 
     def only(self, name: str, value: Any) -> None:
@@ -108,7 +108,7 @@ class Options:
         """
         found = self._left.pop(name, value)
         if not _same(found, value):
-            raise UserError(f"{self.where}: {name} {shown(found)} is not supported, only {shown(value)}")
+            raise UserError(f"{self.where}: {name} {short_repr(found)} is not supported, only {short_repr(value)}")
 
     def expect(self, name: str, value: Any) -> None:
         """Take an option of which one value is supported, unless the user accepts another.
@@ -121,8 +121,8 @@ class Options:
             return
         if name not in self._accept:
             raise UserError(
-                f"{self.where}: {name} {shown(found)} is not supported, only {shown(value)}: if it does not change the "
-                f"logits, import with --accept-option {name}"
+                f"{self.where}: {name} {short_repr(found)} is not supported, only {short_repr(value)}: if it does not change "
+                f"the logits, import with --accept-option {name}"
             )
         self._accepted.add(name)
 
@@ -150,7 +150,7 @@ class Options:
         """
         unknown = sorted(name for name in self._left if name not in self._accept)
         if unknown:
-            listed = ", ".join(f"{name} ({shown(self._left[name])})" for name in unknown)
+            listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
             instead = instead or (
                 f"if the logits do not depend on {'them' if len(unknown) > 1 else 'it'}, import with --accept-option "
                 f"{' '.join(unknown)}"
@@ -163,7 +163,7 @@ class Options:
 
     def refuse(self, name: str, value: Any, instead: str) -> UserError:
         """Return the error for a value that is not supported."""
-        return UserError(f"{self.where}: {name} {shown(value)} is not supported: {instead}")
+        return UserError(f"{self.where}: {name} {short_repr(value)} is not supported: {instead}")
 
     def _take(self, name: str, default: Any) -> Any:
         value = self._left.pop(name, default)
@@ -199,4 +199,6 @@ def require(config: Any, family: str, **needed: Any) -> None:
     for name, value in needed.items():
         found = getattr(config, name)
         if found != value:
-            raise UserError(f"model.{name} {shown(found)} has no {family} equivalent, only {shown(value)} has")
+            raise UserError(
+                f"model.{name} {short_repr(found)} has no {family} equivalent, only {short_repr(value)} has"
+            )

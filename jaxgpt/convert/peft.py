@@ -27,7 +27,8 @@ from jaxgpt.convert.models import Converted, exported_form
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import Tensor, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
 from jaxgpt.convert.weights import check_change, probe
-from jaxgpt.errors import did_you_mean, read_json, shown
+from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.files import read_json
 from jaxgpt.lm.model import load, load_adapters
 from jaxgpt.model.lora import abstract_trained, matrices, merge
 from jaxgpt.model.params import abstract_params, flatten_params
@@ -73,7 +74,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
             short = dict.fromkeys(module.split(".")[-1] for module in theirs)
             known = list(dict.fromkeys([*own, *short]))
             raise UserError(
-                f"lora.targets {shown(word)} is not a matrix of the model{did_you_mean(word, known)}: choose from "
+                f"lora.targets {short_repr(word)} is not a matrix of the model{did_you_mean(word, known)}: choose from "
                 f"{', '.join(known)}, or all-linear"
             )
         found += names

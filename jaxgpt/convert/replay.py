@@ -16,7 +16,8 @@ from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
 from jaxgpt.data import Tokens
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
-from jaxgpt.errors import read_json, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import read_json
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.state import state_from
 
@@ -73,7 +74,7 @@ def open_recording(path: Path, steps: int) -> Recording:
         raise UserError(f"{path / 'recipe.json'}: 'text' must name the text, relative to the folder")
     fraction = recipe.get("train_fraction", 0.9)
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        raise UserError(f"recipe.json: train_fraction must be a number above 0 and at most 1: {shown(fraction)}")
+        raise UserError(f"recipe.json: train_fraction must be a number above 0 and at most 1: {short_repr(fraction)}")
 
     text = read_path(text_beside(path, recipe["text"])).text
     tokenizer = CharTokenizer(text)

@@ -20,7 +20,7 @@ from jaxgpt.course.attention import ATTENTION, BLOCK, MASK, SOFTMAX
 from jaxgpt.course.exercise import Exercise
 from jaxgpt.course.generation import CACHE, GREEDY, TOP_P
 from jaxgpt.course.training import ACCUMULATION, LOSS, STEP
-from jaxgpt.errors import did_you_mean, shown
+from jaxgpt.errors import did_you_mean, short_repr
 
 _EXERCISES = (SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ACCUMULATION, GREEDY, TOP_P, CACHE)
 _RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in another order differ by about 1e-6
@@ -92,10 +92,10 @@ def check(name: str, function: Callable[..., Any]) -> Result:
     if exercise is None:
         near = did_you_mean(name.lower(), by_name) if isinstance(name, str) else ""
         names = ", ".join(exercise.name for exercise in _EXERCISES)
-        return Result(str(name), False, f"no exercise {shown(name)}{near}: one of {names}")
+        return Result(str(name), False, f"no exercise {short_repr(name)}{near}: one of {names}")
     if not callable(function):
         what = f"{exercise.reference.__name__}({', '.join(exercise.parameters)})"
-        return Result(exercise.name, False, f"pass the function {what} itself, not {shown(function)}")
+        return Result(exercise.name, False, f"pass the function {what} itself, not {short_repr(function)}")
     with np.errstate(all="ignore"), warnings.catch_warnings(), jax.default_matmul_precision("highest"):
         warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, for the mean of nothing
         failed = _arguments(exercise, function) or _compare(exercise, function)
@@ -223,7 +223,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
         except ValueError:  # lists of unequal lengths
             arrays.append(np.array(None))
         if _kind(arrays[-1]) not in _KINDS:
-            return _Failed(f"it returns {shown(leaf)} in place of an array of numbers: expected {names}")
+            return _Failed(f"it returns {short_repr(leaf)} in place of an array of numbers: expected {names}")
     return jax.tree.unflatten(structure, arrays)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxgpt.errors import UserError, shown
+from jaxgpt.errors import UserError, short_repr
 
 SECONDS = 10.0  # of CPU time, for one conversation
 WAIT = 120.0  # seconds in all: the limit where a process cannot limit its own CPU time (Windows)
@@ -43,15 +43,17 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         UserError: it is empty or not a list, or a message has an unknown role or no text.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
-        raise UserError(f'messages must be a list such as [{{"role": "user", "content": "Hi"}}]: {shown(messages)}')
+        raise UserError(
+            f'messages must be a list such as [{{"role": "user", "content": "Hi"}}]: {short_repr(messages)}'
+        )
     for number, message in enumerate(messages, 1):
         if not isinstance(message, Mapping):
-            raise UserError(f"message {number} must have a role and a content: {shown(message)}")
+            raise UserError(f"message {number} must have a role and a content: {short_repr(message)}")
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
-            raise UserError(f"message {number} has the role {shown(role)}: use one of {', '.join(ROLES)}")
+            raise UserError(f"message {number} has the role {short_repr(role)}: use one of {', '.join(ROLES)}")
         if not isinstance(content, str):
-            raise UserError(f"message {number} ({role}) needs a content that is a string: {shown(content)}")
+            raise UserError(f"message {number} ({role}) needs a content that is a string: {short_repr(content)}")
     return [dict(message) for message in messages]
 
 

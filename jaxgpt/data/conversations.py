@@ -16,7 +16,8 @@ from jaxgpt.data.corpus import Progress, no_progress
 from jaxgpt.data.encode import Tokenizer
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import JSON_LIMIT, parse_json, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import JSON_BYTES, parse_json
 
 DATE = "2024-07-26"  # for templates that write today's date: a batch is a function of (seed, step), not of the day
 
@@ -127,7 +128,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
                 else ""
             )
             raise UserError(
-                f"neither a list of messages nor a prompt and a completion, which are strings: {shown(value)}; write "
+                f"neither a list of messages nor a prompt and a completion, which are strings: {short_repr(value)}; write "
                 f"{EXAMPLE} or {PAIR}{text}"
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
@@ -159,9 +160,9 @@ def _lines(path: Path, digest: Any, progress: Progress) -> Iterator[tuple[int, A
     try:
         with path.open("rb") as file:
             size, done = path.stat().st_size, 0
-            for number, line in enumerate(iter(lambda: file.readline(JSON_LIMIT + 1), b""), 1):
-                if len(line) > JSON_LIMIT:
-                    raise UserError(f"{path}, line {number} is longer than {JSON_LIMIT:,} bytes: shorten it")
+            for number, line in enumerate(iter(lambda: file.readline(JSON_BYTES + 1), b""), 1):
+                if len(line) > JSON_BYTES:
+                    raise UserError(f"{path}, line {number} is longer than {JSON_BYTES:,} bytes: shorten it")
                 digest.update(line)
                 done += len(line)
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line

@@ -16,10 +16,9 @@ from random import Random
 from shlex import quote
 from string import ascii_letters
 
-from jaxgpt.cache import cache_dir
 from jaxgpt.config import DataConfig, UserError
-from jaxgpt.data.download import fetch
 from jaxgpt.data.kinds import HEAD, Kind, kind_of
+from jaxgpt.files import cache_dir, fetch
 
 BLOCK = 1 << 22  # bytes of text to process at once
 MAPPED = 1 << 26  # bytes from which a file is mapped instead of read

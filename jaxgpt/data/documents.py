@@ -20,10 +20,11 @@ from jaxgpt.data.corpus import NotText, is_hidden
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.kinds import HEAD, JSON_LINES, Kind, kind_of
 from jaxgpt.data.pieces import Find, cut
-from jaxgpt.errors import JSON_LIMIT, UserError, parse_json, shown
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.files import JSON_BYTES, parse_json
 
 BLOCK = 1 << 20  # bytes of documents in a chunk
-LONGEST = JSON_LIMIT  # bytes of a document that is not a text file of its own
+LONGEST = JSON_BYTES  # bytes of a document that is not a text file of its own
 UNCUT = 1 << 21  # characters of a document without a place to cut it; to encode them takes up to 0.4 GB
 ROWS = 16  # rows of a table to read at once
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
@@ -360,7 +361,7 @@ def _holds_lines(path: Path, field: str) -> bool:
     match next(_read_lines(path, path.name, field, 0), None):
         case Lines(data=data), _, _:
             with suppress(UserError):
-                record = parse_json(data.split(b"\n", 1)[0], path.name, huge=True)
+                record = parse_json(data.split(b"\n", 1)[0], path.name)
                 return isinstance(record, dict) and field in record
     return False
 
@@ -450,7 +451,7 @@ def _read_parquet(path: Path, name: str, field: str, row: int) -> Iterator[tuple
         file = parquet.ParquetFile(raw, buffer_size=1 << 20, pre_buffer=False)
         if field not in file.schema_arrow.names:
             raise UserError(
-                f"{name} has no column {field!r}: name one of {shown(file.schema_arrow.names)} with --field"
+                f"{name} has no column {field!r}: name one of {short_repr(file.schema_arrow.names)} with --field"
             )
         counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         done, first = 0, 0
@@ -474,7 +475,7 @@ def _read_dataset(file: File, table: Table, row: int) -> Iterator[tuple[Payload,
     dataset = _load_dataset(name, table)
     if (names := dataset.column_names) is not None:
         if table.field not in names:
-            raise UserError(f"{file.name} has no column {table.field!r}: name one of {shown(names)} with --field")
+            raise UserError(f"{file.name} has no column {table.field!r}: name one of {short_repr(names)} with --field")
         dataset = dataset.select_columns([table.field])
     try:
         batches = ([record.get(table.field)] for record in dataset.skip(row))
@@ -572,11 +573,13 @@ def _caught(place: str, parse: Callable[[Any, str], str], value: Any, field: str
 
 
 def _field(line: bytes, field: str) -> str:
-    record = parse_json(line, "it", huge=True)
+    record = parse_json(line, "it")
     if not isinstance(record, dict):
         raise UserError(f"expected an object, found {type(record).__name__}")
     if field not in record:
-        raise UserError(f"no field {field!r}, but {shown(list(record))}: name the field with the text with --field")
+        raise UserError(
+            f"no field {field!r}, but {short_repr(list(record))}: name the field with the text with --field"
+        )
     return _checked(record[field], field)
 
 
@@ -587,7 +590,7 @@ def _checked(text: Any, field: str) -> str:
         except UnicodeDecodeError as e:
             raise UserError(f"not UTF-8 (byte {e.start})") from None
     if not isinstance(text, str):
-        raise UserError(f"the field {field!r} is not a string: {shown(text)}")
+        raise UserError(f"the field {field!r} is not a string: {short_repr(text)}")
     if "\0" in text:
         raise UserError(f"not text (NUL at character {text.index(chr(0))})")
     return text

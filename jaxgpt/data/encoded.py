@@ -17,12 +17,11 @@ from typing import BinaryIO
 import numpy as np
 from filelock import FileLock
 
-from jaxgpt.cache import cache_dir
 from jaxgpt.data.corpus import Progress, Text, no_progress
 from jaxgpt.data.encode import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxgpt.data.pieces import rejoin
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import parse_json
+from jaxgpt.files import cache_dir, parse_json
 
 FORMAT = 1  # version of the file format and of how this module and `pieces` encode a text
 SMALLEST = 1 << 20  # bytes of text from which ids are cached; shorter texts are encoded within a second

@@ -57,8 +57,7 @@ from jaxgpt.data.shards import (
 )
 from jaxgpt.data.tokenizer import KINDS, load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int
-from jaxgpt.lock import NAME as LOCK
-from jaxgpt.lock import sole_writer
+from jaxgpt.files import LOCK, sole_writer
 
 BPE_SAMPLE = 200_000_000  # bytes of text that a BPE tokenizer is trained on
 BATCH = 1 << 20  # characters to encode at once

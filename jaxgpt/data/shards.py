@@ -18,7 +18,8 @@ from jaxgpt.data.encode import Tokenizer
 from jaxgpt.data.special import GENERATION, TOKENIZER
 from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC, is_token_path
-from jaxgpt.errors import UserError, read_json
+from jaxgpt.errors import UserError
+from jaxgpt.files import read_json
 
 INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
 KIND = "jaxgpt token shards"  # the value of "kind" in index.json

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import UserError
-from jaxgpt.errors import read_bytes, read_json, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import read_bytes, read_json
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"  # since transformers 5 a file of its own
@@ -70,20 +71,22 @@ def read_special(folder: Path, config: Mapping[str, Any] | None = None) -> Speci
     for name in IDS:
         value = generation.get(name)
         if value is not None and any(type(i) is not int for i in (value if isinstance(value, list) else [value])):
-            raise UserError(f"{folder / GENERATION}: {name} must be an integer or a list of integers: {shown(value)}")
+            raise UserError(
+                f"{folder / GENERATION}: {name} must be an integer or a list of integers: {short_repr(value)}"
+            )
     return SpecialTokens(generation, _read_tokenizer_config(folder))
 
 
 def _read_tokenizer_config(folder: Path) -> dict[str, Any]:
     path, kept = folder / TOKENIZER, dict[str, Any]()
-    values = read_json(path, huge=True) if path.is_file() else {}  # model_max_length is often 10^30
+    values = read_json(path) if path.is_file() else {}  # model_max_length is often 10^30
     for name in TOKENS:
         if (token := values.get(name)) is not None:
             kept[name] = _token(token, f"{path}: {name}")
     more = values.get("additional_special_tokens")
     if more is not None:
         if not isinstance(more, list):
-            raise UserError(f"{path}: additional_special_tokens must be a list: {shown(more)}")
+            raise UserError(f"{path}: additional_special_tokens must be a list: {short_repr(more)}")
         kept["additional_special_tokens"] = [_token(token, f"{path}: additional_special_tokens") for token in more]
     template = values.get("chat_template")
     if (folder / TEMPLATE).is_file():
@@ -107,7 +110,7 @@ def _token(value: Any, where: str) -> str:
     """A token's text; older files write it as an object."""
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UserError(f"{where} must be a string: {shown(value)}")
+        raise UserError(f"{where} must be a string: {short_repr(value)}")
     return text
 
 

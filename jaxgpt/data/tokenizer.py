@@ -21,7 +21,8 @@ from jaxgpt.data.encode import WordTokenizer as WordTokenizer
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.pieces import GPT2_CUTS, find_by, rejoin, split_by
 from jaxgpt.data.special import read_special
-from jaxgpt.errors import parse_json, read_bytes, shown
+from jaxgpt.errors import short_repr
+from jaxgpt.files import parse_json, read_bytes
 
 KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
 LIMIT = 1 << 27  # maximum bytes of a tokenizer file; four times the largest published one
@@ -112,7 +113,7 @@ def _checked(value: Any, text: str) -> Tokenizer:
         bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
         # Only these can take time exponential in the length of a text.
         if re.search(r"\)[*+{]|\\g", bare):
-            raise ValueError(f"its pattern {shown(pattern)} repeats a group, which can take exponential time")
+            raise ValueError(f"its pattern {short_repr(pattern)} repeats a group, which can take exponential time")
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):

@@ -19,7 +19,7 @@ from jaxgpt.checkpoint.store import read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, UserError
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Model
-from jaxgpt.errors import as_int, shown
+from jaxgpt.errors import as_int, short_repr
 from jaxgpt.model import GPT, KVCache, init_cache
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import abstract_params, crop_positions, flatten_params
@@ -68,7 +68,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
         UserError: no run, no such checkpoint, or a precision that is not supported.
     """
     if weights is not None and weights not in get_args(Precision):
-        raise UserError(f"weights {shown(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
+        raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
     run = open_run(Path(path))
@@ -245,7 +245,7 @@ def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
 def check_lm(lm: Any) -> None:
     """Check that an argument is an LM, not the path of one."""
     if not isinstance(lm, LM):
-        raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {shown(lm)}")
+        raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {short_repr(lm)}")
 
 
 def unstacked(lm: LM) -> LM:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import LoraConfig, ModelConfig, UserError
-from jaxgpt.errors import did_you_mean, shown
+from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt.model.params import abstract_params, flatten_params
 
 TARGETS = ("q_proj", "v_proj")
@@ -52,7 +52,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         if target not in used:
             known = matrices(nn.unbox(params))
             raise UserError(
-                f"no matrix {shown(target)} to adapt{did_you_mean(target, known)}: one of {', '.join(known)}"
+                f"no matrix {short_repr(target)} to adapt{did_you_mean(target, known)}: one of {', '.join(known)}"
             )
     return adapters
 

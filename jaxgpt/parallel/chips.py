@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jaxgpt.cache import cache_dir, cpu_kind
-from jaxgpt.errors import UserError, parse_json, read_bytes
+from jaxgpt.cache import cpu_kind
+from jaxgpt.errors import UserError
+from jaxgpt.files import cache_dir, parse_json, read_bytes
 from jaxgpt.parallel.host import cores
 
 GIB = 2**30

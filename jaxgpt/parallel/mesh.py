@@ -19,7 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.errors import did_you_mean, shown
+from jaxgpt.errors import did_you_mean, short_repr
 
 T = TypeVar("T")
 
@@ -177,9 +177,11 @@ def change_rules(changes: Rules) -> Rules:
     """
     for name, axes in changes.items():
         if name not in RULES:
-            raise UserError(f"no logical axis {shown(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")
+            raise UserError(f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")
         if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
-            raise UserError(f"the rule of {name} must be a tuple of mesh axes ({', '.join(AXES)}), not {shown(axes)}")
+            raise UserError(
+                f"the rule of {name} must be a tuple of mesh axes ({', '.join(AXES)}), not {short_repr(axes)}"
+            )
     return {**RULES, **changes}
 
 

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxgpt.config import UserError
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def assert_same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, 
 
     def tell() -> dict[str, str]:
         made.append(make())
-        return {name: shown(value) for name, value in facts(made[0]).items()}
+        return {name: short_repr(value) for name, value in facts(made[0]).items()}
 
     prefix = f"jaxgpt/facts/{next(_rounds)}"
     _client().key_value_set(f"{prefix}/{distributed.global_state.process_id}", json.dumps(_outcome(tell)))

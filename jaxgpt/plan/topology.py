@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxgpt.config import UserError, did_you_mean
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.parallel.host import quiet_libtpu
 
@@ -69,9 +69,9 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     name, _, grid = _of_cloud(text).partition(":")
     if name not in CHIPS:
         near = did_you_mean(name, CHIPS)
-        raise UserError(f"unknown chip {shown(name)}{near}; chips: {', '.join(CHIPS)}; expected {_FORM}")
+        raise UserError(f"unknown chip {short_repr(name)}{near}; chips: {', '.join(CHIPS)}; expected {_FORM}")
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
-        raise UserError(f"topology {shown(text)} has no grid; expected {_FORM}")
+        raise UserError(f"topology {short_repr(text)} has no grid; expected {_FORM}")
     if not 1 <= slices <= 1024:
         raise UserError(f"--slices must be at least 1 and at most 1024, not {slices}")
     shape = tuple(map(int, grid.split("x")))
@@ -97,7 +97,7 @@ def _of_cloud(text: str) -> str:
     if size not in sizes:
         unit = "chips" if cores == 1 else "TensorCores, two per chip"
         raise UserError(
-            f"unknown slice {shown(text)}: {version}-N has N = {', '.join(sizes)} ({unit}); "
+            f"unknown slice {short_repr(text)}: {version}-N has N = {', '.join(sizes)} ({unit}); "
             f"for another grid use, for example, {name}:{grids[-1]}"
         )
     return f"{name}:{sizes[size]}"

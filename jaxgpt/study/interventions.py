@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
-from jaxgpt.errors import as_int, shown
+from jaxgpt.errors import as_int, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import placed
 from jaxgpt.study.lens import answer_ids
@@ -64,7 +64,7 @@ def _check_metric(metric: Any) -> None:
         UserError: it is not a function, or not hashable.
     """
     if not callable(metric):
-        raise UserError(f"the metric must be a function of the logits [B, T, V]: {shown(metric)}")
+        raise UserError(f"the metric must be a function of the logits [B, T, V]: {short_repr(metric)}")
     try:
         hash(metric)
     except TypeError:
@@ -135,7 +135,7 @@ def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Re
 def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: tuple[str, ...]) -> Ablation:
     _check_metric(metric)
     if replacement not in get_args(Replacement):
-        raise UserError(f"replacement must be zero or mean: {shown(replacement)}")
+        raise UserError(f"replacement must be zero or mean: {short_repr(replacement)}")
     tokens_BT, c = as_tokens(lm, ids), lm.config
     with placed(lm, len(tokens_BT)):
         return _ablation(c.model, c.train.compute_dtype, metric, replacement, names, lm.params, tokens_BT)
@@ -186,16 +186,16 @@ def patch(
         )
     _check_metric(metric)
     if not isinstance(site, str) or "*" in site:
-        raise UserError(f"site must be the name of one activation of a layer, such as attn.out: {shown(site)}")
+        raise UserError(f"site must be the name of one activation of a layer, such as attn.out: {short_repr(site)}")
     if over not in ("positions", "heads"):
-        raise UserError(f"over must be positions or heads: {shown(over)}")
+        raise UserError(f"over must be positions or heads: {short_repr(over)}")
     layers, of_stream = range(c.model.n_layer), site.startswith("resid.")
     names = tuple(f"{site}.{layer}" if of_stream else f"h.{layer}.{site}" for layer in layers)
     by_key = site.endswith((".scores", ".pattern"))  # [B, N, T, S], where positions are those of queries
     axis = {"positions": 1 + by_key, "heads": 2 - by_key}[over]
     heads = ("attn.q", "attn.k", "attn.v", "attn.rot_q", "attn.rot_k", "attn.head_out", "attn.scores", "attn.pattern")
     if over == "heads" and site not in heads:
-        raise UserError(f"{shown(site)} has no heads: choose from {', '.join(heads)}")
+        raise UserError(f"{short_repr(site)} has no heads: choose from {', '.join(heads)}")
     with placed(lm, len(clean_BT)):
         return _patching(c.model, c.train.compute_dtype, metric, names, axis, lm.params, clean_BT, corrupted_BT)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxgpt.config import SEED, ModelConfig, SamplingParams, UserError, did_you_mean
 from jaxgpt.decoding import Model
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.lm.generation import memory_errors
@@ -280,7 +280,7 @@ def _observed(taps: Sequence[str], edits: Sequence[tuple[str, Edit]]) -> Iterato
     for wanted in (*taps, *(name for name, _ in edits)):
         if not any(fnmatchcase(name, wanted) for name in seen):
             raise UserError(
-                f"no activation {shown(wanted)}{did_you_mean(wanted, seen)}: jaxgpt.study.names(lm) lists them"
+                f"no activation {short_repr(wanted)}{did_you_mean(wanted, seen)}: jaxgpt.study.names(lm) lists them"
             )
 
 
@@ -292,7 +292,7 @@ def _name(path: Sequence[str], name: str) -> str:
 
 def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:
     y = edit(x)
-    found = f"{y.dtype} {list(y.shape)}" if hasattr(y, "shape") and hasattr(y, "dtype") else shown(y)
+    found = f"{y.dtype} {list(y.shape)}" if hasattr(y, "shape") and hasattr(y, "dtype") else short_repr(y)
     if found != (wanted := f"{x.dtype} {list(x.shape)}"):
         raise UserError(f"the edit of {name} returned {found} for {wanted}: shape and dtype must stay the same")
     return jnp.asarray(y)
@@ -315,10 +315,12 @@ def check_observed(taps: Any, edits: Any) -> tuple[tuple[str, ...], tuple[tuple[
     """
     taps = (taps,) if isinstance(taps, str) else taps
     if not isinstance(taps, Sequence) or not all(isinstance(name, str) for name in taps):
-        raise UserError(f"taps must be a list of names, such as h.0.attn.pattern: {shown(taps)}")
+        raise UserError(f"taps must be a list of names, such as h.0.attn.pattern: {short_repr(taps)}")
     edits = {} if edits is None else edits
     if not isinstance(edits, Mapping) or not all(isinstance(name, str) and callable(f) for name, f in edits.items()):
-        raise UserError(f"edits must be functions by name, such as {{'h.0.mlp.out': lambda x: 0 * x}}: {shown(edits)}")
+        raise UserError(
+            f"edits must be functions by name, such as {{'h.0.mlp.out': lambda x: 0 * x}}: {short_repr(edits)}"
+        )
     for name, edit in edits.items():
         if edit.__hash__ is None:
             raise UserError(f"the edit of {name} is not hashable: wrap it in a function")

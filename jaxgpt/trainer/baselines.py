@@ -11,10 +11,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from jaxgpt.checkpoint.run import write_atomically
 from jaxgpt.config import UserError
 from jaxgpt.data import Dataset
-from jaxgpt.errors import parse_json, read_bytes
+from jaxgpt.files import parse_json, read_bytes, write_atomically
 
 WAIT = 10.0  # seconds to wait for the thread at the end of a run
 

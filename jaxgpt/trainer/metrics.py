@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 
-from jaxgpt.checkpoint.run import write_atomically
 from jaxgpt.config import Config, LoraConfig, ModelConfig, UserError
-from jaxgpt.errors import parse_json
+from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
 from jaxgpt.train.optimizer import make_optimizer
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.checkpoint.run import Run, write_atomically
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.files import write_atomically
 from jaxgpt.trainer.baselines import read_baselines
 from jaxgpt.trainer.metrics import read_metrics
 

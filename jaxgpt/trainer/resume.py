@@ -10,7 +10,7 @@ from jaxgpt.checkpoint.index import latest_valid, noted, val_losses
 from jaxgpt.checkpoint.run import Run, remove_replaced
 from jaxgpt.config import Config, DataConfig, UserError, flat
 from jaxgpt.data import Dataset
-from jaxgpt.errors import shown
+from jaxgpt.errors import short_repr
 
 
 class ResumePoint(NamedTuple):
@@ -53,8 +53,8 @@ def resumed_config(old: Config, new: Config) -> Config:
         kind = kinds.get(name) or kinds.get(name.split(".")[0])
         if kind and name not in free:
             raise UserError(
-                f"a resumed run keeps its {kind}: {name} is {shown(was)}, not {shown(now)}; leave out the flag, or start "
-                f"a new run (--out)"
+                f"a resumed run keeps its {kind}: {name} is {short_repr(was)}, not {short_repr(now)}; leave out the flag, or "
+                f"start a new run (--out)"
             )
     return new
 
@@ -104,7 +104,7 @@ def resume_point(run: Run, old: Config, new: Config, tell: Callable[[str], None]
         )
     else:
         tell(f"resuming from {run.checkpoints / str(step)} at step {step}/{steps}")
-    if changed := [f"{name} {shown(was)} -> {shown(now)}" for name, was, now in changes(old, new)]:
+    if changed := [f"{name} {short_repr(was)} -> {short_repr(now)}" for name, was, now in changes(old, new)]:
         tell(f"changed settings: {', '.join(changed)}")
     if old.decay_steps != new.decay_steps and not (new.optim.decay_steps or new.optim.schedule == "constant"):
         tell(

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import resource
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,17 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import small, small_run
+from helpers import largest_file, small, small_run
 from orbax.checkpoint import v1 as ocp
 
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import damage, latest_valid, resolve_step, steps, val_losses
-from jaxgpt.checkpoint.run import new_run, write_atomically
+from jaxgpt.checkpoint.run import new_run
 from jaxgpt.checkpoint.store import Checkpoints, Keep, read_params, restore_state
 from jaxgpt.config import Config, MeshConfig, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.lock import NAME, sole_writer
+from jaxgpt.files import LOCK
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import placements
@@ -261,16 +255,6 @@ def test_half_deleted_checkpoints_are_removed() -> None:
     assert {p.name for p in folder.iterdir()} == {"3", "4", "metadata"}
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk() -> None:
     folder = Path("checkpoints")
     with Checkpoints(folder, Keep(last=1)) as writer:
@@ -286,39 +270,6 @@ def test_a_full_disk() -> None:
         assert latest_valid(folder, CONFIG, print) == 1
         save(writer, 3)
     assert latest_valid(folder, CONFIG, print) == 3
-
-
-def test_a_file_is_written_whole_or_not_at_all() -> None:
-    Path("file").write_text("old")
-    with largest_file(50), pytest.raises(OSError, match="File too large"):
-        write_atomically(Path("file"), 100 * "x")
-    assert {p.name: p.read_text() for p in Path().iterdir()} == {"file": "old"}
-
-
-@pytest.mark.parametrize("old", ["old", None])
-def test_a_link_is_followed(old: str | None) -> None:
-    Path("there").mkdir()
-    if old:
-        Path("there/file").write_text(old)
-    Path("link").symlink_to("there/file")
-    Path("second").symlink_to("link")
-    write_atomically(Path("second"), "new")
-    assert Path("second").is_symlink()
-    assert Path("link").is_symlink()
-    assert [p.name for p in Path("there").iterdir()] == ["file"]
-    assert Path("there/file").read_text() == "new"
-
-
-def test_a_pipe_is_written_not_replaced() -> None:
-    os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        write_atomically(Path("pipe"), "text")
-        assert os.read(reader, 10) == b"text"
-    finally:
-        os.close(reader)
-    assert Path("pipe").is_fifo()
-    assert [p.name for p in Path().iterdir()] == ["pipe"]
 
 
 @pytest.mark.parametrize("which", ["4", 5000 * "1", "-1", "\u00b2", ""])
@@ -387,33 +338,6 @@ def test_concurrent_starts_get_separate_folders() -> None:
         started = list(pool.map(start, range(8)))
     names = {"python-char", *(f"python-char-{n}" for n in range(2, 9))}
     assert {path.name for path, _ in started} == {p.name for p in Path("runs").iterdir()} == names
-    assert all(files == {"config.json", "tokenizer.json", NAME} for _, files in started)
-    assert not (Path("runs/python-char") / NAME).exists()
+    assert all(files == {"config.json", "tokenizer.json", LOCK} for _, files in started)
     with pytest.raises(UserError, match="already holds a run"), new_run("runs/python-char", config, tokenizer):
-        pass
-
-
-def test_one_writer() -> None:
-    here = Path()
-    with sole_writer(here):
-        words = rf"is being written by process {os.getpid()} on .* since \d{{4}}-.*: wait for it, or stop it"
-        with pytest.raises(UserError, match=words), sole_writer(here):
-            pass
-    assert not Path(NAME).exists()
-    with sole_writer(here):
-        pass
-
-
-def test_a_killed_writer_releases_its_lock() -> None:
-    code = "import sys, time; from pathlib import Path; from jaxgpt.lock import sole_writer\n"
-    code += "with sole_writer(Path()): print('mine', flush=True); time.sleep(60)"
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "mine\n"
-    with pytest.raises(UserError, match=f"process {holder.pid} on"), sole_writer(Path()):
-        pass
-    holder.send_signal(signal.SIGKILL)
-    holder.communicate()
-    assert Path(NAME).exists()
-    with sole_writer(Path()):
         pass

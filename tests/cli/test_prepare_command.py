@@ -20,7 +20,7 @@ from helpers import TEXT, jaxgpt
 from jaxgpt.cli.data_prepare import UNITS, _parse_count
 from jaxgpt.data.tokenizer import train_bpe
 from jaxgpt.errors import UserError
-from jaxgpt.lock import sole_writer
+from jaxgpt.files import sole_writer
 
 PREPARE = ("data", "prepare", "src", "--tokenizer", "tokenizer.json", "--workers", "1")
 

@@ -14,6 +14,7 @@ from helpers import TEXT, Result, flags, jaxgpt
 from jaxgpt.checkpoint import manifest
 from jaxgpt.checkpoint.index import METADATA, METRICS, noted, steps
 from jaxgpt.data import Batches
+from jaxgpt.files import LOCK
 from jaxgpt.trainer.metrics import TIMES, read_metrics
 
 TINY = flags(
@@ -124,11 +125,15 @@ def test_other_data_raises(run: Path) -> None:
     Path("text.txt").write_text(TEXT[:-1] + "7")
     config["data"]["path"] = "text.txt"
     (run / "config.json").write_text(json.dumps(config))
-    before = sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file())
+
+    def files() -> list[tuple[str, int]]:
+        return sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file() and p.name != LOCK)
+
+    before = files()
     result = resume("run", "--train.steps", "6")
     assert result.code == 2
     assert "the data of run has changed since step 2: text.txt" in result.err.splitlines()[-1]
-    assert sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file()) == before
+    assert files() == before
 
 
 def test_a_model_without_an_optimizer_raises() -> None:
@@ -168,7 +173,7 @@ def without_tokenizer(run: Path) -> None:
 def while_saving(run: Path) -> None:
     (run / "checkpoints/2").rename(run / "checkpoints/2.orbax-checkpoint-tmp")
     shutil.rmtree(run / "checkpoints/4")
-    (run / ".lock").write_text('{"pid": 1')
+    (run / LOCK).write_text('{"pid": 1')
 
 
 def while_replacing(run: Path) -> None:

@@ -10,17 +10,16 @@ import pytest
 from helpers import jaxgpt
 
 from jaxgpt.config import DataConfig, UserError, from_json
-from jaxgpt.errors import parse_json, read_bytes, read_json
+from jaxgpt.files import parse_json, read_bytes, read_json
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.plots import plot_losses
 
 JSON = {
-    "key twice": (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
+    "key twice": (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
     "nan": (b'{"a": NaN}', "NaN is not valid JSON"),
     "infinity": (b'{"a": -Infinity}', "-Infinity is not valid JSON"),
     "large": (b'{"a": 1e400}', "'1e400' is beyond float64"),
-    "long": (b'{"a": 1' + b"0" * 5000 + b"}", "beyond 64 bits"),
-    "65 bits": (b'{"a": 18446744073709551616}', "beyond 64 bits"),
+    "long": (b'{"a": 1' + b"0" * 5000 + b"}", "beyond float64"),
     "deep": (b"[" * 100_000, "nested too deeply"),
     "mark": (b"\xef\xbb\xbf{}", "BOM"),
     "bytes": (b'{"a": "\xff"}', "can't decode byte 0xff"),
@@ -39,9 +38,12 @@ def test_ambiguous_json_raises(case: str) -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_64_bit_integers_and_surrogate_pairs_are_accepted() -> None:
-    value = {"a": [2**64 - 1, -(2**63), 1.7e308, "\U0001f600"]}
+def test_large_numbers_and_surrogate_pairs_are_accepted() -> None:
+    value = {"a": [10**18 - 1, -(2**56), 1.7e308, "\U0001f600"]}
     assert parse_json(json.dumps(value), "x") == value
+    [large] = parse_json(f"[{10**30}]", "x")
+    assert isinstance(large, float)
+    assert large == 1e30
 
 
 def test_the_size_of_files_is_limited(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_the_plot_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch) -> Non
     data = IMAGE.read_bytes()
     assert (data[:8], data[-8:-4]) == (b"\x89PNG\r\n\x1a\n", b"IEND")
     add(2)
-    monkeypatch.setattr("jaxgpt.checkpoint.run.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("jaxgpt.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     errors: list[Exception] = []
     plot = LossPlot(METRICS, IMAGE, "title", errors.append)
     plot.close()

@@ -1,0 +1,219 @@
+"""Read, write, lock and download files: strict JSON, atomic writes, one writer per directory.
+
+This module imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import socket
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from http.client import HTTPException
+from io import BufferedIOBase, TextIOBase
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.errors import UserError, short_repr
+
+JSON_BYTES = 1 << 24  # size limit of a JSON file, 100 times the index of the largest published models
+LOCK = ".lock"  # name of a directory's lock file
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)  # errors of a file system without locks
+_SURROGATES = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def cache_dir() -> Path:
+    """Return `$JAXGPT_CACHE`, or `jaxgpt` in the user's cache directory. It can be deleted at any time."""
+    if own := os.environ.get("JAXGPT_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxgpt"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file so that a crash or power failure leaves either the old or the new content. Strings are UTF-8.
+
+    Symlinks are followed. Pipes and devices, such as `/dev/null`, are written directly.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()  # fails unless the write failed
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def sole_writer(directory: Path) -> Iterator[None]:
+    """Keep other processes from writing to a directory.
+
+    The kernel holds the lock and releases it when the process exits, including on kill -9. The lock file only names the
+    process. It is never deleted: a process could lock a file that was just deleted while a different one locks its successor.
+
+    Raises:
+        UserError: if another process holds the lock; the message has its id, host and start time.
+    """
+    path = directory / LOCK
+    try:
+        file = path.open("a")
+    except OSError as e:
+        raise UserError(f"cannot write to {directory}: {e.strerror}") from None
+    with file:
+        try:
+            _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = path.read_text("utf-8", "replace") or "another process"
+            raise UserError(f"{directory} is being written by {holder}: wait for it, or stop it") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, created if missing; wait while another process holds it."""
+    with path.open("a") as file:
+        _lock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
+    try:
+        fcntl.flock(file, operation)
+    except OSError as e:
+        if e.errno not in NO_LOCKS:
+            raise
+
+
+def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
+    """Download a file to `path`, unless `path` has this checksum already. Other processes that need the file wait.
+
+    Args:
+        url: address of the file.
+        sha256: checksum in hexadecimal.
+        path: location of the downloaded file.
+        flag: option to use a local copy, for the error message.
+        timeout: seconds to wait for a response.
+
+    Raises:
+        UserError: if the download fails, the checksum differs, or `path` cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(path.name + ".lock")):
+            if path.exists() and sha256_file(path) == sha256:
+                return path
+            with urllib.request.urlopen(url, timeout=timeout) as response:
+                content = response.read()
+            if hashlib.sha256(content).hexdigest() != sha256:
+                raise OSError("the checksum does not match")
+            write_atomically(path, content)
+    except (OSError, HTTPException) as e:
+        raise UserError(f"cannot download {url} to {path} ({e}): use a local copy with {flag}") from None
+    return path
+
+
+def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
+    """Read a file of at most `limit` bytes.
+
+    Raises:
+        UserError: if the file is missing, not a regular file (a pipe would never end), or too large.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"cannot read {path}: it is not a file")
+        size = path.stat().st_size
+        if size > limit:
+            raise UserError(f"{path} is too large: {size:,} bytes, at most {limit:,} are allowed")
+        return path.read_bytes()
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        UserError: if the file is missing, too large, or not a JSON object.
+    """
+    value = parse_json(read_bytes(path), str(path))
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def parse_json(data: bytes | str, where: str) -> Any:
+    """Parse JSON strictly.
+
+    Rejects duplicate keys, NaN and Infinity, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper
+    than Python's stack. Integers of 19 digits or more become floats.
+
+    Args:
+        data: the text.
+        where: its path, for errors.
+
+    Raises:
+        UserError: if the text is rejected.
+    """
+    try:
+        text = data.decode("utf-8") if isinstance(data, bytes) else data
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
+        )
+        if _SURROGATES.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise UserError(f"{where}: not valid JSON (nested too deeply)") from None
+    except ValueError as e:
+        raise UserError(f"{where}: not valid JSON ({e})") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"duplicate key {short_repr(key)}")
+    return value
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) < 19 else _float(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {short_repr(digits)} is beyond float64")
+    return value
+
+
+def _constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")
