@@ -367,7 +367,7 @@ def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
         nonlocal state
         for _ in range(shape.calls):
             batches = rng.integers(0, shape.vocab, (n, shape.batch, shape.context + 1), dtype=np.int32)
-            state, metrics = program.steps(state, program.put_steps(list(batches)), n)
+            state, metrics = program.steps(state, program.put_batches(list(batches)), n)
         metrics()
 
     return work

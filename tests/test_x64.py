@@ -30,7 +30,7 @@ def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
     types = jax.tree.map(lambda leaf: leaf.dtype, state)
     assert types_of(state) == {"float32", "int32", "bool"}
     ids = np.random.default_rng(0).integers(0, 17, (3, 8, 17), np.int32)
-    state, metrics = program.steps(state, program.put_steps(list(ids[:2])), 2)
+    state, metrics = program.steps(state, program.put_batches(list(ids[:2])), 2)
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == types
     losses, _ = program.eval(state.params, program.put(ids[2]))
     return jax.device_get(state), metrics(), np.asarray(losses)
@@ -62,4 +62,4 @@ def test_a_product_with_int8_weights() -> None:
 def test_states_of_other_optimizers(name: Any) -> None:
     config = replace(small_run(), optim=OptimConfig(name=name)).with_model(vocab_size=17, n_layer=1)
     with jax.enable_x64(True):
-        assert types_of(build(config).layout.state) <= {"float32", "int32"}
+        assert types_of(build(config).layout.abstract_state) <= {"float32", "int32"}

@@ -52,8 +52,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.data import load_eval_data
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import dequantize, quantize
-    from jaxgpt.trainer.evaluation import change, evaluate
-    from jaxgpt.trainer.state import place_params
+    from jaxgpt.trainer.evaluation import evaluate, loss_difference
 
     with progress("loading") as activity:
         lm = load(target, parsed.checkpoint)
@@ -61,15 +60,15 @@ def run(args: Sequence[str]) -> int:
         data = load_eval_data(lm.config, lm.tokenizer, parsed.data.path, activity)
         activity.stage("evaluating")
         program = _program(lm.config)
-        result = evaluate(program, place_params(program.layout, lm.params), data.tokens, progress=activity)
+        result = evaluate(program, program.put_params(lm.params), data.tokens, progress=activity)
         assert result is not None  # None means interrupted, which cannot happen here
         cost: dict[str, float] = {}
         if parsed.weights != "float32":
             activity.stage(f"evaluating {parsed.weights}")
-            lower = place_params(program.layout, dequantize(quantize(lm.params, parsed.weights)))
+            lower = program.put_params(dequantize(quantize(lm.params, parsed.weights)))
             full, result = result, evaluate(program, lower, data.tokens, progress=activity)
             assert result is not None
-            difference, stderr = change(full, result)
+            difference, stderr = loss_difference(full, result)
             cost = {"loss_float32": full.loss, "loss_change": difference, "loss_change_stderr": stderr}
     bits = result.loss / math.log(2) * len(data.tokens) / data.text_bytes if data.text_bytes else math.nan
     results = {

@@ -198,11 +198,11 @@ class Report(Reporter):
         devices = mesh.devices.size
         kind = mesh.devices.flat[0].device_kind
         processes = f", in {count()} processes" if count() > 1 else ""
-        n, lora = parameter_count(self.program.layout.weights), config.lora
+        n, lora = parameter_count(self.program.layout.abstract_weights), config.lora
         split = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
         self._print(f"preset   {config.preset}, {n:,} parameters")
         if lora.rank:
-            trained = parameter_count(self.program.layout.state.params)
+            trained = parameter_count(self.program.layout.abstract_state.params)
             self._print(f"         LoRA of rank {lora.rank} on {lora.targets}: {trained:,} trainable parameters")
         text = f"{self.data.characters:,} characters, " if self.data.characters else ""
         self._print(f"data     {self.data.source}")

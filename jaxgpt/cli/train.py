@@ -107,7 +107,6 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     from jaxgpt.trainer.plots import plot_losses
     from jaxgpt.trainer.program import build
     from jaxgpt.trainer.resume import ResumePoint, check_data, check_paths, resume_point
-    from jaxgpt.trainer.state import state_from
 
     flags = {f"--{name}": getattr(args, name) for name in ("out", "resume", "overwrite", "init_from")}
     flags["whether there is a run to resume"] = old is not None
@@ -166,7 +165,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         directory = Run(Path(on_leader(begin)))
         assert_same_on_all(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
         on_peer_failure(lambda: f"{last_saved(directory.checkpoints)}; resume with: {_resume(directory)}")
-        start = None if params is None else state_from(program.layout, cropped(params, config.model))
+        start = None if params is None else program.init(cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
             outcome = fit(program, data, directory, reporter, last, start)
     if outcome.interrupted:

@@ -19,7 +19,6 @@ from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import short_repr
 from jaxgpt.files import read_json
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.state import state_from
 
 TRAIN, VAL = 0, 1
 
@@ -101,7 +100,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
     """
     draws = _Draws(recording)
     program = build(recording.config)
-    state = state_from(program.layout, recording.params)
+    state = program.init(recording.params)
     accumulation = -recording.config.train.microbatch
     batch = draws.next(TRAIN)
     for step in range(recording.last + 1):

@@ -58,7 +58,7 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     """
     layout = make_layout(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
     memory = argument_bytes(layout) | {
-        "gradients": shard_bytes(layout.state.params),
+        "gradients": shard_bytes(layout.abstract_state.params),
         "activations": _residual_bytes(layout),
     }
     count = layout.microbatches.accumulation
@@ -95,10 +95,10 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 def argument_bytes(layout: Layout) -> dict[str, float]:
     """Count the bytes of a step's inputs by kind, on one device."""
-    state = layout.state
+    state = layout.abstract_state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
-        "parameters": shard_bytes((state.params, layout.frozen)),
+        "parameters": shard_bytes((state.params, layout.abstract_base)),
         "optimizer": shard_bytes(state.opt_state),
         **average,
         "batch": 4.0 * math.prod(layout.batch().shape) / batch_ways(layout.mesh),
@@ -109,7 +109,7 @@ def step_flops(layout: Layout) -> float:
     """Compute the FLOPs of a step on one device by the formula for the model, padding included."""
     config = layout.config
     tokens = math.prod(layout.microbatches) * config.model.block_size
-    flops = flops_per_token(config.model, layout.weights, config.lora)
+    flops = flops_per_token(config.model, layout.abstract_weights, config.lora)
     return flops * tokens / math.prod(asdict(config.mesh).values())
 
 
@@ -137,7 +137,7 @@ def _residual_bytes(layout: Layout) -> float:
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
         return jax.vjp(lambda p: loss_sum(p, windows, key, loss_of(layout, frozen))[0], params)[1]
 
-    trees = (layout.state.params, layout.frozen)
+    trees = (layout.abstract_state.params, layout.abstract_base)
     params, frozen = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), trees)
     windows = jax.ShapeDtypeStruct((rows, *layout.batch().shape[1:]), jnp.int32)
     jaxpr = jax.make_jaxpr(residuals)(params, frozen, windows).jaxpr
@@ -198,14 +198,16 @@ def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:
     config, mesh = layout.config, layout.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
     count, layers = layout.microbatches.accumulation, config.model.n_layer
-    whole, grads = (parameter_count(t) * width / mesh.tensor for t in (layout.weights, layout.state.params))
-    table = 0 if config.model.tie_embeddings else layout.weights["wte"]["embedding"].size * width / mesh.tensor
+    whole, grads = (
+        parameter_count(t) * width / mesh.tensor for t in (layout.abstract_weights, layout.abstract_state.params)
+    )
+    table = 0 if config.model.tie_embeddings else layout.abstract_weights["wte"]["embedding"].size * width / mesh.tensor
     rows = layout.microbatches.rows // batch_ways(layout.mesh)
     block = rows * config.model.block_size * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (
         Collective("all-gather", whole - table, mesh.fsdp, 2 * count),
-        Collective("reduce-scatter", (grads - table * (not layout.frozen)) / mesh.fsdp, mesh.fsdp, count),
+        Collective("reduce-scatter", (grads - table * (not layout.abstract_base)) / mesh.fsdp, mesh.fsdp, count),
         Collective("all-to-all", block, mesh.fsdp, 2 * count),
         Collective("all-reduce", grads / mesh.fsdp, within, count),
         # Between slices, each device sums its shard of the gradients of its slice.

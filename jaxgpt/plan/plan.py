@@ -39,7 +39,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Step
     count = layout.microbatches.accumulation
 
     def lowered() -> Any:
-        return Program(layout).lower(layout.state, layout.batch())
+        return Program(layout).lower(layout.abstract_state, layout.batch())
 
     counted = argument_bytes(layout)
     # The compiler counts a loop body once, and microbatches run in a loop.
@@ -75,7 +75,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")
     state = SamplerState(TokenBuffer(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
     rows = RowLimits(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
-    params = layout.weights
+    params = layout.abstract_weights
 
     def lowered() -> Any:
         def tokens(params: Any, state: SamplerState, rows: RowLimits, steps: jax.Array) -> SamplerState:

@@ -77,7 +77,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     say("measuring peak FLOP/s and bandwidth")
     peak = product_peak(program.layout.mesh, config.train.compute_dtype)
     bandwidth = read_bandwidth(program.layout.mesh)
-    params, memory = program.layout.weights, compiled.memory_analysis()
+    params, memory = program.layout.abstract_weights, compiled.memory_analysis()
     flops = flops_per_token(config.model, params, config.lora)
     device = program.layout.mesh.devices.flat[0]
     results: dict[str, Any] = {
@@ -122,7 +122,7 @@ class _Steps:
 
     def batch(self, each: int = 1) -> jax.Array:
         """Return the input of the next call, for `each` steps."""
-        return self.program.put_steps([self.batches.at(step) for step in range(self.step, self.step + each)])
+        return self.program.put_batches([self.batches.at(step) for step in range(self.step, self.step + each)])
 
     def run(self, calls: int = 0, seconds: float = 0.0, each: int = 0) -> list[float]:
         """Run training steps and time them.

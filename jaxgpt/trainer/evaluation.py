@@ -1,4 +1,4 @@
-"""Compute the loss on a split, or on windows spread evenly over it, with its standard error."""
+"""Evaluation: the loss on a split, or on evenly spaced windows of it, with its standard error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxgpt.parallel.put import put
 from jaxgpt.trainer.prefetch import one_ahead
 from jaxgpt.trainer.program import Program
 
-AHEAD = 2  # batches queued ahead of the one that is waited for
+AHEAD = 2  # batches dispatched before blocking on the oldest
 
 
 class Evaluation(NamedTuple):
@@ -24,10 +24,10 @@ class Evaluation(NamedTuple):
 
     Attributes:
         loss: nats per token.
-        stderr: standard error of the loss, from the spread between windows; NaN for a single one.
+        stderr: standard error of the loss over windows; NaN for a single window.
         windows: number of windows.
         tokens: number of predicted tokens, each counted once.
-        ranking: mean loss over the windows that all evaluations of a run share, for comparing its checkpoints.
+        ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
         deviations: `(sum - loss count) / mean(count)` of each window, `[windows]`; their standard error is `stderr`.
     """
 
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
     deviations: np.ndarray
 
     def __str__(self) -> str:
-        """The loss, with its standard error where there is one, as `1.4697 +- 0.0068`."""
+        """Format the loss and its standard error, if known, as `1.4697 +- 0.0068`."""
         return f"{self.loss:.4f}" + (f" +- {self.stderr:.4f}" if math.isfinite(self.stderr) else "")
 
 
@@ -53,30 +53,30 @@ def evaluate(
 ) -> Evaluation | None:
     """Compute the loss of `params` on a split.
 
-    Windows never overlap, whatever the stride of training is: every token is counted at most once, and the windows are
-    as independent as the standard error takes them to be. A larger stride, which keeps documents whole, is kept.
+    Windows do not overlap even if training windows do: each token is counted at most once, and the standard error assumes
+    independent windows. A larger stride, which keeps documents complete, is kept.
 
     Args:
         program: the compiled functions.
-        params: the weights.
+        params: trained parameters, on their devices.
         tokens: the split.
         interrupted: called before each batch; True stops the evaluation.
         whole: evaluate all windows instead of `train.eval_windows`.
-        progress: called with the number of windows done, and the total.
+        progress: called with the number of evaluated windows and the total.
 
     Returns:
-        None if it was interrupted.
+        The evaluation, or None if it was interrupted.
 
     Raises:
-        UserError: no token is counted in the loss, because all targets are masked.
+        UserError: if no token is counted in the loss because all targets are masked.
     """
     config, mesh = program.layout.config, program.layout.mesh
     block_size = config.model.block_size
     starts = np.asarray(tokens.eval_starts(block_size, max(config.data.stride, block_size)))
     batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
-    # At most all windows of the split, whichever are evaluated: all evaluations of a run have the same shape.
+    # The split limits the batch, not the evaluated windows: all evaluations of a run have the same shape.
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
-    shared = spread(len(starts), config.train.eval_windows)
+    shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if whole else shared
     sums, counts = [], []
 
@@ -91,17 +91,17 @@ def evaluate(
             loss, count = program.eval(params, rows)
             sums.append(loss)
             counts.append(count)
-            if len(sums) > AHEAD:  # without waiting, all batches would be queued at once
+            if len(sums) > AHEAD:  # otherwise all batches are queued immediately
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
     all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
     return summarize(all_sums, all_counts, np.searchsorted(windows, shared))
 
 
-def spread(n: int, wanted: int) -> np.ndarray:
-    """Choose `wanted` of n windows (0: all), evenly spaced; ascending."""
-    wanted = min(wanted or n, n)
-    return np.arange(wanted) * n // max(wanted, 1)
+def evenly_spaced(n: int, count: int) -> np.ndarray:
+    """Return `count` indices of n windows (0: all), evenly spaced, ascending."""
+    count = min(count or n, n)
+    return np.arange(count) * n // max(count, 1)
 
 
 def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice = slice(None)) -> Evaluation:
@@ -110,12 +110,12 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     `stderr = std(sums - loss counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
 
     Args:
-        sums: of each window.
+        sums: summed loss of each window.
         counts: tokens of each window.
-        shared: indices of the windows whose mean is `ranking`.
+        shared: indices of the windows for `ranking`.
 
     Raises:
-        UserError: no token of the shared windows is counted.
+        UserError: if no token of the shared windows is counted.
     """
     sums, counts = sums.astype(np.float64), counts.astype(np.int64)
     if not counts[shared].sum():
@@ -128,11 +128,10 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     return Evaluation(float(loss), _stderr(deviations), len(sums), int(counts.sum()), ranking, deviations)
 
 
-def change(before: Evaluation, after: Evaluation) -> tuple[float, float]:
+def loss_difference(before: Evaluation, after: Evaluation) -> tuple[float, float]:
     """Compute `after.loss - before.loss` of two evaluations on the same windows, and its standard error.
 
-    The error is that of the differences between the windows. It is much smaller than the errors of the two losses, since
-    both have the same hard and easy windows.
+    The differences per window vary much less than the losses: both evaluations have the same hard and easy windows.
     """
     return after.loss - before.loss, _stderr(after.deviations - before.deviations)
 
@@ -143,5 +142,5 @@ def _stderr(deviations: np.ndarray) -> float:
 
 
 def eval_params(state: Any, config: Config) -> Any:
-    """Return the weights to evaluate and sample: the average if there is one."""
+    """Return the parameters to evaluate and sample: their EMA if the run has one."""
     return state.ema if config.optim.ema_decay > 0 else state.params

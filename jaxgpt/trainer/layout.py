@@ -1,11 +1,11 @@
-"""A config on a mesh, without arrays: the shapes, types and placements of states and batches."""
+"""A config on a mesh, without arrays: the shapes, dtypes and shardings of states and batches."""
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import flax.linen as nn
@@ -18,10 +18,11 @@ from jaxgpt.config import Config
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import model_adapters
 from jaxgpt.model.params import boxed_params
-from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, shardings_like, use_mesh
+from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, quick_compile_options, shardings_like, use_mesh
 from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
+from jaxgpt.train.loss import LossFn
 from jaxgpt.train.optimizer import make_optimizer, schedule
 from jaxgpt.train.step import TrainState, init_state
 
@@ -36,11 +37,13 @@ class Layout:
     copy weights and gradients each time, and the optimizer would be compiled for each layer. Checkpoints are per layer.
 
     Attributes:
-        config: the run; its vocabulary is known.
+        config: settings of the run; the vocabulary is known.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        optimizer: of the run.
+        optimizer: optax transformation of the run.
         learning_rate: its schedule, for the metrics; None: unknown.
         rules: the sharding table.
+        model: module to train; None: `GPT(config.model)`.
+        loss_fn: loss per position; None: cross-entropy.
     """
 
     config: Config
@@ -48,6 +51,8 @@ class Layout:
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule | None = None
     rules: Rules = field(default_factory=lambda: RULES, hash=False)
+    model: GPT | None = None
+    loss_fn: LossFn | None = None
 
     @property
     def microbatches(self) -> Microbatches:
@@ -55,7 +60,7 @@ class Layout:
         return microbatches(self.config.train, batch_ways(self.mesh))
 
     def batch(self, steps: int = 1) -> jax.ShapeDtypeStruct:
-        """Describe a batch with its padding, or those of several steps: `[rows, T + 1]`, `[K, rows, T + 1]`.
+        """Return the abstract batch of a step, padded, or the batches of several: `[rows, T + 1]`, `[K, rows, T + 1]`.
 
         With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
         """
@@ -66,42 +71,40 @@ class Layout:
 
     @cached_property
     def fresh(self) -> Any:
-        """Map a seed to fresh weights and trainable parameters, with their logical axes, and the first state. Traced once."""
-        return jax.jit(lambda seed: stacked(self, _fresh_per_layer(self, seed)))
+        """Map a seed to random weights and trainable parameters, with their logical axes, and the first state. Traced once."""
+        return jax.jit(lambda seed: self.stacked(_fresh_per_layer(self, seed)))
 
     @cached_property
-    def state(self) -> TrainState:
-        """The abstract state: shapes, types and placements."""
-        return _placed(self, *jax.eval_shape(self.fresh, 0)[1:])
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state."""
+        return _abstract(self, *jax.eval_shape(self.fresh, 0)[1:])
 
     @cached_property
-    def frozen(self) -> Any:
-        """The abstract frozen weights; `()` if all weights are trained."""
+    def abstract_base(self) -> Any:
+        """Shapes, dtypes and shardings of the frozen weights; `()` if all weights are trained."""
         if not self.config.lora.rank:
             return ()
         boxed = jax.eval_shape(self.fresh, 0)[0]
-        return _placed(self, boxed, nn.unbox(boxed))
+        return _abstract(self, boxed, nn.unbox(boxed))
 
     @property
-    def weights(self) -> Any:
-        """The abstract weights of the model."""
-        return self.frozen or self.state.params
+    def abstract_weights(self) -> Any:
+        """Shapes, dtypes and shardings of the model's weights."""
+        return self.abstract_base or self.abstract_state.params
 
     @cached_property
-    def checkpoint(self) -> TrainState:
-        """The abstract state of a checkpoint, for restoring into."""
+    def abstract_checkpoint(self) -> TrainState:
+        """Shapes, dtypes and shardings of the state in a checkpoint, which has a tree per layer."""
         if not self.config.train.scan_layers:
-            return self.state
-        return _placed(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0))[1:])
+            return self.abstract_state
+        return _abstract(self, *jax.eval_shape(lambda: _fresh_per_layer(self, 0))[1:])
 
-    @cached_property
-    def unstack(self) -> Any:
-        """The compiled function from a state with stacked layers to one with a tree per layer, as in a checkpoint."""
-        unstack = partial(unstack_layers, n_layer=self.config.model.n_layer)
-        return jax.jit(unstack, out_shardings=placements(self.checkpoint))
+    def stacked(self, tree: Any) -> Any:
+        """Stack the layers of a tree (weights, a state), if training uses them stacked."""
+        return stack_layers(tree) if self.config.train.scan_layers else tree
 
     def use_mesh(self) -> AbstractContextManager[None]:
-        """Within this, map the logical axes that layers name to the axes of the mesh."""
+        """Map the logical axes of layers to the axes of the mesh within the context."""
         return use_mesh(self.mesh, self.config.model, self.rules)
 
 
@@ -111,29 +114,31 @@ def make_layout(
     optimizer: optax.GradientTransformation | None = None,
     rules: Rules = RULES,
 ) -> Layout:
-    """Make the layout of a config on a mesh, with the optimizer that the config describes or with another one."""
+    """Make the layout of a config on a mesh, with the optimizer of the config or a given one."""
     learning_rate = schedule(config) if optimizer is None else None
     return Layout(config, mesh, make_optimizer(config, optimizer), learning_rate, rules)
 
 
-def stacked(layout: Layout, tree: Any) -> Any:
-    """Give a tree per layer (weights, a state) the layout that training uses."""
-    return stack_layers(tree) if layout.config.train.scan_layers else tree
-
-
-def placements(tree: Any) -> Any:
+def shardings_of(tree: Any) -> Any:
     """Return the sharding of every leaf."""
     return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
+def compute_sharded(layout: Layout, function: Any, argument: Any, like: T) -> T:
+    """Call a function once, compiled, with its results on their own devices as in `like`."""
+    options = quick_compile_options(layout.mesh)
+    result: T = jax.jit(function, out_shardings=shardings_of(like), compiler_options=options)(argument)
+    return result
+
+
 def _fresh_per_layer(layout: Layout, seed: jax.typing.ArrayLike) -> tuple[Any, Any, TrainState]:
     lora = layout.config.lora
-    weights = trained = boxed_params(GPT(layout.config.model), seed)
+    weights = trained = boxed_params(layout.model or GPT(layout.config.model), seed)
     if lora.rank:
         trained = model_adapters(named_key(seed, "lora"), weights, lora)
     return weights, trained, init_state(nn.unbox(trained), layout.optimizer, layout.config.optim.ema_decay > 0)
 
 
-def _placed(layout: Layout, boxed: Any, tree: T) -> T:
-    places = shardings_like(tree, boxed, layout.config.model, layout.mesh, layout.rules)
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+def _abstract(layout: Layout, boxed: Any, tree: T) -> T:
+    shardings = shardings_like(tree, boxed, layout.config.model, layout.mesh, layout.rules)
+    return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), tree, shardings)

@@ -33,7 +33,6 @@ from jaxgpt.trainer.prefetch import one_ahead
 from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
 from jaxgpt.trainer.signals import Stop, stop_on_signal
-from jaxgpt.trainer.state import from_checkpoint, to_checkpoint
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Checkpoints
@@ -120,7 +119,7 @@ def fit(
             from jaxgpt.checkpoint.store import Checkpoints, Keep, restore_state  # importing Orbax is slow
 
             if resume_step is not None:
-                state = from_checkpoint(layout, restore_state(run.checkpoints, resume_step, layout.checkpoint))
+                state = program.from_checkpoint(restore_state(run.checkpoints, resume_step, layout.abstract_checkpoint))
             else:
                 state = program.init() if start is None else start
         reporter.stage("")
@@ -178,7 +177,7 @@ class _Loop:
         self.pending: deque[tuple[int, Callable[[], list[dict[str, Any]]]]] = deque()
         self.evaluation: Evaluation | None = None
         self.saved = resume_step
-        flops = flops_per_token(self.config.model, self.layout.weights, self.config.lora)
+        flops = flops_per_token(self.config.model, self.layout.abstract_weights, self.config.lora)
         peak = peak_flops(self.layout.mesh, self.config.train.compute_dtype)
         self.clock = Clock(metrics.elapsed_seconds, flops / peak if peak else 0.0)
         self.poll = Poll(program.layout.mesh, LAG)
@@ -218,7 +217,7 @@ class _Loop:
 
     def _batches(self, steps: range) -> jax.Array:
         """Read the batches of a call and put them on the devices."""
-        return self.program.put_steps([self.batches.at(step) for step in steps])
+        return self.program.put_batches([self.batches.at(step) for step in steps])
 
     def _calls(self, first: int, end: int) -> Iterator[range]:
         """Yield the steps of each call, which ends at the next evaluation or checkpoint at the latest.
@@ -281,7 +280,7 @@ class _Loop:
             message = f"{wrong or 'a spike'} at step {step}" + (
                 f" after {skipped} skipped updates in a row" if limit else ""
             )
-            where = first_non_finite(self.config.model, self.layout.state.params, squared_norms)
+            where = first_non_finite(self.config.model, self.layout.abstract_state.params, squared_norms)
             raise _Diverged(f"{message}, {where}" if where else message)
 
     @property
@@ -323,7 +322,7 @@ class _Loop:
         self.reporter.stage(
             SAVING
         )  # waits for the previous checkpoint and a copy of the state; written in the background
-        self.checkpoints.save(to_checkpoint(self.layout, state), val_loss, metadata, temporary=temporary)
+        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, metadata, temporary=temporary)
         self.reporter.stage("")
         self.saved = done
         self.clock.saved()

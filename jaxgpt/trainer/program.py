@@ -1,4 +1,4 @@
-"""The compiled functions of training and evaluation, and the way from a config to them."""
+"""Program: the compiled functions of training and evaluation, built from a config."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -19,26 +20,26 @@ from jaxgpt.checkpoint.base import Base
 from jaxgpt.config import Config, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
+from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
 from jaxgpt.parallel.processes import count, is_peer_failure
 from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import LossFn, make_loss_fn
 from jaxgpt.train.optimizer import ignored_settings
-from jaxgpt.train.step import TrainState, eval_step, train_step, train_steps
+from jaxgpt.train.step import TrainState, eval_step, init_state, train_step, train_steps
 from jaxgpt.trainer.attention_choice import choose_attention
-from jaxgpt.trainer.layout import Layout, make_layout, placements
-from jaxgpt.trainer.state import fresh_state, frozen_weights
+from jaxgpt.trainer.layout import Layout, compute_sharded, make_layout, shardings_of
 
 
 @dataclass(frozen=True)
 class Program:
-    """Training and evaluation of a layout, compiled where they are first called.
+    """Training and evaluation of a layout, compiled at the first call.
 
     Attributes:
-        layout: config, mesh and optimizer; shapes and placements.
-        note: what the user should know about mesh, kernels and settings; or "".
-        base: the frozen weights of adapters, on their devices; None: random ones.
+        layout: config, mesh and optimizer; shapes and shardings.
+        note: advice about mesh, kernels and settings for the user, or "".
+        base: the frozen weights of adapters, on their devices; None: random weights.
     """
 
     layout: Layout
@@ -48,17 +49,38 @@ class Program:
     @cached_property
     def frozen(self) -> Any:
         """The frozen weights, on their devices; `()` if all weights are trained."""
-        return frozen_weights(self.layout) if self.base is None else self.base.params
+        return _frozen(self.layout) if self.base is None else self.base.params
 
     def weights(self, trained: Any) -> Any:
-        """Return the weights of the model: the trained ones, or the frozen ones merged with the trained adapters."""
-        if not self.layout.frozen:
+        """Return the weights of the model: `trained`, or the frozen weights merged with the adapters `trained`."""
+        if not self.layout.abstract_base:
             return trained
         return block_on_cpu_mesh(self.layout.mesh, self._merge(self.frozen, trained))
 
-    def init(self) -> TrainState:
-        """Make the state before the first step."""
-        return fresh_state(self.layout)
+    def init(self, params: Any = None) -> TrainState:
+        """Make the state before the first step from weights per layer; None: random weights."""
+        layout, ema = self.layout, self.layout.config.optim.ema_decay > 0
+        if params is None:
+            seed = layout.config.train.seed
+            return compute_sharded(layout, lambda seed: layout.fresh(seed)[2], seed, layout.abstract_state)
+        first = lambda params: layout.stacked(init_state(params, layout.optimizer, ema))  # noqa: E731
+        return compute_sharded(layout, first, params, layout.abstract_state)
+
+    def put_params(self, params: Any) -> Any:
+        """Put weights per layer on their devices, for `eval`."""
+        shardings = shardings_of(self.layout.abstract_state.params)
+        return block_on_cpu_mesh(self.layout.mesh, jax.device_put(self.layout.stacked(params), shardings))
+
+    def to_checkpoint(self, state: TrainState) -> TrainState:
+        """Unstack the layers of a state. The result is a copy, in device memory until it is written."""
+        return block_on_cpu_mesh(self.layout.mesh, self._unstack(state)) if self._stacks else state
+
+    def from_checkpoint(self, state: TrainState) -> TrainState:
+        """Invert `to_checkpoint`."""
+        if not self._stacks:
+            return state
+        stack = jax.jit(self.layout.stacked, out_shardings=shardings_of(self.layout.abstract_state))
+        return block_on_cpu_mesh(self.layout.mesh, stack(state))
 
     def put(self, windows_BT1: Any) -> jax.Array:
         """Put windows on their devices: a training batch padded for `step`, any other number of windows padded for `eval`."""
@@ -68,8 +90,8 @@ class Program:
         rows = math.prod(self.layout.microbatches) if training else math.ceil(n / ways) * ways
         return put(self.layout.mesh, [windows_BT1], (rows, *window))
 
-    def put_steps(self, batches: Sequence[Any]) -> jax.Array:
-        """Put the batches of the next steps, `train.steps_per_call` at most, on their devices, for `steps`."""
+    def put_batches(self, batches: Sequence[Any]) -> jax.Array:
+        """Put the batches of the next steps, at most `train.steps_per_call`, on their devices, for `steps`."""
         steps = self.layout.config.train.steps_per_call
         return put(self.layout.mesh, batches, self.layout.batch(steps).shape, several=steps > 1)
 
@@ -83,12 +105,12 @@ class Program:
         """Take the next n optimizer steps. The given state is donated.
 
         Args:
-            state: the state before.
-            batches: from `put_steps`.
-            n: number of batches in it.
+            state: the current state.
+            batches: result of `put_batches`.
+            n: number of batches.
 
         Returns:
-            The state after, and a function that waits for the metrics of the steps and returns them.
+            The next state, and a function that blocks on the metrics of the steps and returns them.
         """
         if not self._several(batches):
             state, metrics = self.step(state, batches)
@@ -106,8 +128,8 @@ class Program:
         return self._call(self._eval, params, windows_BT1)
 
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
-        """Lower the train step for a state and one or several batches, of arrays or of shapes: to inspect or compile it."""
-        several, frozen = self._several(batches), self.layout.frozen
+        """Lower the train step for a state and one or several batches, concrete or abstract, to inspect or compile it."""
+        several, frozen = self._several(batches), self.layout.abstract_base
         n = (1,) if several else ()
         with self.layout.use_mesh():
             lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *n, frozen)
@@ -115,19 +137,28 @@ class Program:
 
     def _call(self, function: Any, *args: Any) -> Any:
         """Call a compiled function on the mesh, with the frozen weights as its last argument."""
-        frozen = self.frozen  # may be made here, outside of the mesh
+        frozen = self.frozen  # computed outside of the mesh
         with self.layout.use_mesh():
             return block_on_cpu_mesh(self.layout.mesh, function(*args, frozen))
 
     def _several(self, batches: Any) -> bool:
-        """Return whether these are the batches of several steps."""
+        """Return whether there is an axis of steps."""
         return batches.ndim > len(self.layout.batch().shape)
+
+    @property
+    def _stacks(self) -> bool:
+        return self.layout.config.train.scan_layers
+
+    @cached_property
+    def _unstack(self) -> Any:
+        unstack = partial(unstack_layers, n_layer=self.layout.config.model.n_layer)
+        return jax.jit(unstack, out_shardings=shardings_of(self.layout.abstract_checkpoint))
 
     @cached_property
     def _train(self) -> dict[bool, Any]:
-        """The train step of the batch of one step, and of those of several."""
+        """The train step of one batch (False) and of several batches (True)."""
         layout, rest = self.layout, replicated(self.layout.mesh)
-        states, frozen = placements(layout.state), placements(layout.frozen)
+        states, frozen = shardings_of(layout.abstract_state), shardings_of(layout.abstract_base)
         one, several = layout.batch().sharding, layout.batch(2).sharding
         options: Any = {"out_shardings": (states, rest), "donate_argnums": 0}
 
@@ -137,7 +168,7 @@ class Program:
         def steps(state: TrainState, batches: jax.Array, n: jax.Array, frozen: Any) -> Any:
             return train_steps(state, batches, n, step=bound_step(layout, frozen))
 
-        # The names are those of the compiled programs, which traces and profiles show.
+        # Traces and profiles show the names of the compiled functions.
         step.__name__, steps.__name__ = train_step.__name__, train_steps.__name__
         return {
             False: jax.jit(step, in_shardings=(states, one, frozen), **options),
@@ -147,7 +178,7 @@ class Program:
     @cached_property
     def _merge(self) -> Any:
         merged = partial(merge, alpha=self.layout.config.lora.alpha)
-        return jax.jit(merged, out_shardings=placements(self.layout.frozen))
+        return jax.jit(merged, out_shardings=shardings_of(self.layout.abstract_base))
 
     @cached_property
     def _eval(self) -> Any:
@@ -159,24 +190,27 @@ class Program:
         eval_batch.__name__ = eval_step.__name__
         return jax.jit(
             eval_batch,
-            in_shardings=(placements(layout.state.params), layout.batch().sharding, placements(layout.frozen)),
+            in_shardings=(
+                shardings_of(layout.abstract_state.params),
+                layout.batch().sharding,
+                shardings_of(layout.abstract_base),
+            ),
             out_shardings=replicated(layout.mesh),
         )
 
 
 def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
-    """Make the loss function of a layout, with the attention kernel of its devices.
+    """Return the loss function of a layout; by default of a GPT with the attention kernel of its devices.
 
     Args:
-        layout: the layout.
+        layout: config and mesh.
         frozen: the frozen weights, if adapters are trained: the loss is then a function of the adapters.
     """
     config, alpha = layout.config, layout.config.lora.alpha
-    # An abstract mesh has no devices: it is for estimates.
-    device = None if isinstance(layout.mesh, AbstractMesh) else layout.mesh.devices.flat[0]
+    device = None if isinstance(layout.mesh, AbstractMesh) else layout.mesh.devices.flat[0]  # estimates have no devices
     kernel, _ = choose_attention(config, device)
-    model = GPT(config.model, jnp.dtype(config.train.compute_dtype), config.train.remat, kernel)
-    loss_fn = make_loss_fn(model.apply, config.train.loss_chunk)
+    model = layout.model or GPT(config.model, jnp.dtype(config.train.compute_dtype), config.train.remat, kernel)
+    loss_fn = layout.loss_fn or make_loss_fn(model.apply, config.train.loss_chunk)
     if not config.lora.rank:
         return loss_fn
     return lambda adapters, *batch: loss_fn(merge(frozen, adapters, alpha), *batch)
@@ -199,25 +233,26 @@ def bound_step(layout: Layout, frozen: Any = ()) -> Any:
 
 
 def _data_axis(layout: Layout) -> str | None:
-    """Return the `data_axis` of `train_step`: "data" for CPU devices that divide only the batch, else None.
+    """Return the `data_axis` of `train_step`: "data" for CPU devices that divide only the batch, otherwise None.
 
-    The compiler would add every array over the devices by itself: 3 of the 40 ms of a step of nanoGPT's CPU model.
+    Otherwise the compiler inserts one all-reduce per array: 3 of the 40 ms of a step of the nanoGPT CPU model.
     """
     mesh = layout.mesh
     on_cpu = not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
-    whole = all(place.is_fully_replicated for place in jax.tree.leaves(placements(layout.state.params)))
+    shardings = jax.tree.leaves(shardings_of(layout.abstract_state.params))
+    whole = all(each.is_fully_replicated for each in shardings)
     return "data" if on_cpu and whole and mesh.size == mesh.shape["data"] > 1 else None
 
 
 @contextmanager
 def compiling(program: Program) -> Iterator[None]:
-    """Within this, the train step is compiled in another thread. JAX keeps what it compiles, so `step` finds it.
+    """Compile the train step in a thread while the context runs. JAX caches the result for `step`.
 
-    Leaving waits for the compiler, also after an error, and raises what the compiler raises.
+    Leaving the context waits for the compiler, even after an error, and raises its error.
     """
     layout = program.layout
     batches = layout.batch(layout.config.train.steps_per_call)
-    state, _ = layout.state, layout.frozen  # traced in this thread
+    state, _ = layout.abstract_state, layout.abstract_base  # traced in this thread
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(layout, program.lower(state, batches)))
         yield
@@ -225,10 +260,10 @@ def compiling(program: Program) -> Iterator[None]:
 
 
 def compile_lowered(layout: Layout, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    """Compile what `Program.lower` returns.
+    """Compile the result of `Program.lower`.
 
     Raises:
-        UserError: the compiler fails, with what to change.
+        UserError: if the compiler fails, with advice.
     """
     try:
         return lowered.compile()
@@ -243,21 +278,25 @@ def build(
     optimizer: optax.GradientTransformation | None = None,
     rules: Rules | None = None,
     base: Base | None = None,
+    model: GPT | None = None,
+    loss_fn: LossFn | None = None,
 ) -> Program:
     """Build the program of a config on the available devices.
 
     Args:
-        config: the run; the vocabulary is known.
-        optimizer: any optax transformation, used instead of the one that `optim.name` names. Of `config.optim`, only
-            `ema_decay` and the settings of skipped updates are then read, and the metrics have no `lr`. With
-            `train.scan_layers` it sees the weights of all layers as one array.
+        config: settings of the run; the vocabulary is known.
+        optimizer: optax transformation to use instead of `optim.name`. `config.optim` then sets only `ema_decay` and the
+            skipping of updates, and the metrics have no `lr`. With `train.scan_layers` it sees the weights of all layers as
+            one array.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
-            ("tensor",)}` splits the activations between blocks along the sequence. Losses are those of one device.
-        base: with `lora.rank`, the weights per layer that the adapters change; None: random ones.
+            ("tensor",)}` splits the activations between blocks along the sequence. Losses equal those of one device.
+        base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
+        model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.
+        loss_fn: loss per position instead of cross-entropy, as `make_loss_fn` returns it.
 
     Raises:
-        UserError: a rule names an unknown axis, or splits two axes of an array along the same mesh axis; the mesh does not
-            fit the devices, the batch or the model; or the devices do not support a setting.
+        UserError: if a rule has an unknown axis, or splits two axes of an array along the same mesh axis; if the mesh does
+            not fit the devices, the batch or the model; or if the devices do not support a setting.
     """
     sizes, note = resolve(config, jax.device_count(), count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
@@ -266,25 +305,36 @@ def build(
         raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
     _, kernel_note = choose_attention(config, device)
     optim_note = ignored_settings(config.optim) if optimizer is None else ""
-    layout = make_layout(config, mesh, optimizer, change_rules(rules or {}))
+    layout = replace(make_layout(config, mesh, optimizer, change_rules(rules or {})), model=model, loss_fn=loss_fn)
     if rules:
-        _ = layout.state, layout.frozen  # places every array, which checks the rules
+        _ = layout.abstract_state, layout.abstract_base  # applies the rules to every array, which checks them
     if base is not None:
-        base = base._replace(params=frozen_weights(layout, base.params))
+        base = base._replace(params=_frozen(layout, base.params))
     return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])), base)
+
+
+def _frozen(layout: Layout, params: Any = None) -> Any:
+    """Put frozen weights per layer on their devices; None: random weights. `()` if all weights are trained."""
+    like = layout.abstract_base
+    if not like:
+        return ()
+    if params is None:
+        fresh = lambda seed: nn.unbox(layout.fresh(seed)[0])  # noqa: E731
+        return compute_sharded(layout, fresh, layout.config.train.seed, like)
+    return compute_sharded(layout, layout.stacked, params, like)
 
 
 def explain_failure(error: jax.errors.JaxRuntimeError, mesh: Mesh, microbatch: int) -> str:
     """Explain a failure of XLA in one line, with the settings that may help."""
-    said = " ".join(str(error).split())[:300]
+    message = " ".join(str(error).split())[:300]
     shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    if "RESOURCE_EXHAUSTED" in said:
+    if "RESOURCE_EXHAUSTED" in message:
         return (
-            f"out of device memory (train.microbatch {microbatch}, {shape}): {said}; lower train.microbatch, "
+            f"out of device memory (train.microbatch {microbatch}, {shape}): {message}; lower train.microbatch, "
             "set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
         )
     return (
-        f"the compiler fails on this step ({shape}): {said}; try mesh sizes that are powers of two, "
+        f"the compiler fails on this step ({shape}): {message}; try mesh sizes that are powers of two, "
         "--train.attention xla, or another version of jax"
     )
 

@@ -30,7 +30,7 @@ from jaxgpt.errors import TrainingFailed
 from jaxgpt.files import LOCK
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
-from jaxgpt.trainer.layout import placements
+from jaxgpt.trainer.layout import shardings_of
 from jaxgpt.trainer.program import build
 
 CONFIG = Config(model=small("gpt2"))
@@ -291,12 +291,12 @@ def test_restore_on_another_mesh() -> None:
         for mesh in (MeshConfig(data=1, fsdp=8), MeshConfig(data=1, fsdp=2, tensor=2), MeshConfig(data=1))
     ]
     first = jax.device_get(programs[2].init())
-    whole = jax.device_put(first, placements(programs[0].layout.state))._replace(step=jnp.asarray(1))
+    whole = jax.device_put(first, shardings_of(programs[0].layout.abstract_state))._replace(step=jnp.asarray(1))
     for step, program in enumerate(programs[1:], 1):
         with Checkpoints(Path("checkpoints")) as writer:
             writer.save(whole, None, {})
-        whole = restore_state(Path("checkpoints"), step, program.layout.state)
-        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == placements(program.layout.state)
+        whole = restore_state(Path("checkpoints"), step, program.layout.abstract_state)
+        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == shardings_of(program.layout.abstract_state)
         for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
             np.testing.assert_array_equal(a, b)
         whole = whole._replace(step=jnp.asarray(step + 1))

@@ -11,7 +11,6 @@ from jaxgpt.convert.tensors import Table, Tensor, expand, from_arrays, leaf_shap
 from jaxgpt.model import GPT
 from jaxgpt.presets import preset
 from jaxgpt.trainer.program import build
-from jaxgpt.trainer.state import state_from
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -250,7 +249,7 @@ def test_statquest_forward_and_one_step(seed):
     assert np.abs(logits(config.model, params, windows[:1, :5])[0] - expected).max() < TOLERANCE
 
     program = build(config)
-    state = state_from(program.layout, params)
+    state = program.init(params)
     adam = torch.optim.Adam(original.parameters(), lr=0.1)
     for window in windows:
         loss = nn.functional.cross_entropy(original(torch.tensor(window[:-1]).long()), torch.tensor(window[1:]).long())

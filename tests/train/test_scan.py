@@ -19,7 +19,6 @@ from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.train.loss import make_loss_fn
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.state import from_checkpoint, place_params, to_checkpoint
 
 
 def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | None = None, **train) -> Config:  # type: ignore[no-untyped-def]
@@ -137,12 +136,12 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     kernel = state.params["h"]["mlp"]["up_proj"]["kernel"]  # type: ignore[attr-defined]
     assert kernel.addressable_shards[0].data.shape == (3, kernel.shape[1] // 2, kernel.shape[2] // 2)
 
-    saved = to_checkpoint(scanned.layout, state)  # type: ignore[arg-type]
+    saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
     with Checkpoints(Path("checkpoints")) as checkpoints:
         checkpoints.save(saved, None, {})
-    back = restore_state(Path("checkpoints"), 3, plain.layout.checkpoint)
+    back = restore_state(Path("checkpoints"), 3, plain.layout.abstract_checkpoint)
     assert jax.tree.structure(back) == jax.tree.structure(state_plain)
-    again = from_checkpoint(scanned.layout, restore_state(Path("checkpoints"), 3, scanned.layout.checkpoint))
+    again = scanned.from_checkpoint(restore_state(Path("checkpoints"), 3, scanned.layout.abstract_checkpoint))
     assert_same(jax.device_get(again), jax.device_get(state))
     places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
     assert places[0] == places[1]
@@ -150,6 +149,6 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     batch = np.asarray(random_ids(c.model, (8, 9), 3))
     went_on = [float(p.step(s, p.put(batch))[1]["loss"]) for p, s in ((scanned, again), (plain, back))]
     np.testing.assert_allclose(went_on[1], went_on[0], rtol=1e-5)
-    ema = place_params(plain.layout, unstack_layers(jax.device_get(saved.ema), 3))
+    ema = plain.put_params(unstack_layers(jax.device_get(saved.ema), 3))
     sums = plain.eval(ema, plain.put(batch))[0]
-    np.testing.assert_allclose(scanned.eval(place_params(scanned.layout, ema), scanned.put(batch))[0], sums, rtol=1e-5)
+    np.testing.assert_allclose(scanned.eval(scanned.put_params(ema), scanned.put(batch))[0], sums, rtol=1e-5)

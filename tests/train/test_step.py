@@ -23,9 +23,8 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import make_mesh, use_mesh
 from jaxgpt.train.loss import _take, _take_by_comparison, cross_entropy, make_loss_fn, split_windows, token_count
 from jaxgpt.train.step import eval_step, gradients, init_state, train_step
-from jaxgpt.trainer.layout import placements
+from jaxgpt.trainer.layout import shardings_of
 from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
-from jaxgpt.trainer.state import state_from
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # Adafactor factors the MLP's second moments from here on
@@ -189,7 +188,7 @@ def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
     after, _ = p.step(before, p.put(windows(p)))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), after) == described
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.layout.state) == described
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.layout.abstract_state) == described
 
 
 @pytest.mark.ci
@@ -204,14 +203,14 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     assert moments.mu["h_0"]["mlp"]["up_proj"]["kernel"].sharding == kernel.sharding != moments.count.sharding
     moved = np.asarray(kernel)
     after, metrics = p.step(before, p.put(windows(p)))
-    assert jax.tree.map(lambda leaf: leaf.sharding, after) == placements(p.layout.state)
+    assert jax.tree.map(lambda leaf: leaf.sharding, after) == shardings_of(p.layout.abstract_state)
     assert not np.array_equal(after.params["h_0"]["mlp"]["up_proj"]["kernel"], moved)
     assert "lr" not in metrics
 
 
 def compiled(p: Program) -> str:
     """Return the HLO text of the compiled step, or of several steps per call."""
-    return p.lower(p.layout.state, p.put_steps([windows(p)])).compile().as_text()
+    return p.lower(p.layout.abstract_state, p.put_batches([windows(p)])).compile().as_text()
 
 
 @pytest.mark.ci
@@ -221,7 +220,7 @@ def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) 
     p = program(optim={"name": optimizer, "ema_decay": 0.9}, steps_per_call=each)
     header = compiled(p).split("\n", 1)[0]
     aliased = {int(parameter) for parameter in re.findall(r"\{[\d, ]*\}: \((\d+), \{\}", header)}
-    assert aliased == set(range(len(jax.tree.leaves(p.layout.state))))
+    assert aliased == set(range(len(jax.tree.leaves(p.layout.abstract_state))))
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param(name, marks=pytest.mark.long) for name in ("adamw", "muon")])
@@ -275,7 +274,7 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
     with compiling(p):
         state = p.init()
-    batches = [p.put_steps([windows(p)] * n) for n in (1, each)]
+    batches = [p.put_batches([windows(p)] * n) for n in (1, each)]
     seen: list[str] = []
 
     def listen(event: str, *_: Any, **__: Any) -> None:
@@ -296,7 +295,7 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
 @pytest.mark.long
 def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
-    monkeypatch.setattr("jaxgpt.trainer.state.quick_compile_options", lambda mesh: None)
+    monkeypatch.setattr("jaxgpt.trainer.layout.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
@@ -305,7 +304,7 @@ def test_no_random_key_is_used_twice() -> None:
     layout = program("torch", dropout=0.5, microbatch=4).layout
     with jax.debug_key_reuse(True):
         jax.eval_shape(layout.fresh, 0)
-        jax.eval_shape(jax.jit(bound_step(layout)), layout.state, layout.batch())
+        jax.eval_shape(jax.jit(bound_step(layout)), layout.abstract_state, layout.batch())
 
 
 @pytest.mark.ci
@@ -408,7 +407,7 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
 
     def forward(n_layer: int) -> Counter[str]:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
-        params = p.layout.state.params
+        params = p.layout.abstract_state.params
         with use_mesh(p.layout.mesh, p.layout.config.model):
             return collectives(p._eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
@@ -432,7 +431,7 @@ def of_seven(data: int, microbatch: int, dropout: float, axis: str | None = None
     key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
     with use_mesh(p.layout.mesh, p.layout.config.model):
         call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"], axis))
-        out: tuple[jax.Array, Any] = call(make(p.layout.config.model)[1], p.put_steps([windows(p)]))
+        out: tuple[jax.Array, Any] = call(make(p.layout.config.model)[1], p.put_batches([windows(p)]))
     return jax.device_get(out)
 
 
@@ -501,5 +500,5 @@ def test_bfloat16_is_close_to_float32() -> None:
 def test_training_starts_from_given_weights() -> None:
     p = program()
     _, params = make(p.layout.config.model, seed=5)
-    state = state_from(p.layout, params)
+    state = p.init(params)
     assert (state.params["wte"]["embedding"] == params["wte"]["embedding"]).all()

@@ -136,7 +136,7 @@ def differences(a: Path, b: Path) -> list[str]:
     kept = steps(a / "checkpoints")
     if kept != steps(b / "checkpoints") or val_losses(a / "checkpoints") != val_losses(b / "checkpoints"):
         return [*found, "which checkpoints are kept"]
-    abstract = build(Run(a).config()).layout.state
+    abstract = build(Run(a).config()).layout.abstract_state
     for step in kept:
         one, other = (restore_state(run / "checkpoints", step, abstract) for run in (a, b))
         pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)

@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.store import resolve_step, restore_params, restore_state,
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Dataset, load_dataset
 from jaxgpt.train.loss import make_loss_fn
-from jaxgpt.trainer.evaluation import change, evaluate, spread, summarize
+from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.loop import Reporter, TrainingFailed, fit
 from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics
 from jaxgpt.trainer.program import Program, build
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_another_model_raises() -> None:
     run(config, "out")
     other, _, _ = prepare(config.with_model(n_embd=32), "other")
     with pytest.raises(UserError, match="cannot be read as a checkpoint of this run") as error:
-        restore_params(Path("out/checkpoints"), 8, other.layout.state.params, ema=False)
+        restore_params(Path("out/checkpoints"), 8, other.layout.abstract_state.params, ema=False)
     assert "\n" not in str(error.value)
 
 
@@ -359,10 +359,13 @@ def test_the_error_of_a_change_is_that_of_the_differences_of_the_windows() -> No
     counts = rng.integers(1, 9, 50)
     before = counts * rng.normal(2, 1, 50)
     shifts = counts * rng.normal(0.1, 0.01, 50)
-    found, expected = change(summarize(before, counts), summarize(before + shifts, counts)), summarize(shifts, counts)
+    found, expected = (
+        loss_difference(summarize(before, counts), summarize(before + shifts, counts)),
+        summarize(shifts, counts),
+    )
     np.testing.assert_allclose(found, (expected.loss, expected.stderr), rtol=1e-9)
     assert 10 * found[1] < summarize(before, counts).stderr
-    assert np.isnan(change(summarize(before[:1], counts[:1]), summarize(shifts[:1], counts[:1]))[1])
+    assert np.isnan(loss_difference(summarize(before[:1], counts[:1]), summarize(shifts[:1], counts[:1]))[1])
 
 
 def test_an_evaluation_without_targets_raises() -> None:
@@ -372,7 +375,7 @@ def test_an_evaluation_without_targets_raises() -> None:
 
 @given(n=st.integers(1, 10_000), wanted=st.integers(0, 20_000))
 def test_evaluation_windows_are_spread_over_the_split(n: int, wanted: int) -> None:
-    windows = spread(n, wanted)
+    windows = evenly_spaced(n, wanted)
     assert len(windows) == min(wanted or n, n)
     gaps = np.diff(np.append(windows, n))
     assert windows[0] == 0
@@ -385,7 +388,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     run(small_run(eval_windows=3), "out")
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data, _ = prepare(small_run(eval_windows=3), "out")
-    state = restore_state(Path("out/checkpoints"), 8, program.layout.checkpoint)
+    state = restore_state(Path("out/checkpoints"), 8, program.layout.abstract_checkpoint)
     some = evaluate(program, state.params, data.val, whole=False)
     every = evaluate(program, state.params, data.val)
     assert some.windows == lines[4]["val_windows"] == 3

@@ -28,7 +28,6 @@ from jaxgpt.train.loss import make_loss_fn
 from jaxgpt.train.step import loss_sum
 from jaxgpt.trainer.metrics import TIMES, read_metrics, state_bytes
 from jaxgpt.trainer.program import Program, build
-from jaxgpt.trainer.state import place_params
 
 TARGETS = "q_proj,v_proj,o_proj,up_proj"
 
@@ -78,7 +77,7 @@ def test_only_adapters_are_trained() -> None:
     # The first loss is that of the base, and evaluation uses the merged weights.
     plain = build(replace(config, lora=LoraConfig()))
     batch = plain.put(np.random.default_rng(0).integers(0, 17, (8, 13), np.int32))
-    sums, counts = plain.eval(place_params(plain.layout, params), batch)
+    sums, counts = plain.eval(plain.put_params(params), batch)
     np.testing.assert_allclose(losses[0], sums.sum() / counts.sum(), rtol=1e-6)
     trained, _ = p.eval(state.params, batch)
     np.testing.assert_allclose(trained, plain.eval(p.weights(state.params), batch)[0], rtol=1e-5)
@@ -112,7 +111,7 @@ def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
     p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, microbatch=1)
     kernel = p.frozen["h"]["attn"]["q_proj"]["kernel"]
-    adapter = p.layout.state.params["h"]["attn"]["q_proj"]
+    adapter = p.layout.abstract_state.params["h"]["attn"]["q_proj"]
     assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor", None)
     assert adapter["a"].sharding.spec == PartitionSpec(None, "fsdp", None)
     assert adapter["b"]["q_proj"].sharding.spec == PartitionSpec(None, None, "tensor", None)

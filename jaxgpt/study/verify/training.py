@@ -20,7 +20,6 @@ from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance
 from jaxgpt.trainer.layout import make_layout
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.state import state_from
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
@@ -78,7 +77,7 @@ def devices(s: Subject) -> float:
         shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         grid = np.array(found[: int(np.prod(shape))]).reshape(shape)
         program = Program(make_layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
-        state, metrics = program.step(state_from(program.layout, params), program.put(windows))
+        state, metrics = program.step(program.init(params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
 
