@@ -14,7 +14,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserErro
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
-from jaxgpt.convert.gguf import GgufWeights, describe_gguf, read_tokenizer
+from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.nanogpt import MODEL, NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import (
@@ -164,7 +164,7 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
     """Return the family of a folder or GGUF file, its model's config, and its tensors, not read yet."""
     if source.is_file() and source.suffix == ".gguf":
-        model, gguf_weights = describe_gguf(source, accept)
+        model, gguf_weights = open_gguf(source, accept)
         return "llama", model, llama.FAMILY.form, gguf_weights
     if not source.is_dir():
         raise UserError(f"{source} is not a folder with config.json and safetensors, nor a .gguf file")

@@ -203,7 +203,7 @@ def _gguf() -> tuple[bytes, int]:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        return path.read_bytes(), min(place.begin for place in GgufWeights(path).stored.values())
+        return path.read_bytes(), min(tensor.data_offset for tensor in GgufWeights(path).stored.values())
 
 
 def _gguf_header(rng: Random) -> bytes:
