@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,10 @@ def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspecti
     below = np.tril_indices(len(found.ids))
     assert abs(weights - found.attention[:, :, below[0], below[1]]).max() <= 0.5 / 255 + 1e-6
     assert [tag for tag, _ in parsed.tags].count("script") == 2
-    assert f"<script>{page.SCRIPT}</script>" in text
+    script = files("jaxgpt.study").joinpath("page.js").read_text("utf-8")
+    assert f"<script>{script}</script>" in text
     policy = next(attrs["content"] for tag, attrs in parsed.tags if attrs.get("http-equiv"))
-    digest = base64.b64encode(hashlib.sha256(page.SCRIPT.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in (policy or "")
     names = {name for _, attrs in parsed.tags for name in attrs}
     assert not {name for name in names if name in ("src", "href", "action") or name.startswith("on")}
@@ -109,9 +111,9 @@ def test_layers_of_a_large_model_are_left_out(found: Inspection, monkeypatch: py
     assert page._layers(30, 9, 64) == list(range(30)), "SmolLM2 with 64 tokens is shown whole"
     large = page._layers(48, 25, 128)
     assert (large[0], large[-1]) == (0, 47)
-    assert len(large) * 25 * 128 * 129 // 2 <= page.BYTES
-    monkeypatch.setattr(page, "BYTES", 4 * len(found.ids) * (len(found.ids) + 1) // 2)
-    assert "1 of 2 layers are left out" in page.html(found, "x")
+    assert len(large) * 25 * 128 * 129 // 2 <= page.WEIGHTS_BYTES
+    monkeypatch.setattr(page, "WEIGHTS_BYTES", 4 * len(found.ids) * (len(found.ids) + 1) // 2)
+    assert "1 of 2 layers are omitted" in page.html(found, "x")
 
 
 @pytest.mark.ci
@@ -214,19 +216,19 @@ def test_the_page_works_in_a_browser(found: Inspection) -> None:
             tab.on(kind, lambda event: events.append(event))
         tab.on("request", lambda request: None if request.url.startswith("file:") else events.append(request.url))
         tab.goto(Path("page.html").absolute().as_uri())
-        says = tab.locator("#says")
+        status = tab.locator("#status")
         tab.locator(".h").nth(6).click()
         tab.locator(".t").nth(9).click()
         tab.keyboard.press("ArrowLeft")
         keys = found.attention[1, 2, 8]
         best = int(keys.argmax())
-        assert says.inner_text().startswith("Layer 1, head 2: token 8, ")
+        assert status.inner_text().startswith("Layer 1, head 2: token 8, ")
         token = page.visible(found.tokens[best], page.DOT)
-        assert f"attends to {token} ({best}) {round(100 * keys[best])}%" in says.inner_text()
+        assert f"attends to {token} ({best}) {round(100 * keys[best])}%" in status.inner_text()
         shade = tab.locator(".t").nth(best).evaluate("e => e.style.backgroundColor")
         assert float(re.findall(r"[\d.]+", shade)[-1]) == pytest.approx(0.85 * keys[best], abs=0.01)
         tab.locator(".t").nth(3).hover()
-        assert ": token 3, " in says.inner_text()
+        assert ": token 3, " in status.inner_text()
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wide tables scroll by themselves"
         plain = browser.new_context(java_script_enabled=False).new_page()
         plain.goto(Path("page.html").absolute().as_uri())

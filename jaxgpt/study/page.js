@@ -1,0 +1,84 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const bytes = Uint8Array.from(atob(data.weights), c => c.charCodeAt(0));
+const T = data.tokens.length, triangle = T * (T + 1) / 2;
+const at = (l, n, i, j) => j > i ? 0 : bytes[(l * data.heads + n) * triangle + i * (i + 1) / 2 + j] / 255;
+const tokens = [...document.querySelectorAll(".t")], heads = maps();
+const rows = [...document.querySelectorAll("[aria-labelledby=h-next] tbody tr")], large = document.getElementById("large");
+let head = [data.layers.length - 1, 0], kept = T - 1, shown = kept;
+const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Add a button with a canvas for each head to the table of maps, and return the buttons.
+function maps() {
+  const table = document.getElementById("maps"), columns = table.createTHead().insertRow(), body = table.createTBody();
+  const add = (parent, tag, properties) => parent.appendChild(Object.assign(document.createElement(tag), properties));
+  add(columns, "th", { scope: "col", textContent: "layer" });
+  for (let n = 0; n < data.heads; n++) add(columns, "th", { scope: "col", textContent: n });
+  return data.layers.flatMap((layer, l) => {
+    const row = body.insertRow();
+    add(row, "th", { scope: "row", textContent: layer });
+    return Array.from({ length: data.heads }, (_, n) => {
+      const button = add(row.insertCell(), "button", { type: "button", className: "h", ariaLabel: `layer ${layer}, head ${n}` });
+      Object.assign(button.dataset, { l, n });
+      add(button, "canvas");
+      return button;
+    });
+  });
+}
+function draw(canvas, l, n, row) {
+  canvas.width = canvas.height = T;
+  const context = canvas.getContext("2d"), image = context.createImageData(T, T);
+  const [r, g, b] = color("--ink").split(" ").map(Number);
+  for (let i = 0; i < T; i++) for (let j = 0; j <= i; j++)
+    image.data.set([r, g, b, 255 * Math.sqrt(at(l, n, i, j)) * (row === undefined || row === i ? 1 : 0.45)], 4 * (i * T + j));
+  context.putImageData(image, 0, 0);
+}
+function show(i) {
+  shown = i;
+  const [l, n] = head, seen = [], accent = color("--accent");
+  tokens.forEach((token, j) => {
+    const p = at(l, n, i, j);
+    token.style.backgroundColor = p ? `rgb(${accent} / ${p * 0.85})` : "";
+    if (j === i) token.setAttribute("aria-current", "true"); else token.removeAttribute("aria-current");
+    if (p >= 0.005) seen.push([p, j]);
+  });
+  rows.forEach((row, j) => row.classList.toggle("on", j === i));
+  seen.sort((a, b) => b[0] - a[0]);
+  const list = seen.slice(0, 5).map(([p, j]) => `${data.tokens[j]} (${j}) ${Math.round(100 * p)}%`).join(", ");
+  document.getElementById("status").textContent =
+    `Layer ${data.layers[l]}, head ${n}: token ${i}, ${data.tokens[i]}, attends to ${list}`;
+  draw(large, l, n, i);
+}
+function choose(l, n) {
+  head = [l, n];
+  heads.forEach(h => h.setAttribute("aria-pressed", String(+h.dataset.l === l && +h.dataset.n === n)));
+  document.getElementById("chosen").textContent = `Layer ${data.layers[l]}, head ${n}: rows attend to columns.`;
+  show(shown);
+}
+function move(list, event, step) {
+  const to = list[list.indexOf(document.activeElement) + step];
+  if (to) { to.focus(); event.preventDefault(); }
+}
+tokens.forEach((token, i) => {
+  token.addEventListener("mouseenter", () => show(i));
+  token.addEventListener("mouseleave", () => show(kept));
+  for (const kind of ["focus", "click"]) token.addEventListener(kind, () => { kept = i; show(i); });
+  token.addEventListener("keydown", e => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
+    if (step) move(tokens, e, step);
+  });
+});
+heads.forEach(h => {
+  h.addEventListener("click", () => choose(+h.dataset.l, +h.dataset.n));
+  h.addEventListener("keydown", e => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -data.heads, ArrowDown: data.heads }[e.key];
+    if (step) move(heads, e, step);
+  });
+});
+function all() {
+  heads.forEach(h => draw(h.firstChild, +h.dataset.l, +h.dataset.n));
+  choose(...head);
+}
+document.documentElement.classList.add("on-js");
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+all();
