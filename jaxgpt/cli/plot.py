@@ -43,9 +43,9 @@ def run(args: Sequence[str]) -> int:
         raise UserError("a run is named twice: name each run once")
 
     from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.cli.background import read_baselines
     from jaxgpt.files import write_atomically
     from jaxgpt.study.plot import losses
-    from jaxgpt.trainer.baselines import read_baselines
     from jaxgpt.trainer.metrics import read_metrics
 
     runs = {target: open_run(Path(target)) for target in targets}

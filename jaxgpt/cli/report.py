@@ -21,6 +21,7 @@ from rich.text import Text
 
 from jaxgpt.checkpoint.index import last_saved
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.cli.console import Console
 from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
@@ -31,11 +32,9 @@ from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
 from jaxgpt.prompts import beginning
-from jaxgpt.trainer.baselines import Baselines, read_baselines
 from jaxgpt.trainer.evaluation import Evaluation, eval_params
 from jaxgpt.trainer.loop import Outcome, Reporter
 from jaxgpt.trainer.metrics import parameter_count
-from jaxgpt.trainer.plots import LossPlot
 from jaxgpt.trainer.program import Program
 
 TYPED = 24  # characters of a prompt
@@ -72,7 +71,7 @@ class Report(Reporter):
         self._bar = Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4)
         self._ended = threading.Event()
         title = f"{program.layout.config.preset}: {run.path}"
-        self._plot = LossPlot(run.metrics, run.plot, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
+        self._plot = LossPlot(run, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
         self._baselines = Baselines(data, run.baselines, lambda e: self.note(f"cannot write {run.baselines}: {e}"))
 
     def __enter__(self) -> Report:

@@ -98,13 +98,13 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     from jaxgpt.checkpoint.index import last_saved
     from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint
     from jaxgpt.checkpoint.versions import versions
+    from jaxgpt.cli.background import plot_losses
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
     from jaxgpt.data import load_dataset
     from jaxgpt.files import sole_writer, write_atomically
     from jaxgpt.trainer.init_from import cropped
     from jaxgpt.trainer.loop import fit
-    from jaxgpt.trainer.plots import plot_losses
     from jaxgpt.trainer.program import build
     from jaxgpt.trainer.resume import ResumePoint, check_data, check_paths, resume_point
 
@@ -146,7 +146,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
                 if leader():
                     note(f"the base of {run.path} is now {moved.init_from}")
             if leader() and not run.plot.exists():
-                plot_losses(run.metrics, run.plot, f"{config.preset}: {run.path}")
+                plot_losses(run, f"{config.preset}: {run.path}")
             return 0
         if config.init_from and last is None and base is None:
             from jaxgpt.lm import load

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxgpt.config import UserError, did_you_mean
-from jaxgpt.trainer.plots import FONT, GRAY, draw_baselines, drawable, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
+FONT = "DejaVu Sans"  # comes with matplotlib
+GRAY = "#6b7280"
+LABEL = 0.045  # height of a label, relative to the axes
 # Colors with even steps of lightness in OKLab (Ottosson 2020): white to dark blue, and blue to red through white.
 SEQUENTIAL = "#ffffff #c5e7ff #8fcbfd #5caef8 #438fe1 #3771c1 #30569a #293d6f #1f2742".split()
 DIVERGING = "#0654a3 #2f76bf #5d98d2 #8cbae3 #bfdbf2 #fafafa #efd0bc #dda789 #c97e5b #b35330 #9a2300".split()
@@ -201,15 +204,13 @@ def losses(
             )  # fmt: skip
             if both:
                 axes.plot(
-                    val[kind] / scale,
-                    val["loss"],
-                    style,
-                    color=color,
-                    linewidth=1.6,
-                    marker="o",
-                    markersize=3.5,
+                    val[kind] / scale, val["loss"], style, color=color, linewidth=1.6, marker="o", markersize=3.5,
                     label=label,
-                )
+                )  # fmt: skip
+                best = val["loss"].argmin()
+                if len(curves) == 1:
+                    point = val[kind][best] / scale, val["loss"][best]
+                    axes.annotate(f"{point[1]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
         axes.set_xlabel(f"time ({unit})" if kind == "seconds" else AXES[kind])
         if kind == "tokens":
             from matplotlib.ticker import EngFormatter
@@ -237,6 +238,49 @@ def losses(
         text.set_parse_math(False)
         text.set_fontfamily(FONT)
     return figure
+
+
+def drawable(text: str) -> str:
+    """Escape unprintable characters, and replace characters that matplotlib's own font lacks with a box.
+
+    Draw the result with `parse_math=False`, so that dollar signs are not formulas.
+    """
+    from matplotlib import get_data_path
+    from matplotlib.font_manager import get_font
+
+    font = get_font(str(Path(get_data_path(), "fonts", "ttf", f"{FONT.replace(' ', '')}.ttf")))
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "".join(c if font.get_char_index(ord(c)) else "\N{WHITE SQUARE}" for c in escaped)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, with its size in inches, that needs no display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def plain(axes: Axes) -> None:
+    """Draw a light grid, without a frame at the top and right."""
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True) -> None:
+    """Draw a horizontal line for each loss behind the curves, labeled on the right."""
+    for loss in losses.values():
+        axes.axhline(loss, color="#9ca3af", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0.5)
+    low, high = axes.get_ylim()
+    height = -math.inf
+    for name, loss in sorted(losses.items(), key=lambda item: item[1]) if labels else ():
+        height = max(loss, height + LABEL * (high - low))  # labels must not overlap
+        axes.annotate(
+            f"{name} {loss:.2f}", (1, height), xycoords=("axes fraction", "data"), xytext=(4, 0),
+            textcoords="offset points", va="center", fontsize=8, color=GRAY, annotation_clip=False,
+        )  # fmt: skip
 
 
 def shown(token: str) -> str:

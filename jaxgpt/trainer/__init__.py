@@ -1,1 +1,1 @@
-"""The host's side of training: config to compiled functions, the loop, evaluation, metrics, signals, plots."""
+"""The host's side of training: config to compiled functions, the loop, evaluation, metrics."""

@@ -13,7 +13,7 @@ from jaxgpt.config import Config, UserError
 from jaxgpt.data import Mixture, Packed, Tokens, Windows
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
-from jaxgpt.trainer.prefetch import one_ahead
+from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
 AHEAD = 2  # batches dispatched before blocking on the oldest
@@ -84,7 +84,7 @@ def evaluate(
         rows = Windows(tokens, starts[windows[first : first + batch_size]], block_size)
         return put(mesh, [rows], (batch_size, *rows.shape[1:]))
 
-    with one_ahead(batch, range(0, len(windows), batch_size)) as batches:
+    with prefetched(batch, range(0, len(windows), batch_size)) as batches:
         for _, rows in batches:
             if interrupted():
                 return None

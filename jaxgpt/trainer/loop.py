@@ -29,7 +29,7 @@ from jaxgpt.trainer.clock import Clock
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile, flops_per_token
-from jaxgpt.trainer.prefetch import one_ahead
+from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
 from jaxgpt.trainer.signals import Stop, stop_on_signal
@@ -191,7 +191,7 @@ class _Loop:
             and on_leader(lambda: first not in val_losses(self.checkpoints.directory))
         ):
             evaluated = self._evaluate(state, first)  # the run was stopped during this evaluation
-        with one_ahead(self._batches, self._calls(first, min(until, train.steps))) as prepared:
+        with prefetched(self._batches, self._calls(first, min(until, train.steps))) as prepared:
             for steps, batches in prepared:
                 request = self.poll.ask(self._request())
                 if request == STOP:

@@ -1,4 +1,4 @@
-"""Prepare batches in a thread, while the devices compute."""
+"""Prefetch: prepare batches in a thread while the devices compute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 @contextmanager
-def one_ahead(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[Iterator[tuple[A, T]]]:
-    """Yield an iterator of (argument, result), where a thread computes each result while the one before is in use.
+def prefetched(function: Callable[[A], T], arguments: Iterable[A]) -> Iterator[Iterator[tuple[A, T]]]:
+    """Yield an iterator of (argument, result), computing the next result in a thread.
 
     An exception of the function is raised where its result is taken, so an error is reported at its own step. Leaving the
     context waits for a call in progress and drops its result.

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from helpers import jaxgpt
 
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.background import plot_losses
 from jaxgpt.config import DataConfig, UserError, from_json
 from jaxgpt.files import parse_json, read_bytes, read_json
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.plots import plot_losses
 
 JSON = {
     "key twice": (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
@@ -88,5 +89,5 @@ def test_metrics_of_wrong_types(tmp_path: Path) -> None:
     lines += [b'{"step": 6, "loss": 1e400}', b'{"step": 99999999999999999999}', b'{"step": 7, "lo']
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 5]
-    plot_losses(tmp_path / "metrics.jsonl", tmp_path / "loss.png", "runs/$a^$b_")
+    plot_losses(Run(tmp_path), "runs/$a^$b_")
     assert (tmp_path / "loss.png").stat().st_size > 1000

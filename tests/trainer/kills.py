@@ -159,7 +159,7 @@ def _start(folder: Path, name: str, always: bool, kill_at_event: int) -> BasePro
         command = ["--resume", "--out", name]
     # Fork from a process that has imported everything and started no backend: imports take a third of the time.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.report", "jaxgpt.trainer.plots"])
+    context.set_forkserver_preload([__name__, "jaxgpt.cli.train", "jaxgpt.cli.report", "jaxgpt.study.plot"])
     process = context.Process(target=_child, args=(folder, name, kill_at_event, ["train", *command]))
     process.start()
     return process

@@ -14,7 +14,7 @@ from jaxgpt.config import UserError
 from jaxgpt.data import Batches, Tokens, load_dataset
 from jaxgpt.trainer.loop import LAG, Reporter, fit
 from jaxgpt.trainer.metrics import read_metrics
-from jaxgpt.trainer.prefetch import one_ahead
+from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import build
 
 
@@ -25,7 +25,7 @@ def test_one_result_ahead_in_another_thread() -> None:
         started[i].set()
         return threading.current_thread()
 
-    with one_ahead(work, range(4)) as results:
+    with prefetched(work, range(4)) as results:
         for i, thread in results:
             assert thread is not threading.current_thread()
             assert started[min(i + 1, 3)].wait(10), "the next call starts without being asked for"
@@ -34,7 +34,7 @@ def test_one_result_ahead_in_another_thread() -> None:
 
 
 def test_an_error_comes_with_its_own_result() -> None:
-    with one_ahead(lambda i: 1 // (2 - i), range(4)) as results:
+    with prefetched(lambda i: 1 // (2 - i), range(4)) as results:
         assert [next(results), next(results)] == [(0, 0), (1, 1)]
         with pytest.raises(ZeroDivisionError):
             next(results)
@@ -44,7 +44,7 @@ def test_leaving_early_ends_the_thread() -> None:
     before = threading.active_count()
 
     def interrupted() -> None:
-        with one_ahead(lambda i: i, range(1000)) as results:
+        with prefetched(lambda i: i, range(1000)) as results:
             next(results)
             raise KeyboardInterrupt
 

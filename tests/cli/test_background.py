@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 from helpers import TEXT
 
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import load_dataset
 from jaxgpt.data.report import describe, open_source
-from jaxgpt.trainer.baselines import Baselines, read_baselines
-from jaxgpt.trainer.plots import LossPlot, draw_baselines, new_figure
+from jaxgpt.study.plot import draw_baselines, new_figure
 
-METRICS, IMAGE = Path("metrics.jsonl"), Path("loss.png")
+RUN = Run(Path())
+METRICS, IMAGE = RUN.metrics, RUN.plot
 
 
 def add(step: int) -> None:
@@ -28,12 +30,12 @@ def test_updates_never_block_and_the_last_state_is_drawn(monkeypatch: pytest.Mon
     """After any number of updates during a plot, close draws one more, or none if there is nothing new."""
     go_on, lines = threading.Event(), []
 
-    def slow(metrics: Path, image: Path, title: str) -> None:
-        lines.append(metrics.read_text().count("\n"))
+    def slow(run: Run, title: str) -> None:
+        lines.append(run.metrics.read_text().count("\n"))
         assert go_on.wait(10)
 
-    monkeypatch.setattr("jaxgpt.trainer.plots.plot_losses", slow)
-    plot = LossPlot(METRICS, IMAGE, "title", pytest.fail)
+    monkeypatch.setattr("jaxgpt.cli.background.plot_losses", slow)
+    plot = LossPlot(RUN, "title", pytest.fail)
     for step in range(5):
         add(step)
         plot.update()
@@ -50,14 +52,14 @@ def test_updates_never_block_and_the_last_state_is_drawn(monkeypatch: pytest.Mon
 def test_the_plot_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch) -> None:
     add(0)
     add(1)
-    plot = LossPlot(METRICS, IMAGE, "a $title^", pytest.fail)
+    plot = LossPlot(RUN, "a $title^", pytest.fail)
     plot.close()
     data = IMAGE.read_bytes()
     assert (data[:8], data[-8:-4]) == (b"\x89PNG\r\n\x1a\n", b"IEND")
     add(2)
     monkeypatch.setattr("jaxgpt.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     errors: list[Exception] = []
-    plot = LossPlot(METRICS, IMAGE, "title", errors.append)
+    plot = LossPlot(RUN, "title", errors.append)
     plot.close()
     assert [str(e) for e in errors] == ["disk full"]
     assert IMAGE.read_bytes() == data
