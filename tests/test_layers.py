@@ -20,7 +20,7 @@ ORDER = [
     {"train"},
     {"checkpoint", "prompts"},
     {"trainer", "lm"},
-    {"convert"},
+    {"convert", "report"},
     {"plan"},
     {"study", "course"},
     {"cli"},

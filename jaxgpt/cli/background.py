@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.data import Dataset
+from jaxgpt.data import Data
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, write_atomically
 from jaxgpt.trainer.metrics import read_metrics
@@ -79,7 +79,7 @@ class Baselines:
         failed: called in the thread with the error if the file cannot be written. Training continues.
     """
 
-    def __init__(self, data: Dataset, path: Path, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, data: Data, path: Path, failed: Callable[[Exception], None]) -> None:
         self.data, self.path, self.failed = data, path, failed
         self._thread: threading.Thread | None = None
 
@@ -98,12 +98,12 @@ class Baselines:
         if sys.platform.startswith("linux"):  # where a thread can yield the processor to training
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        from jaxgpt.data.report import baselines
+        from jaxgpt.report.baselines import baselines
 
         data = self.data
         try:
             with contextlib.suppress(UserError):  # an id outside the vocabulary, which training reports
-                if found := baselines(data.train, data.val, data.tokenizer.vocab_size):
+                if found := baselines(data):
                     write_atomically(self.path, json.dumps(found | {"held_out": data.held_out}, indent=2) + "\n")
         except Exception as e:
             self.failed(e)

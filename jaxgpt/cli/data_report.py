@@ -65,38 +65,33 @@ def run(args: Sequence[str]) -> int:
     parsed = build(Args, given, Args(other_data(base.data, given)))
     config = replace(base, data=parsed.data)
 
-    from jaxgpt.data.report import describe, open_sources
+    from jaxgpt.report.report import open_reported, report_on
 
     tokenizer = None
     if is_run and "data.tokenizer" not in given:
         from jaxgpt.checkpoint.run import open_run
 
         tokenizer = open_run(Path(target)).tokenizer()
-    found = list[dict[str, Any]]()
     with progress("tokenizing") as activity:
-        for path, share, source in open_sources(config, tokenizer, activity):
-            activity.stage("counting")
-            found.append({"path": path, "share": share} | describe(source, activity))
-            activity.stage("tokenizing")
+        data = open_reported(config, tokenizer, activity)
+        activity.stage("counting")
+        reports = [report_on(part, activity) for part in data.parts or (data,)]
+    weights = [weight for _, weight in config.data.sources]
+    shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=True)]
     if parsed.json:
-        print_json({"name": target} | ({"sources": found} if config.data.mix else _without_share(found[0])))
+        sources = [share | results for share, results in zip(shares, reports, strict=False)]
+        print_json({"name": target} | ({"sources": sources} if sources else reports[0]))
         return 0
-    for number, results in enumerate(found):
-        if config.data.mix:
-            print(
-                "\n" * (number > 0)
-                + f"{'source':<14} {results['path']}, {results['share']:.1%} of the training windows"
-            )
+    for number, results in enumerate(reports):
+        if shares:
+            path, share = shares[number].values()
+            print("\n" * (number > 0) + f"{'source':<14} {path}, {share:.1%} of the training windows")
         for label, text in _facts(results):
             print(f"{label:<14} {text}")
         print()
         for line in _table(results):
             print(line)
     return 0
-
-
-def _without_share(results: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in results.items() if name not in ("path", "share")}
 
 
 def _facts(results: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -49,7 +49,7 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig())
-    from jaxgpt.data import load_eval_data
+    from jaxgpt.data import open_data, with_path
     from jaxgpt.lm import load
     from jaxgpt.ops.quantize import dequantize, quantize
     from jaxgpt.trainer.evaluation import evaluate, loss_difference
@@ -57,23 +57,26 @@ def run(args: Sequence[str]) -> int:
     with progress("loading") as activity:
         lm = load(target, parsed.checkpoint)
         activity.stage("tokenizing")
-        data = load_eval_data(lm.config, lm.tokenizer, parsed.data.path, activity)
+        data = open_data(with_path(lm.config, parsed.data.path), lm.tokenizer, activity)
         activity.stage("evaluating")
         program = _program(lm.config)
-        result = evaluate(program, program.put_params(lm.params), data.tokens, progress=activity)
+        result = evaluate(program, program.put_params(lm.params), data.val, progress=activity)
         assert result is not None  # None means interrupted, which cannot happen here
         cost: dict[str, float] = {}
         if parsed.weights != "float32":
             activity.stage(f"evaluating {parsed.weights}")
             lower = program.put_params(dequantize(quantize(lm.params, parsed.weights)))
-            full, result = result, evaluate(program, lower, data.tokens, progress=activity)
+            full, result = result, evaluate(program, lower, data.val, progress=activity)
             assert result is not None
             difference, stderr = loss_difference(full, result)
             cost = {"loss_float32": full.loss, "loss_change": difference, "loss_change_stderr": stderr}
-    bits = result.loss / math.log(2) * len(data.tokens) / data.text_bytes if data.text_bytes else math.nan
+    size = data.val_bytes()
+    bits = result.loss / math.log(2) * len(data.val) / size if size else math.nan
+    split = "validation split" if data.held_out else "all" if parsed.data.path else "training text"
+    text = f"{data.source} ({split})"
     results = {
         "run": target,
-        "text": data.source,
+        "text": text,
         "weights": parsed.weights,
         "loss": result.loss,
         "stderr": result.stderr,
@@ -86,7 +89,7 @@ def run(args: Sequence[str]) -> int:
     if parsed.json:
         print_json({k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)})
         return 0
-    print(f"text           {data.source}")
+    print(f"text           {text}")
     print(f"loss           {result} nats per token")
     if cost:
         error = f" +- {cost['loss_change_stderr']:.5f}" if math.isfinite(cost["loss_change_stderr"]) else ""
@@ -94,7 +97,7 @@ def run(args: Sequence[str]) -> int:
             f"{parsed.weights:14} changes the loss by {cost['loss_change']:+.5f}{error}, from {cost['loss_float32']:.4f}"
         )
     print(f"perplexity     {results['perplexity']:.3f}")
-    if data.text_bytes:
+    if size:
         print(f"bits per byte  {bits:.4f}")
     plural = "s" * (result.windows > 1)
     print(f"tokens         {result.tokens:,} in {result.windows:,} window{plural} of {lm.config.model.block_size}")

@@ -97,9 +97,9 @@ def flops_formula(config: Config) -> str:
 
 def with_vocab(config: Config) -> Config:
     """Set the vocabulary size of a config from its data."""
-    from jaxgpt.data import known_vocab_size
+    from jaxgpt.data import vocab_size
 
-    return config.with_model(vocab_size=known_vocab_size(config))
+    return config.with_model(vocab_size=vocab_size(config))
 
 
 def _merged(modules: dict[str, int]) -> list[tuple[str, int]]:

@@ -27,7 +27,7 @@ from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig, UserError
-from jaxgpt.data import Dataset, Mixture, Packed, Tokenizer, Tokens
+from jaxgpt.data import Data, Packed, Split, Tokenizer
 from jaxgpt.lm import LM, generate
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.processes import collected, count, leader
@@ -50,7 +50,7 @@ class _Console(Console):
 class Report(Reporter):
     """Print the progress and the results of a run."""
 
-    def __init__(self, program: Program, data: Dataset, run: Run, step: int = 0) -> None:
+    def __init__(self, program: Program, data: Data, run: Run, step: int = 0) -> None:
         """
         Args:
             program: compiled functions of the run.
@@ -253,7 +253,7 @@ class Report(Reporter):
         self.console.write(text)
 
 
-def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed | Mixture) -> tuple[str, list[int]]:
+def first_prompt(config: Config, tokenizer: Tokenizer, text: Split) -> tuple[str, list[int]]:
     """Choose the prompt of the sample at the end of training.
 
     This is `train.prompt`, truncated if it exceeds the context. If the tokenizer cannot encode it, because the user's text
@@ -284,7 +284,7 @@ def first_prompt(config: Config, tokenizer: Tokenizer, text: Tokens | Packed | M
     return "", beginning(tokenizer)[0]
 
 
-def typed_prompt(tokenizer: Tokenizer, text: Tokens | Packed | Mixture, context: int) -> str:
+def typed_prompt(tokenizer: Tokenizer, text: Split, context: int) -> str:
     """Return the first words of a text that fit in half of the context and can be typed; "" if there are none."""
     size = min(TYPED, context // 2)
     for line in map(str.strip, tokenizer.decode(text.take(0, min(len(text), TYPED * TYPED))).splitlines()):

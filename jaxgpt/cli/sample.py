@@ -14,10 +14,10 @@ from jaxgpt.config import SEED, BeamParams, MeshConfig, Overflow, SamplingParams
 from jaxgpt.errors import as_int
 
 if TYPE_CHECKING:
-    from jaxgpt.data import Dataset, Tokenizer
+    from jaxgpt.data import Data, Tokenizer
     from jaxgpt.data.corpus import Progress
-    from jaxgpt.data.memorized import Span
     from jaxgpt.lm import LM, Generation
+    from jaxgpt.report.memorized import Memorized
 
 COMMAND = Command(
     "sample",
@@ -150,7 +150,7 @@ def _settings(args: Args) -> dict[str, Any]:
     )
 
 
-def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Dataset:
+def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
     """Read the training data of a run.
 
     Raises:
@@ -158,13 +158,13 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     """
     from jaxgpt.checkpoint.index import noted, resolve_step
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.data import load_dataset
+    from jaxgpt.data import open_data
 
     if not (lm.config.data.path or lm.config.data.mix) and lm.config.data.dataset == "none":
         raise UserError(
             f"--check-memorized needs the training data, and {target} names none: it was imported or saved from Python"
         )
-    data = load_dataset(lm.config, lm.tokenizer, progress)
+    data = open_data(lm.config, lm.tokenizer, progress)
     checkpoints = Run(Path(target)).checkpoints
     step = resolve_step(checkpoints, checkpoint)
     if noted(checkpoints / str(step)).get("data", data.fingerprint) != data.fingerprint:
@@ -174,15 +174,15 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     return data
 
 
-def _memorized(lm: LM, data: Dataset, outs: Sequence[Generation]) -> tuple[list[Span], float | None]:
-    from jaxgpt.data.memorized import find_memorized
+def _memorized(lm: LM, data: Data, outs: Sequence[Generation]) -> tuple[list[Memorized], float | None]:
+    from jaxgpt.report.memorized import find_memorized
 
     with progress("searching the training data") as activity:
-        return find_memorized([out.ids for out in outs], lm.config, data, activity)
+        return find_memorized([out.ids for out in outs], data, activity)
 
 
-def _print_memorized(spans: Sequence[Span], validation: float | None) -> None:
-    from jaxgpt.data.memorized import PIECES
+def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> None:
+    from jaxgpt.report.memorized import PIECES
 
     print("---")
     for number, span in enumerate(spans, 1):
@@ -191,7 +191,7 @@ def _print_memorized(spans: Sequence[Span], validation: float | None) -> None:
             print(f"no token of {which} occurs in the training data")
             continue
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
-        print(f"longest span of {which} in the training data: {size}, at {span.place}")
+        print(f"longest span of {which} in the training data: {size}, at {span.location}")
         for label in ("text", "before", "after"):
             print(f"  {label:<7} {getattr(span, label)!r}")
     if validation is not None:

@@ -101,7 +101,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
     from jaxgpt.cli.background import plot_losses
     from jaxgpt.cli.progress import progress
     from jaxgpt.cli.report import Report
-    from jaxgpt.data import load_dataset
+    from jaxgpt.data import open_data
     from jaxgpt.files import sole_writer, write_atomically
     from jaxgpt.trainer.init_from import cropped
     from jaxgpt.trainer.loop import fit
@@ -157,7 +157,8 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         if old is not None:
             check_paths(config.data)
         with progress("tokenizing", leader()) as activity:
-            data = assert_same_on_all(lambda: load_dataset(config, tokenizer, activity), lambda data: data.facts())
+            data = assert_same_on_all(lambda: open_data(config, tokenizer, activity), lambda data: data.facts())
+        data.check(config)
         if not config.model.vocab_size:
             config = config.with_model(vocab_size=data.tokenizer.vocab_size)
         program = build(config, base=base and base._replace(params=cropped(base.params, config.model)))

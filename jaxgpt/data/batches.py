@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.order import WindowOrder, draw
-from jaxgpt.data.packing import Packed
-from jaxgpt.data.tokens import Tokens
+from jaxgpt.data.tokens import Split, Tokens
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Windows:
         block_size: T.
     """
 
-    tokens: Tokens | Packed | Mixture
+    tokens: Split
     starts_B: np.ndarray
     block_size: int
 
@@ -61,7 +60,7 @@ class Batches:
             continues after the windows it has used.
     """
 
-    tokens: Tokens | Packed | Mixture
+    tokens: Split
     block_size: int
     batch_size: int
     seed: int
@@ -78,7 +77,7 @@ class Batches:
                 )
 
     @staticmethod
-    def of(config: Config, tokens: Tokens | Packed | Mixture, first: int = 0) -> Batches:
+    def of(config: Config, tokens: Split, first: int = 0) -> Batches:
         """Make the batches that a config describes."""
         train, data = config.train, config.data
         return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride, first)

@@ -48,7 +48,7 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
 # Vocabulary sizes that are known without reading the text. Python's sources can always be read.
-KNOWN_VOCAB = {"shakespeare": 65, "statquest": 5, "repeats": 53}
+KNOWN_VOCAB = {("shakespeare", "char"): 65, ("statquest", "word"): 5, ("repeats", "char"): 53}
 
 # Lines of random letters, each written twice. The length varies, so that the copy cannot be found by its distance.
 REPEATS_LINES, REPEATS_LENGTHS = 20_000, (5, 25)

@@ -9,8 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from jaxgpt.data.packing import Packed
-from jaxgpt.data.tokens import Tokens
+from jaxgpt.data.tokens import Split
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Mixture:
         weights: positive integers; source i has the share `weights[i] / sum(weights)` of the windows of training.
     """
 
-    sources: Sequence[Tokens | Packed]
+    sources: Sequence[Split]
     weights: Sequence[int]
 
     @cached_property
@@ -40,6 +39,10 @@ class Mixture:
 
     def __len__(self) -> int:
         return self.offsets[-1]
+
+    def starts(self, block_size: int) -> int:
+        """Count the positions at which a whole window can start."""
+        return sum(source.starts(block_size) for source in self.sources)
 
     def turns(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Assign the rows of a run to the sources.

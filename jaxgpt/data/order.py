@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxgpt.data.packing import Packed
-from jaxgpt.data.tokens import Tokens
+from jaxgpt.data.tokens import Split
 
 SORTED = 1 << 20  # items up to which the order is an array, of at most 8 MB
 ROUNDS = 8
@@ -28,7 +28,7 @@ class WindowOrder:
         name: name of the source within a mixture, part of the names of its random streams; empty: the only source.
     """
 
-    tokens: Tokens | Packed
+    tokens: Split
     block_size: int
     seed: int
     stride: int

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,32 @@ LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
 }  # magic: (version, type)
+
+
+class Split(Protocol):
+    """Token ids of a split, read in windows: `Tokens`, `Packed` or `Mixture`."""
+
+    @property
+    def segmented(self) -> bool:
+        """Whether windows are `[T, 3]` (input, target, segment id) instead of `[T + 1]`."""
+        ...
+
+    def __len__(self) -> int: ...
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return a copy of the ids `start` to `start + n`, int32."""
+        ...
+
+    def starts(self, block_size: int) -> int:
+        """Count the positions at which a whole window can start."""
+        ...
+
+    def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray:
+        """Return the starts of the windows of the whole split, `stride` apart."""
+        ...
+
+    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
+        """Read the windows at `starts`, int32."""
+        ...
 
 
 class Tokens:
@@ -186,6 +212,14 @@ class Tokens:
         starts = self.starts(block_size)
         return range(0, starts, stride) if starts > 0 else range(int(len(self) > 1))
 
+    def contains(self, values: tuple[int, ...]) -> bool:
+        """Return whether any id equals one of a few values."""
+        return any(
+            is_any(part[start : start + FIRST], values).any()
+            for part in self.parts
+            for start in range(0, len(part), FIRST)
+        )
+
     def fingerprint(self) -> str:
         """Hash the ids: SHA-256, in hexadecimal, of their number and of at most 256 blocks of 16,384 ids.
 
@@ -209,27 +243,6 @@ class Tokens:
             after.append(part[cut:])
             begin += len(part)
         return Tokens(before, self.vocab_size, self.end_ids), Tokens(after, self.vocab_size, self.end_ids)
-
-
-def with_documents(tokens: Tokens, end_ids: tuple[int, ...], setting: str) -> Tokens:
-    """Return the same ids as documents, each of which ends with one of `end_ids`.
-
-    Args:
-        tokens: the ids.
-        end_ids: those of the tokenizer.
-        setting: value of `data.documents`, for the error.
-
-    Raises:
-        UserError: there are no such ids.
-    """
-    blocks = (tokens.take(begin, min(FIRST, len(tokens) - begin)) for begin in range(0, len(tokens), FIRST))
-    if not end_ids or not any(is_any(block, end_ids).any() for block in blocks):
-        lack = f"the data does not contain {' or '.join(map(str, end_ids))}" if end_ids else "the tokenizer has none"
-        raise UserError(
-            f"data.documents {setting} needs an end-of-text id after each document, but {lack}: use token files (.bin) with "
-            f"this id between documents, or --data.documents flow"
-        )
-    return Tokens(tokens.parts, tokens.vocab_size, end_ids)
 
 
 def is_any(ids: np.ndarray, values: tuple[int, ...]) -> np.ndarray:

@@ -17,7 +17,7 @@ from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run, describe
 from jaxgpt.config import Config, UserError, from_json
-from jaxgpt.data import Batches, load_dataset
+from jaxgpt.data import Batches, open_data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.ops.random import named_key
 from jaxgpt.trainer.loop import Reporter, fit
@@ -60,7 +60,7 @@ def leg(file: Path) -> dict[str, str]:
     """Train as `jaxgpt train` would, with the settings of a job, and hash the final state."""
     job = json.loads(file.read_text())
     config, run = from_json(json.dumps(job["config"])), Run(Path(job["out"]))
-    data = load_dataset(config, run.tokenizer() if job["resume"] else None)
+    data = open_data(config, run.tokenizer() if job["resume"] else None)
     config = config if config.model.vocab_size else config.with_model(vocab_size=data.tokenizer.vocab_size)
     run.path.mkdir(exist_ok=True)
     describe(run, config, data.tokenizer)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data import Mixture, Packed, Tokens, Windows
+from jaxgpt.data import Split, Windows
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
 from jaxgpt.trainer.prefetch import prefetched
@@ -46,7 +46,7 @@ class Evaluation(NamedTuple):
 def evaluate(
     program: Program,
     params: Any,
-    tokens: Tokens | Packed | Mixture,
+    tokens: Split,
     interrupted: Callable[[], bool] = lambda: False,
     whole: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,

@@ -20,7 +20,7 @@ from jaxgpt.checkpoint.index import last_saved, val_losses
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.versions import versions
 from jaxgpt.config import Config
-from jaxgpt.data import Batches, Dataset
+from jaxgpt.data import Batches, Data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, leader, on_leader
@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
 
 def fit(
     program: Program,
-    data: Dataset,
+    data: Data,
     run: Run,
     reporter: Reporter,
     resume_step: int | None,
@@ -155,7 +155,7 @@ class _Loop:
     def __init__(
         self,
         program: Program,
-        data: Dataset,
+        data: Data,
         reporter: Reporter,
         checkpoints: Checkpoints,
         metrics: MetricsFile,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxgpt.checkpoint.index import latest_valid, noted, val_losses
 from jaxgpt.checkpoint.run import Run, remove_replaced
 from jaxgpt.config import Config, DataConfig, UserError, flat
-from jaxgpt.data import Dataset
+from jaxgpt.data import Data
 from jaxgpt.errors import short_repr
 
 
@@ -128,7 +128,7 @@ def check_paths(data: DataConfig) -> None:
             )
 
 
-def check_data(run: Run, checkpoint: int, data: Dataset, moved: bool) -> None:
+def check_data(run: Run, checkpoint: int, data: Data, moved: bool) -> None:
     """Check that the data is what a checkpoint was trained on, if the checkpoint says.
 
     Args:

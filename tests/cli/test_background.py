@@ -13,8 +13,8 @@ from helpers import TEXT
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.config import Config, DataConfig, ModelConfig
-from jaxgpt.data import load_dataset
-from jaxgpt.data.report import describe, open_source
+from jaxgpt.data import open_data
+from jaxgpt.report.report import report_on
 from jaxgpt.study.plot import draw_baselines, new_figure
 
 RUN = Run(Path())
@@ -68,13 +68,13 @@ def test_the_plot_is_replaced_atomically(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_baselines_equal_the_report_and_are_computed_once() -> None:
     Path("text.txt").write_text(TEXT)
     config = Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt"))
-    data, path = load_dataset(config), Path("baselines.json")
+    data, path = open_data(config), Path("baselines.json")
     for _ in range(2):
         baselines = Baselines(data, path, pytest.fail)
         baselines.start()
         baselines.close()
     found = read_baselines(path)
-    report = describe(open_source(config))
+    report = report_on(data)
     assert found == pytest.approx({name: report["baselines"][name]["loss"] for name in found})
     assert list(found) == ["uniform", "unigram", "bigram", "trigram"]
     assert json.loads(path.read_text())["held_out"] is True
@@ -93,7 +93,7 @@ def test_damaged_baselines_are_ignored(content: str) -> None:
 
 def test_baselines_that_cannot_be_written_do_not_fail_the_run() -> None:
     Path("text.txt").write_text(TEXT)
-    data = load_dataset(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
+    data = open_data(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
     errors: list[Exception] = []
     baselines = Baselines(data, Path("missing/baselines.json"), errors.append)
     baselines.start()

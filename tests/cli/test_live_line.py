@@ -16,7 +16,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.report import Report
-from jaxgpt.data import load_dataset
+from jaxgpt.data import open_data
 from jaxgpt.trainer.program import build
 
 METRICS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0}
@@ -29,7 +29,7 @@ def reporting(
     """Return a started report on a terminal, and a function that returns what the terminal shows."""
     Path("text.txt").write_text(TEXT)
     config = small_run(steps=300)
-    data = load_dataset(config)
+    data = open_data(config)
     program = build(config.with_model(vocab_size=data.tokenizer.vocab_size))
     stream, received = terminal
     monkeypatch.setattr(sys, "stdout", stream)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import DataConfig, UserError
-from jaxgpt.data import corpus, load_dataset
+from jaxgpt.data import corpus, open_data
 from jaxgpt.data.corpus import PYTHON_MODULES, Text, decode_blocks, python_sources, read_path, read_text, repeats
 from jaxgpt.presets import preset
 
@@ -22,7 +22,7 @@ def test_tinyshakespeare(data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """The published size and split, from a copy in the cache."""
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "tinyshakespeare.txt").write_bytes((data_dir / "tinyshakespeare.txt").read_bytes())
-    data = load_dataset(preset("nanogpt-cpu"))
+    data = open_data(preset("nanogpt-cpu"))
     assert data.characters == 1_115_394
     assert data.tokenizer.vocab_size == 65
     assert (len(data.train), len(data.val)) == (1_003_854, 111_540)
@@ -162,7 +162,7 @@ def test_missing_and_empty_folders(tmp_path: Path) -> None:
 
 
 def test_statquest_is_two_sentences() -> None:
-    data = load_dataset(preset("statquest"))
+    data = open_data(preset("statquest"))
     assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]
     assert not data.held_out
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import DataConfig, UserError
-from jaxgpt.data import Batches, Mixture, Tokens, load_dataset, load_eval_data
-from jaxgpt.data.report import baselines
+from jaxgpt.data import Batches, Mixture, Tokens, open_data, with_path
+from jaxgpt.report.baselines import baselines
 
 A, B = Tokens([np.arange(230)]), Tokens([np.arange(100) + 1000])
 T = 10
@@ -94,24 +94,22 @@ def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write("b", np.arange(700) % 50)
     config = small_run().with_model(vocab_size=50)
     data = DataConfig(mix=("a=1", "b=0.25"), tokenizer="ids")
-    found = load_dataset(replace(config, data=data))
+    found = open_data(replace(config, data=data))
     assert isinstance(found.train, Mixture)
     assert (list(found.train.weights), len(found.train), len(found.val)) == ([4, 1], 1500, 200)
     assert found.source == "80.0% 2 token files at a; 20.0% 2 token files at b"
     assert found.held_out
     assert set(Batches.of(replace(config, data=data), found.train).at(0)[:].max(axis=1)) <= set(range(50))
-    evaluated = load_eval_data(replace(config, data=data), found.tokenizer)
-    assert len(evaluated.tokens) == 200
-    assert len(load_eval_data(replace(config, data=data), found.tokenizer, "b").tokens) == 100
+    assert len(open_data(with_path(replace(config, data=data), "b"), found.tokenizer).val) == 100
     write("c", np.arange(700) % 49)
-    other = load_dataset(replace(config, data=replace(data, mix=("a=1", "c=0.25"))))
-    assert other.fingerprint != found.fingerprint == load_dataset(replace(config, data=data)).fingerprint
+    other = open_data(replace(config, data=replace(data, mix=("a=1", "c=0.25"))))
+    assert other.fingerprint != found.fingerprint == open_data(replace(config, data=data)).fingerprint
     with pytest.raises(UserError, match=r"b/train\.bin: id 4\d is outside the vocabulary of 40"):
-        load_dataset(replace(config.with_model(vocab_size=40), data=data))
+        open_data(replace(config.with_model(vocab_size=40), data=data))
     with pytest.raises(UserError, match=r"needs at least 151 validation tokens, but there are 100 in a: lower it"):
-        load_dataset(replace(config.with_model(block_size=150), data=data))
+        open_data(replace(config.with_model(block_size=150), data=data)).check(config.with_model(block_size=150))
     with pytest.raises(UserError, match=r"a holds token ids, not text: choose their tokenizer with --data\.tokenizer"):
-        load_dataset(replace(config, data=replace(data, tokenizer="char")))
+        open_data(replace(config, data=replace(data, tokenizer="char")))
 
 
 def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,17 +117,17 @@ def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("ab" * 200)
     Path("b.txt").write_text("bc" * 300)
-    found = load_dataset(replace(small_run(), data=DataConfig(mix=("a.txt=1", "b.txt=1"))))
+    found = open_data(replace(small_run(), data=DataConfig(mix=("a.txt=1", "b.txt=1"))))
     assert found.tokenizer.decode([0, 1, 2]) == "abc"
     assert found.characters == 1000
-    losses = baselines(found.train, found.val, 3)
+    losses = baselines(found)
     assert losses is not None
     assert losses["losses"]["bigram"] < 0.5 < losses["losses"]["unigram"], "of both, each by itself"
     Path("talk.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 3)
     mixed = DataConfig(mix=("a.txt=1", "talk.jsonl=1"), tokenizer="byte")
     assert mixed.segmented
     with pytest.raises(UserError, match=r"data\.mix has conversations and other data: add --data\.documents mask"):
-        load_dataset(replace(small_run(), data=mixed))
+        open_data(replace(small_run(), data=mixed))
 
 
 @pytest.mark.parametrize("fraction", [0.9, 1.0])
@@ -143,11 +141,11 @@ def test_a_mixture_is_evaluated_on_its_validation_split(
     Path("c.txt").write_text("cd" * 300)
     for mix in (("a=1", "b.txt=1"), ("b.txt=1", "c.txt=2")):
         config = replace(small_run(), data=DataConfig(mix=mix, tokenizer="byte", train_fraction=fraction))
-        found = load_dataset(config)
-        evaluated = load_eval_data(config, found.tokenizer)
-        assert len(evaluated.tokens) == len(found.val)
-        assert np.array_equal(evaluated.tokens.take(0, 2000), found.val.take(0, 2000))
-        assert evaluated.held_out == found.held_out == (fraction < 1 or "a=1" in mix)
+        found = open_data(config)
+        val = [part.val for part in found.parts if part.held_out or not found.held_out]
+        expected = np.concatenate([each.take(0, len(each)) for each in val])
+        assert np.array_equal(found.val.take(0, len(found.val)), expected)
+        assert found.held_out == (fraction < 1 or "a=1" in mix)
 
 
 @pytest.mark.parametrize(

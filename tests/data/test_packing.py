@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.data import Batches, load_dataset, load_eval_data, packing
+from jaxgpt.data import Batches, open_data, packing
 from jaxgpt.data.packing import Packed, pack, pack_documents
 from jaxgpt.data.tokens import Tokens
 
@@ -79,15 +79,14 @@ def test_the_data_line_shows_the_fill(tmp_path: Path) -> None:
     path.write_text("a b c d <EOS> " * 20 + "e f <EOS> " * 20)
     data = DataConfig(path=str(path), tokenizer="word", documents="pack", train_fraction=0.5)
     config = Config(data=data, model=ModelConfig(block_size=8), train=TrainConfig(batch_size=3))
-    found = load_dataset(config)
+    found = open_data(config)
     assert isinstance(found.train, Packed)
     assert isinstance(found.val, Packed)
     # 80 ids are 16 documents of 4 predictions, two to a window.
     assert found.source == f"{path}; 16 documents, windows 100.0% full"
     assert Batches.of(config, found.train).at(0)[:].shape == (3, 8, 3)
-    evaluated = load_eval_data(config, found.tokenizer)
-    assert len(evaluated.tokens) == len(found.val) == 80
+    assert len(found.val) == 80
     with pytest.raises(UserError, match=r"data\.documents pack needs an end-of-text id after each document"):
-        load_dataset(replace(config, data=replace(data, tokenizer="byte")))
+        open_data(replace(config, data=replace(data, tokenizer="byte")))
     with pytest.raises(UserError, match=r"data\.stride 3 does not apply to documents, .*: set it to 0"):
         replace(data, stride=3)

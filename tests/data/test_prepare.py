@@ -23,7 +23,7 @@ import pytest
 from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
-from jaxgpt.data import load_dataset, shards
+from jaxgpt.data import open_data, shards
 from jaxgpt.data.documents import (
     Chunk,
     Files,
@@ -181,7 +181,7 @@ def test_documents_start_where_the_index_says(settings: Settings, style: Any) ->
     texts = write_sources()
     prepare(replace(settings, format=style), Path("out"), 1)
     tokenizer = load_tokenizer(Path(settings.tokenizer))
-    data = load_dataset(config(documents="flow"))
+    data = open_data(config(documents="flow"))
     for name, tokens, expected in zip(("train", "val"), (data.train, data.val), split(texts, 0.2), strict=True):
         starts, offset = list[int](), 0
         for part, found in zip(tokens.parts, document_starts(Path("out"))[name], strict=True):
@@ -200,17 +200,17 @@ def config(**data: Any) -> Config:
 def test_training_reads_the_folder(settings: Settings) -> None:
     write_sources()
     prepare(settings, Path("out"), 1)
-    data = load_dataset(config(documents="mask"))
+    data = open_data(config(documents="mask"))
     assert data.held_out
     assert data.tokenizer.to_json() == load_tokenizer(Path(settings.tokenizer)).to_json()
     assert data.train.end_ids == data.tokenizer.end_ids
-    load_dataset(config(tokenizer=settings.tokenizer))
+    open_data(config(tokenizer=settings.tokenizer))
     with pytest.raises(UserError, match=r"another tokenizer .* than data\.tokenizer byte: leave out --data\.tokenizer"):
-        load_dataset(config(tokenizer="byte"))
+        open_data(config(tokenizer="byte"))
     with pytest.raises(UserError, match=r"leave out --data.tokenizer ids"):
-        load_dataset(config(tokenizer="ids"))
+        open_data(config(tokenizer="ids"))
     with pytest.raises(UserError, match="than the tokenizer of the model"):
-        load_dataset(config(), make_tokenizer("char", TEXT, 0, 0))
+        open_data(config(), make_tokenizer("char", TEXT, 0, 0))
 
 
 def test_a_mixture_uses_the_tokenizer_of_its_prepared_sources(settings: Settings) -> None:
@@ -218,13 +218,13 @@ def test_a_mixture_uses_the_tokenizer_of_its_prepared_sources(settings: Settings
     prepare(settings, Path("out"), 1)
     Path("text.txt").write_text(TEXT)
     mixed = Config(data=DataConfig(mix=("out=1", "text.txt=1")), model=ModelConfig(block_size=16))
-    assert load_dataset(mixed).tokenizer.to_json() == load_tokenizer(Path(settings.tokenizer)).to_json()
+    assert open_data(mixed).tokenizer.to_json() == load_tokenizer(Path(settings.tokenizer)).to_json()
     prepare(replace(settings, tokenizer="bpe", vocab_size=300), Path("other"), 1)
     mixed = Config(data=DataConfig(mix=("out=1", "other=1")), model=ModelConfig(block_size=16))
     with pytest.raises(
         UserError, match=r"other was prepared with another tokenizer .* than the tokenizer of the model"
     ):
-        load_dataset(mixed)
+        open_data(mixed)
 
 
 def damage_index(change: Callable[[dict[str, Any]], None]) -> None:
@@ -260,7 +260,7 @@ def test_an_index_that_contradicts_its_files_is_refused(
     prepare(replace(settings, val_fraction=0.4), Path("out"), 1)
     damage()
     with pytest.raises(UserError, match=message):
-        load_dataset(config())
+        open_data(config())
 
 
 def test_a_foreign_index_is_ignored(settings: Settings) -> None:
@@ -268,7 +268,7 @@ def test_a_foreign_index_is_ignored(settings: Settings) -> None:
     prepare(settings, Path("out"), 1)
     Path("out/index.json").write_text('{"shards": []}')
     with pytest.raises(UserError, match="holds token ids, not text: choose their tokenizer"):
-        load_dataset(config())
+        open_data(config())
     with pytest.raises(UserError, match="not empty and was not written by jaxgpt data prepare"):
         prepare(settings, Path("out"), 1)
 
@@ -463,7 +463,7 @@ def test_an_unfinished_folder_is_not_read_as_text(settings: Settings) -> None:
     interrupted(replace(settings, shard_tokens=10**6))
     assert not list(Path("out").glob("*.bin"))
     with pytest.raises(UserError, match="out is not finished: run its jaxgpt data prepare command again"):
-        load_dataset(config())
+        open_data(config())
 
 
 def test_nothing_is_lost_by_other_settings_before_the_first_ids(settings: Settings) -> None:
@@ -644,7 +644,7 @@ def test_the_end_token_of_a_model_separates_documents(settings: Settings) -> Non
     Path("src/a.txt").write_text("one text " * 900)
     index = prepare(replace(settings, tokenizer="model"), Path("out"), 1)
     assert index["tokenizer"]["end_id"] == len(value["model"]["vocab"])
-    data = load_dataset(config(documents="mask"))
+    data = open_data(config(documents="mask"))
     assert data.train.end_ids == (len(value["model"]["vocab"]), 0)
     assert data.train.take(0, 1) == len(value["model"]["vocab"])
 
@@ -657,7 +657,7 @@ def test_large_vocabularies_have_32_bit_ids(settings: Settings) -> None:
     prepare(replace(settings, sources=("a.txt",), tokenizer="large.json"), Path("out"), 1)
     data = Path("out/train_000000.bin").read_bytes()
     assert struct.unpack("<3i", data[:12])[:2] == (20240801, 7)
-    ids = load_dataset(Config(data=DataConfig(path="out", train_fraction=1.0), model=ModelConfig(block_size=1))).train
+    ids = open_data(Config(data=DataConfig(path="out", train_fraction=1.0), model=ModelConfig(block_size=1))).train
     tokenizer = load_tokenizer(Path("large.json"))
     assert ids.take(0, len(ids)).tolist() == [tokenizer.eos_id, *tokenizer.encode("text").tolist()]
     assert np.frombuffer(data[1024:], "<u4").tolist() == ids.take(0, len(ids)).tolist()

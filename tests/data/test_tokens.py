@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokens import FIRST, Tokens, is_token_path, open_splits, open_tokens, split_of, with_documents
+from jaxgpt.data.tokens import FIRST, Tokens, is_token_path, open_splits, open_tokens, split_of
 
 IDS = np.arange(5000) % 50_257
 
@@ -201,6 +201,5 @@ def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
 
 def test_the_first_document_may_be_long() -> None:
     ids = np.append(np.ones(FIRST + 5, np.uint16), [0, 1, 0])
-    assert with_documents(Tokens([ids]), (0,), "mask").end_ids == (0,)
-    with pytest.raises(UserError, match="the data does not contain 2"):
-        with_documents(Tokens([ids]), (2,), "mask")
+    assert Tokens([ids]).contains((0,))
+    assert not Tokens([ids]).contains((2, 3))

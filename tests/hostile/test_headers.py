@@ -14,7 +14,7 @@ from helpers import jaxgpt
 
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.convert.files import Weights, read_arrays, text_beside
-from jaxgpt.data import load_dataset
+from jaxgpt.data import open_data
 from jaxgpt.data.tokens import Tokens
 
 LIES = {
@@ -104,7 +104,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(head + ids.tobytes())
     config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
     with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 300"):
-        load_dataset(config)
+        open_data(config)
     with pytest.raises(UserError, match="id 300 is outside"):  # after the part that is checked when files are opened
         Tokens([np.array([299, 300, 1])], 300).take(1, 2)
     with pytest.raises(UserError, match="id -1 is outside"):

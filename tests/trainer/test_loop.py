@@ -20,7 +20,7 @@ from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import resolve_step, restore_params, restore_state, steps, val_losses
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
-from jaxgpt.data import Dataset, load_dataset
+from jaxgpt.data import Data, open_data
 from jaxgpt.train.loss import make_loss_fn
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.loop import Reporter, TrainingFailed, fit
@@ -40,9 +40,9 @@ class Silent(Reporter):
         self.notes.append(text)
 
 
-def prepare(config: Config, folder: str) -> tuple[Program, Dataset, Run]:
+def prepare(config: Config, folder: str) -> tuple[Program, Data, Run]:
     Path("text.txt").write_text(TEXT)
-    data = load_dataset(config)
+    data = open_data(config)
     Path(folder).mkdir(exist_ok=True)
     return build(config.with_model(vocab_size=data.tokenizer.vocab_size)), data, Run(Path(folder))
 

@@ -11,7 +11,7 @@ from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import UserError
-from jaxgpt.data import Batches, Tokens, load_dataset
+from jaxgpt.data import Batches, Tokens, open_data
 from jaxgpt.trainer.loop import LAG, Reporter, fit
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.prefetch import prefetched
@@ -58,7 +58,7 @@ def test_a_bad_id_stops_a_run_at_its_step() -> None:
     config = small_run(steps=8, eval_every=8)
     config = replace(config, data=replace(config.data, stride=config.model.block_size + 1))
     Path("text.txt").write_text(TEXT)
-    data = load_dataset(config)
+    data = open_data(config)
     config = config.with_model(vocab_size=data.tokenizer.vocab_size)
     ids = data.train.take(0, len(data.train))
     ids[Batches.of(config, data.train).at(5).starts_B[-1]] = 999

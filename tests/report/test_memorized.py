@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
-from jaxgpt.data import Tokens, load_dataset, memorized
+from jaxgpt.data import Tokens, open_data
 from jaxgpt.data.encode import ByteTokenizer
-from jaxgpt.data.memorized import Match, longest_match, longest_matches
+from jaxgpt.report import memorized
+from jaxgpt.report.memorized import Match, longest_match, longest_matches
 
 
 def brute_force(sample: list[int], corpus: list[int]) -> Match:
@@ -36,7 +37,7 @@ def ids(high: int, size: int) -> st.SearchStrategy[list[int]]:
 def test_the_match_equals_brute_force(texts: tuple[list[int], list[int]], block: int) -> None:
     sample, corpus = texts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memorized, "BLOCK", block)
+        patch.setattr(memorized, "SEARCHED", block)
         parts = np.array_split(np.array(corpus, np.uint16), 3)
         assert longest_match(sample, np.array(corpus, np.int64)) == brute_force(sample, corpus)
         assert longest_match(sample, Tokens(parts)) == brute_force(sample, corpus)
@@ -44,7 +45,7 @@ def test_the_match_equals_brute_force(texts: tuple[list[int], list[int]], block:
 
 def test_planted_spans_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several samples, on the borders of blocks and at the ends of the corpus; large ids; hashes that collide."""
-    monkeypatch.setattr(memorized, "BLOCK", 1024)
+    monkeypatch.setattr(memorized, "SEARCHED", 1024)
     rng = np.random.default_rng(0)
     corpus = rng.integers(0, 2**31 - 1, 4_000, np.int32)
     samples = [rng.integers(0, 2**31 - 1, 100, np.int32) for _ in range(4)]
@@ -69,11 +70,11 @@ def test_the_place_in_a_text() -> None:
     config = Config(
         model=ModelConfig(block_size=4), data=DataConfig(path="texts", tokenizer="byte", train_fraction=0.6)
     )
-    data = load_dataset(config)
+    data = open_data(config)
     ids = list("xzwölf Boxkäx".encode())
-    [span, none], validation = memorized.find_memorized([ids, []], config, data)
+    [span, none], validation = memorized.find_memorized([ids, []], data)
     assert asdict(span) | {"before": "", "after": ""} == {
-        "tokens": 13, "of": 15, "characters": 11, "text": "zwölf Boxkä", "start": 1, "token": 33, "place": "b.txt:2",
+        "tokens": 13, "of": 15, "characters": 11, "text": "zwölf Boxkä", "start": 1, "token": 33, "location": "b.txt:2",
         "before": "", "after": "",
     }  # fmt: skip
     assert span.before.endswith("ümläüte\n")
@@ -87,10 +88,10 @@ def test_the_place_in_conversations() -> None:
     lines = [{"prompt": f"what is {n}?", "completion": f" it is {n * n}"} for n in range(20)]
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
     config = Config(model=ModelConfig(block_size=64), data=DataConfig(path="talks.jsonl", train_fraction=1.0))
-    data = load_dataset(config, ByteTokenizer())
-    [span, first], _ = memorized.find_memorized([list(b"it is 169?"), list(b"what is 13")], config, data)
-    assert (first.text, first.place) == ("what is 13", span.place)
-    assert (span.text, span.place) == ("it is 169", "conversation 14 of the training data")
+    data = open_data(config, ByteTokenizer())
+    [span, first], _ = memorized.find_memorized([list(b"it is 169?"), list(b"what is 13")], data)
+    assert (first.text, first.location) == ("what is 13", span.location)
+    assert (span.text, span.location) == ("it is 169", "conversation 14 of the training data")
     assert span.before.endswith("what is 13? ")
 
 
@@ -100,11 +101,11 @@ def test_the_place_in_token_files() -> None:
         np.array(ids, "<u2").tofile(f"ids/{name}.bin")
     data = DataConfig(path="ids", tokenizer="ids")
     config = Config(model=ModelConfig(block_size=4, vocab_size=200), data=data)
-    dataset = load_dataset(config)
-    [span], _ = memorized.find_memorized([[1, 110, 111, 112, 7]], config, dataset)
+    dataset = open_data(config)
+    [span], _ = memorized.find_memorized([[1, 110, 111, 112, 7]], dataset)
     assert (span.tokens, span.start, span.token) == (3, 1, 60)
-    assert Path(span.place.split(",")[0]).name == "train_1.bin"
-    assert span.place.endswith(", token 10")
+    assert Path(span.location.split(",")[0]).name == "train_1.bin"
+    assert span.location.endswith(", token 10")
 
 
 def test_the_place_in_a_mixture() -> None:
@@ -114,6 +115,6 @@ def test_the_place_in_a_mixture() -> None:
         model=ModelConfig(block_size=4),
         data=DataConfig(mix=("a.txt=1", "b.txt=1"), tokenizer="byte", train_fraction=0.8),
     )
-    spans, _ = memorized.find_memorized([list(b"xfirstx"), list(b"a second line.")], config, load_dataset(config))
-    assert [(span.text, span.place) for span in spans] == [("first", "a.txt:1"), ("second line", "b.txt:2")]
+    spans, _ = memorized.find_memorized([list(b"xfirstx"), list(b"a second line.")], open_data(config))
+    assert [(span.text, span.location) for span in spans] == [("first", "a.txt:1"), ("second line", "b.txt:2")]
     assert spans[1].before.endswith("other\n")

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data import statistics
-from jaxgpt.data.statistics import Counts, NGrams, bucket, document_hashes, gram_hashes, overlap, repeated, trigrams
+from jaxgpt.report.baselines import gzip_bits, xz_bits
+from jaxgpt.report.hashes import count_duplicates, document_hashes, gram_hashes, overlap
+from jaxgpt.report.ngrams import Counts, NGrams, log2_bin, trigrams
 
 BASE = 4
 TEXTS = st.lists(st.integers(0, BASE - 1), min_size=3, max_size=60).map(np.array)
@@ -77,16 +78,16 @@ def test_counts(ids: np.ndarray) -> None:
     assert dict(zip(*map(np.ndarray.tolist, counts), strict=True)) == expected
     contexts = Counter(key // BASE for key in keys.tolist())
     assert dict(zip(*map(np.ndarray.tolist, counts.contexts(BASE)), strict=True)) == contexts
-    assert counts.find(np.arange(BASE**3)).tolist() == [expected[k] for k in range(BASE**3)]
+    assert counts.lookup(np.arange(BASE**3)).tolist() == [expected[k] for k in range(BASE**3)]
 
 
-def test_buckets_are_powers_of_two() -> None:
+def test_bins_are_powers_of_two() -> None:
     n = [0, 1, 2, 3, 4, 7, 8, 2**40 - 1, 2**40]
-    assert bucket(np.array(n)).tolist() == [count.bit_length() for count in n]
+    assert log2_bin(np.array(n)).tolist() == [count.bit_length() for count in n]
 
 
 def test_weights_maximize_the_likelihood_of_what_is_left_out() -> None:
-    """And of one more observation, which has the weight of the bucket before."""
+    """And of one more observation, which has the weight of the previous bin."""
     rng = np.random.default_rng(0)
     ids = np.cumsum(rng.choice([0, 1, 2], 3000, p=[0.1, 0.6, 0.3])) % 8
     keys = trigrams(ids, 8)
@@ -101,7 +102,7 @@ def test_weights_maximize_the_likelihood_of_what_is_left_out() -> None:
         return float(np.log(p).sum() + before * math.log(w) + (1 - before) * math.log(1 - w))
 
     for order in (2, 3):
-        b = int(np.median(bucket(model.contexts[order - 2].find(keys % 8**order // 8) - 1)))
+        b = int(np.median(log2_bin(model.contexts[order - 2].lookup(keys % 8**order // 8) - 1)))
         best = likelihood(order, b, 0.0)
         room = min(model.weights[order - 2][b], 1 - model.weights[order - 2][b])
         assert room > 0
@@ -176,20 +177,18 @@ def test_documents_are_equal_if_their_hashes_are(ids: np.ndarray, block: int) ->
     hashes = document_hashes((ids[i : i + block] for i in range(0, len(ids), block)), (3,))
     assert len(hashes) == len(documents)
     assert len(set(hashes.tolist())) == len(set(documents))
-    assert repeated(hashes) == len(documents) - len(set(documents))
+    assert count_duplicates(hashes) == len(documents) - len(set(documents))
 
 
 def test_compressed_bits() -> None:
     random.seed(0)
     noise, words = random.randbytes(5000), b"to be or not to be, that is the question. " * 100
-    assert statistics.gzip_bits(words) == pytest.approx(
-        8 * len(gzip.compress(words, 9)) / len(words), abs=8 * 20 / len(words)
-    )
-    for bits in (statistics.gzip_bits, statistics.xz_bits):
+    assert gzip_bits(words) == pytest.approx(8 * len(gzip.compress(words, 9)) / len(words), abs=8 * 20 / len(words))
+    for bits in (gzip_bits, xz_bits):
         assert bits(noise) == pytest.approx(8, abs=0.1)
         assert bits(noise, words) == pytest.approx(8, abs=0.1)
         assert bits(words) < 0.3
         assert bits(noise, noise) < 0.2
     far = noise + bytes(40_000)
-    assert statistics.xz_bits(noise, far) < 0.2, "xz looks back further than gzip"
-    assert statistics.gzip_bits(noise, far) > 7
+    assert xz_bits(noise, far) < 0.2, "xz looks back further than gzip"
+    assert gzip_bits(noise, far) > 7

@@ -1,0 +1,275 @@
+"""Open the data of a config: text, token files, conversations, or a mixture of these.
+
+path or dataset -> kind -> ids and tokenizer -> training and validation split -> documents -> `Data`
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.data.conversations import load_conversations
+from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
+from jaxgpt.data.encoded import encode_text
+from jaxgpt.data.mixture import Mixture
+from jaxgpt.data.packing import Packed, pack_documents
+from jaxgpt.data.shards import holds_ids, prepared_tokenizer
+from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
+from jaxgpt.data.tokens import Split, Tokens, open_splits
+
+FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
+DECODED = 1 << 18  # ids to decode at a time
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training and validation data.
+
+    Attributes:
+        train: ids for training.
+        val: ids for validation; the training ids if nothing was held out.
+        held_out: whether `val` was held out.
+        tokenizer: tokenizer of the ids.
+        source: description of the data, in one line.
+        fingerprint: SHA-256 of the text, of the file of conversations, or of the ids of token files; of a mixture, the
+            SHA-256 of the fingerprints of its parts.
+        name: path of the data, or name of the built-in text; empty for a mixture.
+        parts: data of each source of a mixture; otherwise empty.
+        text: the text; None for token files, conversations and mixtures.
+    """
+
+    train: Split
+    val: Split
+    held_out: bool
+    tokenizer: Tokenizer
+    source: str
+    fingerprint: str
+    name: str = ""
+    parts: tuple[Data, ...] = ()
+    text: Text | None = None
+
+    @property
+    def is_conversations(self) -> bool:
+        """Whether only the assistant's tokens are targets."""
+        return isinstance(self.train, Packed) and self.train.trained is not None
+
+    @property
+    def restores_text(self) -> bool:
+        """Whether decoding the ids restores the text."""
+        return not (self.is_conversations or self.tokenizer.separator)
+
+    @property
+    def characters(self) -> int:
+        """Number of characters of the text; 0 if any part is not text."""
+        sizes = [part.text.characters if part.text else 0 for part in self.parts or (self,)]
+        return sum(sizes) if all(sizes) else 0
+
+    def facts(self) -> dict[str, object]:
+        """Return what must be equal in all processes."""
+        return {
+            "the number of training ids": len(self.train),
+            "the number of validation ids": len(self.val),
+            "the fingerprint of the data": self.fingerprint,
+            "the SHA-256 of the tokenizer": hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest(),
+        }
+
+    def val_bytes(self) -> int:
+        """Count the UTF-8 bytes of the decoded validation ids; 0 if decoding does not restore the text."""
+        if self.parts:
+            sizes = [part.val_bytes() for part in self.parts if part.held_out or not self.held_out]
+            return sum(sizes) if all(sizes) else 0
+        starts = range(0, len(self.val), DECODED) if self.restores_text else ()
+        return sum(len(self.decode(self.val, start, DECODED).encode()) for start in starts)
+
+    def decode(self, split: Split, start: int, n: int) -> str:
+        """Decode at most n ids of a split, without the ids that end a document."""
+        ids = split.take(start, max(min(n, len(split) - start), 0))
+        return self.tokenizer.decode(ids[ids != self.tokenizer.eos_id])
+
+    def check(self, config: Config) -> None:
+        """Check that a model can be trained on the data.
+
+        Raises:
+            UserError: if a split is shorter than a window, or no document ends.
+        """
+        for part in self.parts or (self,):
+            if not part.is_conversations:
+                _check_windows(part, config.model.block_size)
+                _check_documents(part, config.data.documents)
+
+
+class _Opened(NamedTuple):
+    """Ids of one source before they are split into documents; fields as in `Data`."""
+
+    train: Split
+    val: Split
+    tokenizer: Tokenizer
+    source: str
+    fingerprint: str
+    text: Text | None = None
+
+
+def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Data:
+    """Read, tokenize and split the data of a config.
+
+    Args:
+        config: config of a run or preset; its `data`, `model.vocab_size` and `model.block_size` are used.
+        tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or the one of `data.tokenizer`.
+        progress: called with the number of bytes tokenized so far, and the total.
+
+    Raises:
+        UserError: if the data cannot be read, or has ids outside the vocabulary of the model.
+    """
+    data = config.data
+    if data.mix:
+        return _open_mixture(config, tokenizer, progress)
+    opener = _open_conversations if data.conversations else _open_ids if _holds_ids(data) else _open_text
+    train, val, tokenizer, source, fingerprint, text = opener(config, tokenizer, progress)
+    if isinstance(train, Tokens) and isinstance(val, Tokens):
+        train, val, note = _as_documents(config, train, val, tokenizer)
+        source += note
+    held_out = len(val) > 0
+    val = val if held_out else train
+    if len(val) < 2:
+        raise UserError(f"{source} has {len(val)} token(s), too few to evaluate on: use a longer text")
+    return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
+
+
+def with_path(config: Config, path: str) -> Config:
+    """Replace the data of a config with all of a path, not split, to evaluate on; an empty path changes nothing."""
+    return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
+
+
+def vocab_size(config: Config) -> int:
+    """Return the vocabulary size of a config's model, without downloading its text.
+
+    Raises:
+        UserError: if the size depends on data that cannot be read.
+    """
+    data = config.data
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    if not (data.path or data.mix) and (data.dataset, data.tokenizer) in KNOWN_VOCAB:
+        return KNOWN_VOCAB[data.dataset, data.tokenizer]
+    return _tokenizer(config).vocab_size
+
+
+def _open_text(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
+    data, text = config.data, read_text(config.data)
+    tokenizer = tokenizer or make_tokenizer(data.tokenizer, [text], data.vocab_size, config.model.vocab_size, progress)
+    ids = encode_text(tokenizer, text, progress).tokens.below(_model_size(config, tokenizer), tokenizer.vocab_size)
+    train, val = ids.split(int(data.train_fraction * len(ids)))
+    return _Opened(train, val, tokenizer, text.source, text.sha256, text)
+
+
+def _open_ids(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
+    path = Path(config.data.path)
+    tokenizer = prepared_tokenizer(path, config.data.tokenizer, tokenizer) or tokenizer or _tokenizer(config)
+    train, val, source = open_splits(path, config.data.train_fraction)
+    size = _model_size(config, tokenizer)
+    train, val = train.below(size, tokenizer.vocab_size), val.below(size, tokenizer.vocab_size)
+    return _Opened(train, val, tokenizer, source, Tokens([*train.parts, *val.parts], size).fingerprint())
+
+
+def _open_conversations(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
+    tokenizer = tokenizer or _tokenizer(config)
+    _model_size(config, tokenizer)
+    T, fraction = config.model.block_size, config.data.train_fraction
+    train, val, source, sha256 = load_conversations(Path(config.data.path), tokenizer, T, fraction, progress)
+    return _Opened(train, val, tokenizer, source, sha256)
+
+
+def _open_mixture(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
+    """Open each source. Validation uses all of them regardless of their weights, so that losses are comparable."""
+    sources, weights = zip(*config.data.sources, strict=True)
+    tokenizer = tokenizer or _tokenizer(config, progress)
+    parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
+    if len({part.train.segmented for part in parts}) > 1:
+        raise UserError("data.mix has conversations and other data: add --data.documents mask")
+    held_out = any(part.held_out for part in parts)
+    val = [part.val for part in parts if part.held_out or not held_out]
+    shares = zip(weights, parts, strict=True)
+    source = "; ".join(f"{weight / sum(weights):.1%} {part.source}" for weight, part in shares)
+    fingerprint = hashlib.sha256("\n".join(part.fingerprint for part in parts).encode()).hexdigest()
+    train = Mixture([part.train for part in parts], weights)
+    return Data(train, Mixture(val, [1] * len(val)), held_out, tokenizer, source, fingerprint, parts=parts)
+
+
+def _tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
+    """Return the tokenizer of the data: from a prepared directory, named by the config, or made from the text of all sources.
+
+    Raises:
+        UserError: if it is made from text, and a source is not text; or if it cannot be made.
+    """
+    data, texts = config.data, list[Text]()
+    sources = [each for each, _ in data.sources] or [data]
+    for each in sources:
+        if each.path and (tokenizer := prepared_tokenizer(Path(each.path), data.tokenizer)):
+            return tokenizer
+    for each in sources if data.tokenizer in FROM_TEXT else ():
+        if each.conversations or _holds_ids(each):
+            kind = "conversations" if each.conversations else "token ids"
+            documents = f"; to train on documents, use jaxgpt data prepare {each.path}" if each.conversations else ""
+            raise UserError(
+                f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), or "
+                f"start from a model with --init-from RUN{documents}"
+            )
+        texts.append(read_text(each))
+    return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size, progress)
+
+
+def _holds_ids(data: DataConfig) -> bool:
+    return bool(data.path) and holds_ids(Path(data.path))
+
+
+def _model_size(config: Config, tokenizer: Tokenizer) -> int:
+    """Return the vocabulary size of the model.
+
+    Raises:
+        UserError: if it is smaller than the tokenizer's.
+    """
+    if 0 < config.model.vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
+            f"set it to 0, or raise it"
+        )
+    return config.model.vocab_size or tokenizer.vocab_size
+
+
+def _as_documents(config: Config, train: Tokens, val: Tokens, tokenizer: Tokenizer) -> tuple[Split, Split, str]:
+    """Mark where documents end, and pack them into windows, as `data.documents` specifies; with a note for the source."""
+    setting, T = config.data.documents, config.model.block_size
+    if setting == "flow":
+        return train, val, ""
+    if not tokenizer.end_ids:
+        raise UserError(
+            f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer has none: choose a "
+            f"different tokenizer, or --data.documents flow"
+        )
+    train, val = (Tokens(ids.parts, ids.vocab_size, tokenizer.end_ids) for ids in (train, val))
+    if setting == "mask":
+        return train, val, ""
+    packed = pack_documents(train, T)
+    return packed, pack_documents(val, T), f"; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
+
+
+def _check_windows(data: Data, block_size: int) -> None:
+    for kind, split in (("training", data.train), ("validation", data.val)):
+        if len(split) <= block_size:
+            raise UserError(
+                f"model.block_size {block_size} needs at least {block_size + 1} {kind} tokens, but there are {len(split)} in "
+                f"{data.name}: lower it, change data.train_fraction, or use a longer text"
+            )
+
+
+def _check_documents(data: Data, setting: str) -> None:
+    ids = data.train.tokens if isinstance(data.train, Packed) else data.train
+    if isinstance(ids, Tokens) and ids.end_ids and not ids.contains(ids.end_ids):
+        raise UserError(
+            f"data.documents {setting} needs an end-of-text id after each document, but {data.name} does not contain "
+            f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id between documents, or "
+            f"--data.documents flow"
+        )

@@ -1,0 +1,1 @@
+"""Describe data: duplicates, overlap, baselines of the loss, and memorized text."""

@@ -1,0 +1,84 @@
+"""Hashes of n-grams and documents, to find equal ones in large data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+GRAM = 13  # tokens of an n-gram that two texts rarely share by chance
+ODD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd constants of splitmix64
+SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by one lookup
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """Spread the bits of uint64 numbers."""
+    x = (x ^ (x >> np.uint64(31))) * np.uint64(ODD[1])
+    mixed: np.ndarray = x ^ (x >> np.uint64(32))
+    return mixed
+
+
+class HashSet:
+    """A set of 64-bit hashes.
+
+    Attributes:
+        hashes: the hashes, sorted and unique.
+    """
+
+    def __init__(self, hashes: np.ndarray) -> None:
+        self.hashes = np.unique(hashes)
+        bits = max((SPREAD * len(self.hashes)).bit_length(), 1)
+        self._shift = np.uint64(64 - bits)
+        self._used = np.zeros(1 << bits, bool)  # by the first bits of a hash
+        self._used[self.hashes >> self._shift] = True
+
+    def find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the hashes that are in the set, ascending, and their indices in `self.hashes`."""
+        candidates = np.flatnonzero(self._used[hashes >> self._shift])
+        ranks = np.minimum(np.searchsorted(self.hashes, hashes[candidates]), len(self.hashes) - 1)
+        equal = self.hashes[ranks] == hashes[candidates]
+        return candidates[equal], ranks[equal]
+
+
+def gram_hashes(ids: np.ndarray, n: int = GRAM) -> np.ndarray:
+    """Return the hash of the n-gram at each id but the last `n - 1`, uint64."""
+    size = max(len(ids) - n + 1, 0)
+    mixed = mix(ids.astype(np.uint64) + np.uint64(1))
+    hashes = np.zeros(size, np.uint64)
+    for i in range(n):
+        hashes = hashes * np.uint64(ODD[0]) + mixed[i : i + size]
+    return mix(hashes)
+
+
+def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
+    """Return the fraction of hashes that occur in the training hashes, which are read once, in blocks."""
+    wanted = HashSet(hashes)
+    found = np.zeros(len(wanted.hashes), bool)
+    for block in training:
+        found[wanted.find(block)[1]] = True
+    return float(found[np.searchsorted(wanted.hashes, hashes)].mean())
+
+
+def document_hashes(blocks: Iterable[np.ndarray], end_ids: Sequence[int]) -> np.ndarray:
+    """Return the hash of each document of a sequence of ids, read in blocks.
+
+    One of `end_ids` ends a document or, in llm.c's files, begins it; it is not hashed. The sequence ends the last document.
+    """
+    hashes, digest, is_empty = [], hashlib.blake2b(digest_size=8), True
+    for ids in blocks:
+        ends = np.flatnonzero(np.isin(ids, end_ids))
+        for begin, end in zip([0, *(ends + 1)], [*ends, None], strict=True):
+            piece = ids[begin:end]
+            digest.update(piece.astype("<i4").tobytes())
+            is_empty &= not len(piece)
+            if end is not None and not is_empty:
+                hashes.append(digest.digest())
+                digest, is_empty = hashlib.blake2b(digest_size=8), True
+    hashes += [] if is_empty else [digest.digest()]
+    return np.frombuffer(b"".join(hashes), "<u8")
+
+
+def count_duplicates(hashes: np.ndarray) -> int:
+    """Count the items that equal an earlier one."""
+    return len(hashes) - len(np.unique(hashes))

@@ -1,0 +1,235 @@
+"""Find the longest span of a generated text that occurs verbatim in the training data.
+
+The training ids are read once, in blocks: memory is bounded by a block and the samples. An index of the ids, such as a
+suffix array, takes several bytes per token and minutes to build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxgpt.config import UserError
+from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
+from jaxgpt.data.corpus import Progress, no_progress
+from jaxgpt.report.hashes import ODD, HashSet, mix
+
+SEARCHED = 1 << 18  # ids to search at a time: their hashes fit in the CPU's cache
+CONTEXT = 40  # tokens to show before and after a span
+PIECES = 8  # pieces of the validation text to compare with
+
+
+class Match(NamedTuple):
+    """A span that a sample shares with a corpus.
+
+    Attributes:
+        length: number of tokens.
+        start: index of its first token in the sample.
+        position: index of its first token in the corpus, at its first occurrence.
+    """
+
+    length: int
+    start: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Memorized:
+    """The longest span of a sample that occurs in the training data.
+
+    Attributes:
+        tokens: length in tokens; 0 if no token of the sample occurs.
+        of: length of the sample in tokens.
+        characters: length in characters.
+        text: text of the span.
+        start: index of its first token in the sample.
+        token: index of its first token in the training ids.
+        location: file and line of a text, file and token of token files, or number of the conversation.
+        before: text before the span in the training data.
+        after: text after the span.
+    """
+
+    tokens: int
+    of: int
+    characters: int = 0
+    text: str = ""
+    start: int = 0
+    token: int = 0
+    location: str = ""
+    before: str = ""
+    after: str = ""
+
+
+def longest_match(sample_ids: ArrayLike, corpus: Any) -> Match:
+    """Find the longest run of consecutive ids of a sample that occurs in a corpus.
+
+    Args:
+        sample_ids: token ids, one-dimensional.
+        corpus: token ids, one-dimensional, such as a memory-mapped array, or a split with a method `take(start, n)`. It is
+            read once, in blocks.
+
+    Returns:
+        The match; its length is 0 if no id of the sample occurs.
+
+    Raises:
+        UserError: if the sample is not a one-dimensional array of integers.
+    """
+    return longest_matches([sample_ids], corpus)[0]
+
+
+def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = no_progress) -> list[Match]:
+    """Find the longest match of each of several samples in one pass over a corpus. See `longest_match`.
+
+    A match longer than the current ones contains an n-gram one token longer than the shortest of them. The hashes of each
+    block are compared with those n-grams of all samples; longer n-grams are tried only after a hit. Equal hashes are verified
+    token by token, so the result is exact.
+    """
+    rows = [_Hashes(_row(sample)) for sample in samples]
+    take: Callable[[int, int], np.ndarray] = lambda start, n: np.asarray(corpus[start : start + n])  # noqa: E731
+    if not hasattr(corpus, "__array__") and hasattr(corpus, "take"):
+        take = corpus.take
+    best = [Match(0, 0, 0)] * len(rows)
+    longest, total = max(map(len, rows), default=0), len(corpus)
+    size = max(SEARCHED, 4 * longest)
+    n, wanted = 0, HashSet(np.zeros(0, np.uint64))
+    for begin in range(0, total, size):
+        open_rows = [i for i, row in enumerate(rows) if best[i].length < len(row)]
+        if not open_rows:
+            break
+        # Blocks overlap: a match across the end of a block is complete in the next one.
+        block = _Hashes(take(begin, min(size + longest - 1, total - begin)))
+        if (longer := min(best[i].length for i in open_rows) + 1) != n:
+            n, wanted = longer, HashSet(np.concatenate([rows[i].of(longer) for i in open_rows]))
+        hits = np.unique(wanted.find(block.of(n))[1])
+        for i in open_rows if len(hits) else ():
+            if np.isin(rows[i].of(n), wanted.hashes[hits]).any():
+                best[i] = _improve(best[i], rows[i], block, begin)
+        progress(min(begin + size, total), total)
+    return best
+
+
+def find_memorized(
+    samples: Sequence[Sequence[int]], data: Data, progress: Progress = no_progress
+) -> tuple[list[Memorized], float | None]:
+    """Find the longest span of each sample in the training data of a run.
+
+    Args:
+        samples: ids of generated texts.
+        data: data of the run.
+        progress: called with the number of tokens searched so far and the total.
+
+    Returns:
+        The spans; and, to compare them with, the median length in tokens of the longest spans of `PIECES` pieces of the
+        validation text, each as long as the longest sample. None if the validation text is shorter than that.
+    """
+    n, pieces = max(map(len, samples), default=0), list[np.ndarray]()
+    if data.held_out and 0 < n <= len(data.val):
+        pieces = [data.val.take(int(start), n) for start in np.linspace(0, len(data.val) - n, PIECES)]
+    matches = longest_matches([*samples, *pieces], data.train, progress)
+    spans = [_memorized(ids, match, data) for ids, match in zip(samples, matches, strict=False)]
+    return spans, float(median(match.length for match in matches[len(samples) :])) if pieces else None
+
+
+class _Hashes:
+    """64-bit hashes of the n-grams of a row of ids, for any n."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids = ids
+        self._powers = [mix(ids.astype(np.int64).view(np.uint64) + np.uint64(1))]  # hashes for n = 1, 2, 4, ...
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of(self, n: int) -> np.ndarray:
+        """Return the hash of the n-gram at each id but the last n - 1, combined from its first and its last 2^k ids."""
+        power = n.bit_length() - 1
+        while len(self._powers) <= power:
+            self._powers.append(self._join(len(self._powers) - 1, 1 << (len(self._powers) - 1)))
+        return self._powers[power] if n == 1 << power else self._join(power, n - (1 << power))
+
+    def _join(self, power: int, apart: int) -> np.ndarray:
+        hashes = self._powers[power]
+        factor = np.uint64((ODD[0] * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
+        joined: np.ndarray = hashes[: max(len(hashes) - apart, 0)] * factor + hashes[apart:]
+        return joined
+
+
+def _improve(best: Match, sample: _Hashes, block: _Hashes, begin: int) -> Match:
+    """Return the longest match in a block that begins at index `begin` of the corpus, or `best` if it is as long."""
+    while match := _find(best.length + 1, sample, block):
+        start, position = match
+        n = min(len(sample) - start, len(block) - position)
+        differ = np.flatnonzero(sample.ids[start : start + n] != block.ids[position : position + n])
+        best = Match(int(differ[0]) if len(differ) else n, start, begin + position)
+    return best
+
+
+def _find(n: int, sample: _Hashes, block: _Hashes) -> tuple[int, int] | None:
+    """Return the start in a sample and the position in a block of the first n-gram of the block that is in the sample."""
+    grams, starts = np.unique(sample.of(n), return_index=True)
+    for position, rank in zip(*HashSet(grams).find(block.of(n)), strict=True):
+        start = int(starts[rank])
+        if np.array_equal(sample.ids[start : start + n], block.ids[position : position + n]):
+            return start, int(position)
+    return None
+
+
+def _row(ids: ArrayLike) -> np.ndarray:
+    row = np.asarray(ids)
+    if row.ndim != 1 or (len(row) and row.dtype.kind not in "iu"):
+        raise UserError(f"a sample must be a row of token ids, not {row.dtype} {list(row.shape)}")
+    return row.astype(np.int64)
+
+
+def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
+    n, start, position = match
+    if not n:
+        return Memorized(0, len(ids))
+    begin = max(position - CONTEXT, 0)
+    span, before, after = (
+        data.tokenizer.decode(part)
+        for part in (
+            ids[start : start + n],
+            data.train.take(begin, position - begin),
+            data.train.take(position + n, min(CONTEXT, len(data.train) - position - n)),
+        )
+    )
+    part, inside = data, position
+    if isinstance(data.train, Mixture):
+        index, inside, _ = next(data.train.parts(position, 1))
+        part = data.parts[index]
+    location = _line(span, part) or _token(inside, part.train) or f"training token {position:,}"
+    return Memorized(n, len(ids), len(span), span, start, position, location, before, after)
+
+
+def _line(span: str, data: Data) -> str:
+    """Return the file and line of the first occurrence of a span in a text; "" if it does not occur or there is no text."""
+    wanted = span.strip("\ufffd").encode()  # ids of bytes may begin and end within a character
+    index = data.text.data.find(wanted) if data.text and wanted else -1
+    if data.text is None or index < 0:
+        return ""
+    name, begin = data.name, 0
+    for file, size in data.text.files:
+        name = file
+        if index < begin + size:
+            break
+        begin += size
+    return f"{name}:{data.text.data[begin:index].count(10) + 1}"
+
+
+def _token(index: int, train: Split) -> str:
+    """Return the token file and the index of a token in it, or the number of its conversation; "" if it has neither."""
+    if isinstance(train, Packed) and train.trained is not None:
+        return f"conversation {int((train.begins <= index).sum()):,} of the training data"
+    tokens = train.tokens if isinstance(train, Packed) else train
+    for part in tokens.parts if isinstance(tokens, Tokens) else ():
+        if index < len(part):
+            name = getattr(part, "filename", None)
+            return f"{name}, token {index:,}" if name else ""
+        index -= len(part)
+    return ""

@@ -1,0 +1,190 @@
+"""Opening data: every kind gives the same splits, windows, fingerprints and descriptions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import TEXT, small_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.data import Batches, Tokens, encoded, open_data, vocab_size, with_path
+
+END = "<EOS>"
+
+
+def config_of(path: Path | str, **data: object) -> Config:
+    return replace(small_run(), data=DataConfig(path=str(path), **data))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write one input of each kind."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text(TEXT[:3000])
+    Path("texts/b.txt").write_text(TEXT[3000:])
+    Path("ends.txt").write_text(f"one two three {END} " * 60)
+    Path("ids").mkdir()
+    ids = (np.arange(3000) * 7 % 90).astype("<u2")
+    ids[:2500].tofile("ids/train.bin")
+    ids[2500:].tofile("ids/val.bin")
+    talks = ({"prompt": f"{n} times 7?", "completion": f" {n * 7}"} for n in range(60))
+    Path("talks.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+
+
+CASES = {
+    "text": (DataConfig(path="text.txt"), "char", True),
+    "folder": (DataConfig(path="texts", tokenizer="bpe", vocab_size=300, train_fraction=0.5), "300", True),
+    "all": (DataConfig(path="text.txt", tokenizer="byte", train_fraction=1.0), "256", False),
+    "ids": (DataConfig(path="ids", tokenizer="ids"), "90", True),
+    "mask": (DataConfig(path="ends.txt", tokenizer="word", documents="mask"), "4", True),
+    "pack": (DataConfig(path="ends.txt", tokenizer="word", documents="pack"), "4", True),
+    "conversations": (DataConfig(path="talks.jsonl", tokenizer="byte"), "256", True),
+    "mixture": (DataConfig(mix=("text.txt=3", "texts=1")), "char", True),
+    "mixed kinds": (DataConfig(mix=("ids=3", "text.txt=1"), tokenizer="byte", train_fraction=1.0), "256", True),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.usefixtures("inputs")
+def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
+    data, size, held_out = CASES[kind]
+    config = replace(small_run(), data=data)
+    config = config.with_model(vocab_size=90) if data.tokenizer == "ids" else config
+    found = open_data(config)
+    found.check(config)
+    T = config.model.block_size
+    assert found.held_out == held_out
+    assert found.tokenizer.vocab_size == (len(set(TEXT)) if size == "char" else int(size)) == vocab_size(config)
+    for split in (found.train, found.val):
+        rows = split.windows(np.asarray(split.eval_starts(T, T)), T)
+        assert rows.shape[1:] == ((T, 3) if data.segmented else (T + 1,))
+        assert split.segmented == data.segmented
+        ids = rows[..., :2]
+        assert -1 <= ids.min() <= ids.max() < found.tokenizer.vocab_size
+        assert len(split.take(0, len(split))) == len(split)
+    assert Batches.of(config, found.train).at(3).shape == (config.train.batch_size, *rows.shape[1:])
+    again = open_data(config, found.tokenizer)
+    assert again.facts() == found.facts()
+    assert again.source == found.source
+    if found.parts:
+        digest = hashlib.sha256("\n".join(part.fingerprint for part in found.parts).encode())
+        assert found.fingerprint == digest.hexdigest()
+        assert len(found.train) == sum(len(part.train) for part in found.parts)
+
+
+@pytest.mark.parametrize("path", ["text.txt", "talks.jsonl", "ids"])
+@pytest.mark.usefixtures("inputs")
+def test_evaluation_on_a_path_uses_all_of_it(path: str) -> None:
+    config = config_of("texts", tokenizer="byte")
+    run = open_data(config)
+    found = open_data(with_path(config, path), run.tokenizer)
+    if path == "ids":
+        assert (found.held_out, len(found.val)) == (True, 500), "validation files are used if there are any"
+    else:
+        assert not found.held_out
+        assert found.val is found.train
+        assert found.fingerprint == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    assert found.val_bytes() == (len(TEXT) if path == "text.txt" else len(found.val) if path == "ids" else 0)
+
+
+@pytest.mark.parametrize("fraction", [0.9, 1.0])
+@pytest.mark.usefixtures("inputs")
+def test_bytes_of_the_validation_text_come_from_its_ids(fraction: float) -> None:
+    for tokenizer in ("char", "byte", "bpe"):
+        config = config_of("text.txt", tokenizer=tokenizer, vocab_size=300, train_fraction=fraction)
+        found = open_data(config)
+        text = found.tokenizer.decode(found.val.take(0, len(found.val)))
+        assert found.val_bytes() == len(text.encode())
+        assert TEXT.endswith(text)
+    assert open_data(config_of("text.txt", tokenizer="word")).val_bytes() == 0, "words do not keep white space"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (DataConfig(path="ids"), r"ids holds token ids, not text: .* --data\.tokenizer"),
+        (DataConfig(path="talks.jsonl"), r"talks\.jsonl holds conversations, not text: .* --init-from RUN"),
+        (DataConfig(mix=("text.txt=1", "talks.jsonl=1"), tokenizer="byte"), r"add --data\.documents mask"),
+        (DataConfig(path="text.txt", documents="mask"), r"mask needs an end-of-text id .* the tokenizer has none"),
+        (DataConfig(path="text.txt", tokenizer="ids"), r"set model\.vocab_size"),
+        (DataConfig(path="missing.txt"), r"no such file or folder: missing\.txt"),
+        (DataConfig(dataset="none"), r"--data\.path"),
+    ],
+)
+@pytest.mark.usefixtures("inputs")
+def test_data_that_does_not_fit_is_an_error(data: DataConfig, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        open_data(replace(small_run(), data=data))
+
+
+def test_too_little_data_is_an_error_of_training_only() -> None:
+    Path("short.txt").write_text("a b c")
+    config = config_of("short.txt", tokenizer="byte")
+    with pytest.raises(UserError, match=r"short\.txt has 1 token\(s\), too few"):
+        open_data(config)
+    found = open_data(with_path(config, "short.txt"))
+    assert len(found.val) == 5
+    with pytest.raises(UserError, match=r"model\.block_size \d+ needs .* there are 5 in short\.txt: lower it"):
+        found.check(config)
+    Path("ends.txt").write_text(TEXT + END)
+    masked = config_of("ends.txt", tokenizer="word", documents="mask", train_fraction=0.5)
+    with pytest.raises(UserError, match=r"mask needs an end-of-text id after each document, but ends\.txt"):
+        open_data(masked).check(masked)
+
+
+@given(st.integers(0, len(TEXT) - 1))
+def test_the_fingerprint_of_a_text_changes_with_every_character(place: int) -> None:
+    def fingerprint(text: str) -> str:
+        Path("text.txt").write_text(text)
+        return open_data(config_of("text.txt")).fingerprint
+
+    changed = "7" if TEXT[place] != "7" else "8"
+    assert fingerprint(TEXT) == fingerprint(TEXT) != fingerprint(TEXT[:place] + changed + TEXT[place + 1 :])
+
+
+def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None:
+    ids = (np.arange(5000) % 90).astype("<u2")
+    config = config_of(tmp_path, tokenizer="ids").with_model(vocab_size=90)
+    found = []
+    for last in (ids[-1], ids[-1], 3):
+        ids[-1] = last
+        ids.tofile(tmp_path / "train.bin")
+        found.append(open_data(config).fingerprint)
+    assert found[0] == found[1] != found[2]
+
+
+def test_16_bit_ids_serve_a_padded_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are enough if the ids of the tokenizer fit, whatever size the model pads its vocabulary to."""
+    monkeypatch.setattr(encoded, "SMALLEST", 1)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    config = config_of(text, tokenizer="bpe", vocab_size=300).with_model(vocab_size=70_000)
+    found = open_data(config)
+    assert isinstance(found.train, Tokens)
+    assert isinstance(found.train.parts[0], np.memmap)
+    (tmp_path / "tokenizer.json").write_text(found.tokenizer.to_json())
+    (tmp_path / "tokens").mkdir()
+    ids = np.concatenate([found.train.take(0, len(found.train)), found.val.take(0, len(found.val))])
+    ids.astype("<u2").tofile(tmp_path / "tokens" / "train.bin")
+    raw = config_of(tmp_path / "tokens", tokenizer=str(tmp_path / "tokenizer.json")).with_model(vocab_size=70_000)
+    assert np.array_equal(open_data(raw).train.take(0, len(found.train)), found.train.take(0, len(found.train)))
+    unknown = config_of(tmp_path / "tokens", tokenizer="ids").with_model(vocab_size=70_000)
+    with pytest.raises(UserError, match=r"train\.bin has no header .* too few for a vocabulary of 70,000"):
+        open_data(unknown)
+
+
+@given(st.integers(1, 40), st.integers(1, 500_000))
+def test_chunks_and_dtypes_do_not_change_a_fingerprint(cuts: int, cut: int) -> None:
+    ids = np.arange(cuts * 1000) % 251
+    one, many = Tokens([ids.astype(np.uint8)]), Tokens([ids[:cut], ids[cut:].astype(np.uint32)])
+    assert one.fingerprint() == many.fingerprint()
+    assert one.fingerprint() != Tokens([ids[:-1]]).fingerprint()
