@@ -10,7 +10,7 @@ from jaxgpt.cli.help import COMMON, Group, groups
 from jaxgpt.cli.parse import SECTIONS, Settings
 from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
-from jaxgpt.presets import PRESETS, describe, preset
+from jaxgpt.presets import PRESETS, command, preset
 
 PAGE = Path(__file__).with_name("reference.md")
 COLUMNS = ("option", "value", "default", "meaning")
@@ -44,17 +44,17 @@ def _lines() -> Iterator[str]:
     yield ENVIRONMENT
     yield ""
     for name in COMMANDS:
-        command, cls = module_of(name).COMMAND, module_of(name).Args
+        described, cls = module_of(name).COMMAND, module_of(name).Args
         takes_settings = issubclass(cls, Settings)
         default = cls(**{section: getattr(Config(), section) for section in SECTIONS}) if takes_settings else None
         yield f"### jaxgpt {name}"
         yield ""
-        yield f"`{command.usage}`"
+        yield f"`{described.usage}`"
         yield ""
-        yield command.about
+        yield described.about
         yield ""
         yield "```sh"
-        yield from command.examples
+        yield from described.examples
         yield "```"
         yield ""
         for group in groups(cls, default):
@@ -81,16 +81,15 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "Train a preset with `jaxgpt train PRESET`. The listed settings differ from the defaults above."
     yield ""
-    for name in PRESETS:
-        said = describe(name)
+    for name, each in PRESETS.items():
         yield f"### `{name}`"
         yield ""
-        yield said.what
+        yield each.about
         yield ""
         yield f"- parameters: {parameters:,}" if (parameters := size(name)) else f"- {BASE}"
-        yield f"- command: `{said.command}`"
-        if said.expect:
-            yield f"- result: {said.expect}"
+        yield f"- command: `{command(name)}`"
+        if each.expect:
+            yield f"- result: {each.expect}"
         yield f"- settings: {', '.join(_changes(name))}"
         yield ""
 

@@ -286,10 +286,10 @@ def test_bad_prompts(run: Path) -> None:
     Path("prompts.txt").write_text("12\n\n13\n")
     for args, message in [
         (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) in '12 é'"),
-        (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0 and finite: -1.0"),
-        (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0 and finite: nan"),
-        (["--prompt", "1", "--top-p", "1.5"], "top-p must be at least 0 and at most 1: 1.5"),
-        (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0: -2"),
+        (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0, not -1.0"),
+        (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0 and finite, not nan"),
+        (["--prompt", "1", "--top-p", "1.5"], "top-p must be at least 0 and at most 1, not 1.5"),
+        (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0, not -2"),
         (["--prompt", "1", "--max-new-tokens", "0"], "max-new-tokens must be at least 1: 0"),
         (["--prompt", "1", "--checkpoint", "7"], "no checkpoint '7'"),
         (["--prompts-file", "prompts.txt"], "prompts.txt: line 2 is empty"),

@@ -391,7 +391,7 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
         ({"num_beams": 10**8}, "num-beams must be"),
         ({"num_beams": 2.0}, "num-beams must be an integer"),
         ({"num_return_sequences": 10**9}, "num-return-sequences must be"),
-        ({"temperature": "hot"}, "temperature must be a number: 'hot'"),
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
         ({"stop": [1]}, "a stop string must be a string: 1"),
         ({"stop": 1}, "stop must be a string or a list"),
         ({"stop_ids": [1.5]}, "a stop id must be an integer: 1.5"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import fields
+from dataclasses import Field, fields
+from math import inf, nan, nextafter
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import repository
 
@@ -16,9 +18,11 @@ from jaxgpt.config import (
     Config,
     DataConfig,
     DistributedConfig,
+    LoraConfig,
     MeshConfig,
     ModelConfig,
     OptimConfig,
+    SamplingParams,
     TrainConfig,
     UserError,
 )
@@ -86,12 +90,46 @@ def test_a_setting_that_nothing_reads_is_found() -> None:
     assert unread(ModelConfig, read | {("c", "norm")}) == unread(ModelConfig, read) - {"norm"}
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+LIMITED = [
+    pytest.param(section, f, id=f"{section.__name__}.{f.name}")
+    for section in (*SECTIONS[:-1], LoraConfig, SamplingParams, BeamParams)
+    for f in fields(section)
+    if type(f.default) in (int, float)
+]
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, LoraConfig, SamplingParams, BeamParams])
 def test_every_setting_has_a_description(section: type) -> None:
-    source = (repository() / "jaxgpt/config.py").read_text()
     for f in fields(section):
-        described = rf"^    ({f.name}: .*  # \S|# \S.*\n    {f.name}: )"
-        assert re.search(described, source, re.M), f"{section.__name__}.{f.name} has no description"
+        assert isinstance(f.default_factory, type) or f.metadata["help"], f.name
+
+
+@pytest.mark.parametrize(("section", "f"), LIMITED)
+def test_limits_are_enforced_at_both_ends(section: type, f: Field[Any]) -> None:
+    """Values outside are rejected with the name and the value. Values at the limits pass this check, not always others."""
+    name = f"{section.prefix}.{f.name}" if section.prefix else f.name.replace("_", "-")
+    low, high, above, below = f.metadata["limits"]
+    step = (
+        (lambda x, up: x + 1 if up else x - 1)
+        if type(f.default) is int
+        else lambda x, up: nextafter(x, inf if up else -inf)
+    )
+    outside = [step(low, False), step(high, True), above, below, nan]
+    for value in {x for x in outside if type(f.default) is float or abs(x) < inf}:
+        with pytest.raises(UserError, match=rf"^{name} must be .*, not {re.escape(repr(value))}$"):
+            section(**{f.name: value})
+    for value in {x for x in (low, high, f.default) if abs(x) < inf}:
+        try:
+            assert getattr(section(**{f.name: value}), f.name) == value
+        except UserError as e:
+            assert not re.match(rf"{name} must be (at|above|below)", str(e))
+
+
+def test_numbers_of_numpy_are_converted() -> None:
+    """Equal settings share a compiled program."""
+    converted = SamplingParams(np.float32(0.5), np.int64(3), np.array(1))  # type: ignore[arg-type]
+    assert converted == SamplingParams(0.5, 3, 1.0)
+    assert [type(x) for x in (converted.temperature, converted.top_k, converted.top_p)] == [float, int, float]
 
 
 @pytest.mark.parametrize("value", [1, 0, "maybe", None])

@@ -142,8 +142,9 @@ def _fields(base: type) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def comments(cls: type) -> dict[str, str]:
-    """Map each field of a dataclass to the comment beside it, or above it."""
-    return {name: text for base in reversed(cls.__mro__) if _fields(base) for name, text in _comments(base)}
+    """Map each field of a dataclass to its help: that of a setting, or the comment beside or above the field."""
+    declared = {field.name: field.metadata["help"] for field in dataclasses.fields(cls) if "help" in field.metadata}
+    return {name: text for base in reversed(cls.__mro__) if _fields(base) for name, text in _comments(base)} | declared
 
 
 def _comments(base: type) -> Iterator[tuple[str, str]]:

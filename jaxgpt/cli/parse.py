@@ -16,7 +16,7 @@ from jaxgpt.cli.options import HELP, build, options, read
 from jaxgpt.cli.suggest import unknown_option
 from jaxgpt.config import Config, DataConfig, LoraConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
 from jaxgpt.config import did_you_mean as did_you_mean
-from jaxgpt.presets import DEFAULT, PRESETS, describe, preset
+from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class Command:
         paragraphs, default = self.about.split("\n\n"), None
         if issubclass(cls, Settings):
             name = next((word for word in words if word in PRESETS), DEFAULT)
-            paragraphs.append(f"Defaults are those of the preset {name}: {describe(name).what}")
+            paragraphs.append(f"Defaults are those of the preset {name}: {PRESETS[name].about}")
             paragraphs.append(f"Presets: {', '.join(PRESETS)}")
             default = _instance(cls, preset(name))
         about = "\n\n".join("\n".join(wrap(" ".join(text.split()))) for text in paragraphs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jaxgpt.cli.info import with_vocab
 from jaxgpt.cli.parse import Command, print_json
-from jaxgpt.presets import PRESETS, describe, preset
+from jaxgpt.presets import PRESETS, command, preset
 
 COMMAND = Command(
     "presets",
@@ -26,7 +26,16 @@ class Args:
 
 def run(args: Sequence[str]) -> int:
     _, parsed = COMMAND.parse(Args, args)
-    rows = [{"name": name, "parameters": size(name)} | describe(name)._asdict() for name in PRESETS]
+    rows = [
+        {
+            "name": name,
+            "parameters": size(name),
+            "about": it.about,
+            "command": command(name),
+            "expect": it.expect or None,
+        }
+        for name, it in PRESETS.items()
+    ]
     if parsed.json:
         print_json({"presets": rows})
         return 0
@@ -34,7 +43,7 @@ def run(args: Sequence[str]) -> int:
         parameters = f"{row['parameters']:,} parameters" if row["parameters"] else BASE
         print(f"{row['name']}  ({parameters})")
         expect = f"    expect: {row['expect']}\n" if row["expect"] else ""
-        print(f"    {row['what']}\n    {row['command']}\n{expect}")
+        print(f"    {row['about']}\n    {row['command']}\n{expect}")
     return 0
 
 

@@ -62,10 +62,6 @@ class Args(_Stop, BeamParams, SamplingParams, _Prompt):
     check_memorized: bool = False  # find the longest span of each sample that occurs verbatim in the training data
     json: bool = False  # print one JSON object instead of text
 
-    def __post_init__(self) -> None:
-        SamplingParams.__post_init__(self)
-        BeamParams.__post_init__(self)
-
 
 def run(args: Sequence[str]) -> int:
     [target], parsed = COMMAND.parse(Args, args)

@@ -72,7 +72,7 @@ def test_invalid_paths(value: str) -> None:
 
 
 def test_deeply_nested_values_are_shortened() -> None:
-    with pytest.raises(UserError, match=r"model\.n_layer must be of type int") as error:
+    with pytest.raises(UserError, match=r"model\.n_layer must be an integer") as error:
         from_json('{"model": {"n_layer": ' + "[" * 500 + "]" * 500 + "}}")
     assert len(str(error.value)) < 200
 

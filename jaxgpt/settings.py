@@ -1,0 +1,118 @@
+"""Settings as data: the default, help and limits of each field in one line, checked here and printed by the command line."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, field, fields
+from numbers import Real
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from jaxgpt.errors import UserError, did_you_mean, short_repr
+
+INF = math.inf
+INT_MAX = 2**31 - 1
+
+
+class Limits(NamedTuple):
+    """Range of a number. `above` and `below` exclude their value. Without limits, a float is finite and an int has 32 bits."""
+
+    low: float = -INF
+    high: float = INF
+    above: float = -INF
+    below: float = INF
+
+
+def setting(
+    default: Any, about: str, low: float = -INF, high: float = INF, *, above: float = -INF, below: float = INF
+) -> Any:
+    """Declare a field of a `Section` with its default, help and limits: `setting(4, "number of blocks", 1, 1024)`."""
+    if type(default) is int:
+        low, high = max(low, -INT_MAX - 1), min(high, INT_MAX)
+    return field(default=default, metadata={"help": about, "limits": Limits(low, high, above, below)})
+
+
+@dataclass(frozen=True)
+class Section:
+    """Base class of settings. A new instance converts and checks its values; each error names the setting, value and limits.
+
+    Numbers of any kind (Python's, NumPy's, 0-d arrays) become `int` and `float`, so that equal settings share a program.
+    """
+
+    prefix = ""  # name in `config.json`; empty: named on the command line only, as in --top-k
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for each in fields(self):
+            name = f"{self.prefix}.{each.name}" if self.prefix else each.name.replace("_", "-")
+            limits = each.metadata.get("limits", Limits())
+            object.__setattr__(self, each.name, _checked(name, getattr(self, each.name), hints[each.name], limits))
+        self.check()
+
+    def check(self) -> None:
+        """Check settings that depend on each other.
+
+        Raises:
+            UserError: if they do not fit.
+        """
+
+
+def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            near = did_you_mean(value, get_args(kind)) if isinstance(value, str) else ""
+            raise UserError(f"{name} must be one of {', '.join(get_args(kind))}, not {short_repr(value)}{near}")
+    elif kind in (int, float):
+        number = (_integer if kind is int else _real)(value)
+        if number is None:
+            raise UserError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {short_repr(value)}")
+        if allowed := _broken(number, limits):
+            raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
+        return number
+    elif kind == tuple[str, ...]:
+        if not isinstance(value, tuple) or not all(isinstance(word, str) and _is_text(word) for word in value):
+            raise UserError(f"{name} must be a list of strings, not {short_repr(value)}")
+    elif isinstance(kind, type) and type(value) is not kind:
+        raise UserError(f"{name} must be of type {kind.__name__}, not {short_repr(value)}")
+    elif isinstance(value, str) and not _is_text(value):
+        raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
+    return value
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a string has no NUL and no lone surrogate, which marks a byte of an argument that is not UTF-8."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def _real(value: Any) -> float | None:
+    is_array = getattr(value, "shape", None) == () and value.dtype.kind in "iuf"
+    if isinstance(value, bool) or not (isinstance(value, Real) or is_array):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return INF
+
+
+def _broken(value: float, limits: Limits) -> str:
+    """Return the limits, such as "at least 0 and below 1", if `value` violates them, as NaN does; otherwise "".
+
+    A large upper limit is named only if it is exceeded: it is far from any sensible value.
+    """
+    low, high, above, below = limits
+    if low <= value <= high and above < value < below:
+        return ""
+    named = [(low, "at least"), (above, "above"), (high, "at most"), (below, "below")]
+    allowed = [
+        f"{word} {limit}" if isinstance(limit, int) else f"{word} {limit:g}"
+        for limit, word in named
+        if abs(limit) < INF and (limit < 1e6 or value >= limit)
+    ]
+    return " and ".join([*allowed, *(["finite"] if not abs(value) < INF else [])])
