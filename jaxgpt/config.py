@@ -521,7 +521,9 @@ class Config(Section):
         return replace(self, model=replace(self.model, **changes))
 
     def with_settings(self, given: Mapping[str, Any]) -> Config:
-        """Change settings, given by dotted names such as `{"train.steps": 10}`. A given data.path drops data.mix, and vice versa.
+        """Change settings, given by dotted names such as `{"train.steps": 10}`.
+
+        A given data.path drops data.mix, and vice versa.
 
         Raises:
             UserError: if a setting is unknown, its value is invalid, or the settings do not fit.

@@ -12,7 +12,7 @@ from helpers import repository
 
 ORDER = [
     {"errors", "ops"},
-    {"files"},
+    {"files", "settings"},
     {"config", "cache"},
     {"presets"},
     {"model", "data", "decoding"},
