@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import jaxgpt  # sets the XLA flag before a backend starts
-from jaxgpt.cli import GARBAGE
+from jaxgpt.runtime import GARBAGE
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

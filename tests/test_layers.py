@@ -11,9 +11,9 @@ import pytest
 from helpers import repository
 
 ORDER = [
-    {"errors", "ops"},
+    {"errors", "signals", "ops"},
     {"files", "settings"},
-    {"config", "cache"},
+    {"config", "runtime"},
     {"presets"},
     {"model", "data", "decoding"},
     {"parallel"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import errno
-import gc
 import importlib
 import io
 import os
@@ -12,14 +11,13 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from jaxgpt.cache import keep_compiled
-from jaxgpt.cli.interrupt import INTERRUPTED, end_now, interruptible
 from jaxgpt.config import UserError
 from jaxgpt.errors import TrainingFailed, short_repr
+from jaxgpt.runtime import keep_compiled, tune_memory
+from jaxgpt.signals import INTERRUPTED, exit_on_second_signal
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 NO_CACHE = {"--no-cache", "--no_cache"}
-GARBAGE = 50_000  # new objects before a garbage collection
 
 COMMANDS = {
     "train": "train a model, or resume a run",
@@ -141,8 +139,8 @@ def entry(*before: str) -> None:
     Args:
         before: arguments to insert before those of the command line.
     """
-    # Imports and tracing create millions of long-lived objects; scanning them for garbage takes a tenth of the time.
-    gc.set_threshold(GARBAGE)
+    tune_memory()
+    exit_on_second_signal()
     _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may have characters that the terminal has not
@@ -151,13 +149,10 @@ def entry(*before: str) -> None:
         words = [word for word in words if word not in NO_CACHE]
     else:
         keep_compiled()
-    with interruptible():
-        code = main(words)
+    code = main(words)
     # Only commands that run in several processes import this. A process that failed does not wait for the others.
     if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
         join.leave(code)
-    if code == INTERRUPTED:
-        end_now()  # threads may still be compiling or writing
     sys.exit(code)
 
 

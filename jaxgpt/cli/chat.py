@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxgpt.cli.parse import Command, note, print_json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.sample import check_seed
 from jaxgpt.config import SEED, MeshConfig, SamplingParams, UserError, settings_of
+from jaxgpt.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from jaxgpt.lm import Chat, Generation
@@ -35,7 +33,7 @@ COMMAND = Command(
 HELP = """/system TEXT  replace the system message
 /reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
-/quit         quit (or Ctrl-D); Ctrl-C stops an answer"""
+/quit         quit (or Ctrl-D); Ctrl-C stops an answer, and pressed twice quits"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +62,10 @@ def run(args: Sequence[str]) -> int:
     with progress("loading"):
         lm = load(target, parsed.checkpoint, parsed.weights)
     conversation = Chat(lm, _system(parsed.system))
-    with CtrlC().installed() as ctrl_c:
-        return (_once if parsed.once else _talk)(target, conversation, parsed, ctrl_c)
+    return (_once if parsed.once else _talk)(target, conversation, parsed)
 
 
-def _talk(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
+def _talk(target: str, conversation: Chat, args: Args) -> int:
     if sys.stdin.isatty():
         print(f"{target}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
@@ -80,7 +77,7 @@ def _talk(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
                 if not _command(line, conversation):
                     break
             else:
-                _answer(conversation, line, args, seed, ctrl_c)
+                _answer(conversation, line, args, seed)
                 seed += 1
         except UserError as e:
             if not sys.stdin.isatty():
@@ -156,19 +153,19 @@ def _settings(args: Args, seed: int) -> dict[str, Any]:
     }
 
 
-def _answer(conversation: Chat, text: str, args: Args, seed: int, ctrl_c: CtrlC) -> None:
+def _answer(conversation: Chat, text: str, args: Args, seed: int) -> None:
     """Print the answer while it is generated. Ctrl-C stops it; the conversation keeps what has been printed."""
-    with ctrl_c.answering(), closing(conversation.answer(text, **_settings(args, seed))) as pieces:
+    with stop_on_signal(notice="") as stop, closing(conversation.answer(text, **_settings(args, seed))) as pieces:
         for piece in pieces:
             print(piece.text, end="", flush=True)
-            if ctrl_c.pressed:
+            if stop.requested:
                 break
-    print(" [stopped]" if ctrl_c.pressed else "", flush=True)
+    print(" [stopped]" if stop.requested else "", flush=True)
 
 
-def _once(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
+def _once(target: str, conversation: Chat, args: Args) -> int:
     if not args.json:
-        _answer(conversation, args.once, args, args.seed, ctrl_c)
+        _answer(conversation, args.once, args, args.seed)
         return 0
     began = time.perf_counter()
     *_, last = conversation.answer(args.once, **_settings(args, args.seed))
@@ -186,39 +183,3 @@ def _once(target: str, conversation: Chat, args: Args, ctrl_c: CtrlC) -> int:
         }
     )
     return 0
-
-
-class CtrlC:
-    """A SIGINT handler for a whole chat. During an answer, the first Ctrl-C sets `pressed`; any other raises KeyboardInterrupt.
-
-    It is installed once per chat, not once per answer: with the default handler back in place right after an answer,
-    `interruptible`, which checks the handler in another thread, could take the Ctrl-C that stopped the answer for an
-    unhandled one and end the process.
-    """
-
-    def __init__(self) -> None:
-        self.pressed = self._answering = False
-
-    @contextmanager
-    def installed(self) -> Iterator[CtrlC]:
-        if threading.current_thread() is not threading.main_thread():  # only it can set handlers
-            yield self
-            return
-        before = signal.signal(signal.SIGINT, self._handle)
-        try:
-            yield self
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        self.pressed, self._answering = False, True
-        try:
-            yield
-        finally:
-            self._answering = False
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self._answering or self.pressed:
-            signal.default_int_handler(number, frame)
-        self.pressed = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import threading
 import time
 from contextlib import suppress
@@ -19,11 +18,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from jaxgpt.checkpoint.index import last_saved
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.cli.console import Console
-from jaxgpt.cli.interrupt import GRACE, end_now
 from jaxgpt.cli.parse import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig, UserError
@@ -122,19 +119,6 @@ class Report(Reporter):
     def note(self, text: str) -> None:
         if leader():
             note(text)
-
-    def signaled(self, number: int, again: bool) -> None:
-        name = signal.Signals(number).name
-        press = "press again" if number == signal.SIGINT else f"{name} again"
-        begin = "" if number == signal.SIGINT else f"{name}: "
-        if not again:
-            stage = self._stage
-            when = "once compiled" if stage and stage.name == "compiling" else "after this step"
-            self.note(f"{begin}stopping {when}, then saving; {press} to stop now")
-            return
-        if not self._ended.wait(GRACE):
-            # The main thread is in native code, or waits for a thread that is.
-            end_now(f"{begin}stopped; {last_saved(self.run.checkpoints)}" if leader() else "")
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command."""

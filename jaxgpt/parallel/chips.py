@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jaxgpt.cache import cpu_kind
 from jaxgpt.errors import UserError
 from jaxgpt.files import cache_dir, parse_json, read_bytes
 from jaxgpt.parallel.host import cores
+from jaxgpt.runtime import cpu_kind
 
 GIB = 2**30
 

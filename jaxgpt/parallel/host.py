@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import math
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +14,13 @@ from jax.sharding import Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import microbatches, sizes_of
+from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are returned to the kernel when freed, whatever the thresholds
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not be known yet
 MOST_DEVICES = 1024  # of a CPU: each is a few threads
 TPU_NODES = ("accel*", "vfio/[0-9]*")  # below /dev
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
@@ -76,13 +74,9 @@ def keep_memory(config: Config) -> None:
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.model.block_size / cores()
-    if not sys.platform.startswith("linux") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        return
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
-        # No blocks outside the heap, none returned, and one heap: those of threads are limited to 64 MB. (The command line
-        # limits the heaps before its first thread; this is for other callers.)
-        for parameter, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_ARENA_MAX, 1)):
-            libc.mallopt(parameter, value)
+        # Allocate no blocks outside the heap, return none, and use one heap, which the command line has done already.
+        set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})
 
 
 def device_memory() -> int:

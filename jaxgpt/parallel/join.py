@@ -91,7 +91,7 @@ def _number(name: str) -> int:
 
 
 def _initialize(config: DistributedConfig) -> None:
-    # SIGTERM is handled by trainer/signals.py; JAX would replace the handler.
+    # SIGTERM is handled by jaxgpt/signals.py; JAX would replace the handler.
     jax.config.update("jax_enable_preemption_service", False)
     named: dict[str, Any] = {}
     if config.coordinator not in ("", "auto"):

@@ -24,6 +24,7 @@ from jaxgpt.data import Batches, Data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll, leader, on_leader
+from jaxgpt.signals import STOPPING, Stop, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.clock import Clock
 from jaxgpt.trainer.divergence import first_non_finite
@@ -32,7 +33,6 @@ from jaxgpt.trainer.metrics import MetricsFile, flops_per_token
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
-from jaxgpt.trainer.signals import Stop, stop_on_signal
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.store import Checkpoints
@@ -64,9 +64,6 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Called with a line for the user."""
-
-    def signaled(self, number: int, again: bool) -> None:
-        """Called in another thread when SIGINT or SIGTERM arrives; `again`: not for the first time."""
 
 
 class Outcome(NamedTuple):
@@ -113,7 +110,7 @@ def fit(
     train = layout.config.train
     seen = 0 if resume_step is None else on_leader(lambda: tokens_seen(run, resume_step, layout.config))
     unfinished = (resume_step or 0) < (until or train.steps)
-    with stop_on_signal(reporter.signaled) as stop:
+    with stop_on_signal(STOPPING if leader() else "") as stop:
         reporter.stage("compiling" if unfinished else "reading the checkpoint")
         with compiling(program) if unfinished else nullcontext():
             from jaxgpt.checkpoint.store import Checkpoints, Keep, restore_state  # importing Orbax is slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,19 +59,3 @@ def test_the_line_follows_the_run(terminal: tuple[TextIO, Callable[[], str]], mo
         assert "loss 2.5000  lr 1.00e-03  12,346 tok/s  0:01:23 left" in shown()
         report.stage("evaluating", 3, 12)
         assert "loss 2.5000  evaluating, 25%, 0:00:0" in shown()
-
-
-def test_a_signal_is_acknowledged(terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.cli.report.GRACE", 0.0)
-    ends: list[str] = []
-    monkeypatch.setattr("jaxgpt.cli.report.end_now", ends.append)
-    with reporting(terminal, monkeypatch) as (report, shown):
-        report.stage("compiling")
-        report.signaled(signal.SIGINT, again=False)
-        report.stage("")
-        report.signaled(signal.SIGTERM, again=False)
-        report.signaled(signal.SIGINT, again=True)
-        after = shown()
-    assert "jaxgpt: stopping once compiled, then saving; press again to stop now\r\n" in after
-    assert "SIGTERM: stopping after this step, then saving; SIGTERM again to stop now\r\n" in after
-    assert ends == ["stopped; there is no checkpoint yet"]

@@ -33,11 +33,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxgpt.cache import COMPILED_BYTES, keep_compiled
 from jaxgpt.checkpoint.index import steps, val_losses
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import restore_state
 from jaxgpt.cli import main
+from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
 from jaxgpt.trainer.metrics import TIMES, read_metrics
 from jaxgpt.trainer.program import build
 

@@ -28,6 +28,7 @@ from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel import processes as room
 from jaxgpt.parallel.join import _scheduled
 from jaxgpt.parallel.mesh import resolve
+from jaxgpt.signals import STOPPING
 from jaxgpt.trainer.metrics import read_metrics
 
 TINY = flags(
@@ -49,10 +50,6 @@ TINY = flags(
     train__sample_tokens=5,
 )
 FIGURES = ("loss", "val_loss", "grad_norm", "val_stderr", "lr")
-STOPPING = {
-    signal.SIGINT: "jaxgpt: stopping after this step, then saving; press again to stop now\n",
-    signal.SIGTERM: "jaxgpt: SIGTERM: stopping after this step, then saving; SIGTERM again to stop now\n",
-}
 
 
 @pytest.fixture
@@ -393,11 +390,12 @@ def test_stopped_and_resumed_by_another_number_of_processes(
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
     step = steps(Path("run/checkpoints"))[-1]
-    asked = "" if to == "one" else STOPPING[number]  # process 0 reports, and only its own signals
+    asked = "" if to == "one" else STOPPING  # process 0 reports, and only its own signals
     assert err == f"{asked}jaxgpt: stopped and saved at step {step}; resume with: jaxgpt train --resume --out run\n"
     with launched(after, "--resume", "--out", "run") as launcher:
         _, err = launcher.communicate(timeout=300)
-    assert (launcher.returncode, err) == (0, "")
+    resuming = f"jaxgpt: resuming from run/checkpoints/{step} at step {step}/60\n"
+    assert (launcher.returncode, err) == (0, resuming)
     jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1")
     assert_same_figures("run", "straight")
 
@@ -414,7 +412,7 @@ def test_a_launcher_forwards_signals(place: None, number: int) -> None:
     assert launcher.returncode == 0, err
     [*_, last] = steps(Path("run/checkpoints"))
     saved = f"jaxgpt: stopped and saved at step {last}; resume with: jaxgpt train --resume --out run\n"
-    assert err == STOPPING[number] + saved
+    assert err == STOPPING + saved
     assert damage(Path("run/checkpoints", str(last))) == ""
     assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1
     assert len(pids) == 2

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import jax
 
-from jaxgpt import SAFE_FLAG
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.tokenizer import make_tokenizer
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import init_params
+from jaxgpt.runtime import SAFE_FLAG
 from jaxgpt.study.verify import files, forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
 

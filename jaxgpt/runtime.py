@@ -1,0 +1,115 @@
+"""Configure the process before JAX starts: compiler flags, cache of compiled programs, garbage collection, heap."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import os
+import platform
+import sys
+import warnings
+from pathlib import Path
+
+from jaxgpt.files import cache_dir, locked
+
+# XLA's CPU backend in these versions of jaxlib miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under
+# jit gives NaN or 1e31. `jaxgpt verify` shows whether a different version does, too.
+MISCOMPILING = ("0.10", "0.11", "0.12")
+SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+# LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (docs/log.md).
+QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true"
+COMPILED_BYTES = 2 * 2**30  # size limit of the cache of compiled programs
+GARBAGE = 50_000  # new objects before a garbage collection
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
+
+
+class MiscompiledReductions(RuntimeWarning):
+    """XLA's CPU backend fuses reductions, some of which it miscompiles."""
+
+
+def set_compiler_flags() -> None:
+    """Add the flags to XLA_FLAGS that this version of jaxlib needs, unless they are set; warn if it is too late.
+
+    XLA reads its flags once, when its backend starts, and aborts on a flag that its version does not have.
+    """
+    from jaxlib.version import __version__ as version
+
+    if not version.startswith(tuple(f"{known}." for known in MISCOMPILING)):
+        return
+    flags = os.environ.get("XLA_FLAGS", "").strip()
+    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public way to ask whether a backend has started
+    if bridge is not None and bridge.backends_are_initialized():
+        if sys.modules["jax"].default_backend() == "cpu" and _name(SAFE_FLAG) not in flags:
+            _warn("XLA's CPU backend started before jaxgpt was imported", f'start Python with XLA_FLAGS="{SAFE_FLAG}"')
+    elif flags and not flags.startswith("-"):  # XLA reads flags from a file of this name
+        file = Path(flags)
+        if not file.is_file() or _name(SAFE_FLAG) not in file.read_text():
+            _warn(f"XLA_FLAGS is the file {file}", f"add {SAFE_FLAG} to it")
+    else:
+        added = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if _name(flag) not in flags]
+        os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
+
+
+def _name(flag: str) -> str:
+    return flag.split("=")[0]
+
+
+def _warn(reason: str, fix: str) -> None:
+    message = f"{reason}: fused reductions are on, which this version of jaxlib can miscompile to wrong numbers; {fix}"
+    warnings.warn(message, MiscompiledReductions, stacklevel=4)
+
+
+def keep_compiled() -> None:
+    """Enable JAX's cache of compiled programs. JAX's own environment variables take precedence.
+
+    Compiled CPU programs use the instructions of that CPU, which JAX does not check when it loads one, so each kind of CPU
+    has its own directory.
+    """
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    # cuDNN attention has a pointer in its cache key, which differs between processes.
+    os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
+    directory, limit = cache_dir() / "compiled" / cpu_kind(), str(COMPILED_BYTES)
+    if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(directory)) != str(directory):
+        return  # other programs may use this directory without a limit, and so without the files that a limit needs
+    if os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", limit) == limit and directory.is_dir():
+        _remove_truncated(directory)
+
+
+def _remove_truncated(directory: Path) -> None:
+    """Delete programs without a time of last use, which JAX writes after the program: their writer was killed.
+
+    JAX never replaces a cached program, so it would warn about a truncated one in every process.
+    """
+    with locked(directory / ".lockfile"):  # JAX's lock: excludes programs that are being written
+        for path in directory.glob("*-cache"):
+            if not path.with_name(path.name.removesuffix("cache") + "atime").exists():
+                path.unlink()
+
+
+def cpu_kind() -> str:
+    """Return a short name for this kind of CPU and its instruction set."""
+    about = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text().split("\n\n")[0].splitlines()
+        about = "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    return f"{platform.machine()}-{hashlib.sha256(about.encode()).hexdigest()[:12]}"
+
+
+def tune_memory() -> None:
+    """Collect garbage rarely, and make all threads allocate from one heap. Call this before the first thread starts.
+
+    Imports and tracing create millions of long-lived objects; scanning them for garbage takes 10% of the time. By default,
+    glibc gives each thread a heap of at most 64 MB, and a training step there has 9x the page faults and takes 10% longer.
+    This cannot be undone once a second heap exists.
+    """
+    gc.set_threshold(GARBAGE)
+    set_malloc({M_ARENA_MAX: 1})
+
+
+def set_malloc(options: dict[int, int]) -> None:
+    """Set options of glibc's malloc, which Python has no function for. Does nothing with a different C library."""
+    if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        for name, value in options.items():
+            libc.mallopt(name, value)

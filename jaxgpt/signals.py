@@ -1,0 +1,89 @@
+"""Stop on a signal: the first one requests a stop, pressing Ctrl-C twice within two seconds ends the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+INTERRUPTED = 130  # exit code after SIGINT, by convention
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TWICE = 2.0  # seconds between two presses of Ctrl-C that end the process
+STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C twice to stop now\n"
+SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # erase the progress line and show the cursor
+
+
+@dataclass
+class Stop:
+    """Whether a stop was requested."""
+
+    requested: bool = False
+
+
+@contextmanager
+def stop_on_signal(notice: str = STOPPING) -> Iterator[Stop]:
+    """Turn SIGINT, SIGTERM and SIGHUP into a request to stop; SIGINT after that raises KeyboardInterrupt.
+
+    A closing terminal sends SIGHUP several times, so only SIGINT is counted. Ignored signals stay ignored, as SIGHUP under
+    `nohup`. Outside the main thread, where Python forbids handlers, this does nothing.
+
+    Args:
+        notice: text written to standard error at the first signal.
+    """
+    stop = Stop()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if stop.requested:
+            return
+        stop.requested = True
+        with suppress(OSError, AttributeError):  # standard error is closed
+            line = f"\n{notice}" if sys.stderr.isatty() else notice  # a terminal shows ^C, or a progress line
+            os.write(sys.stderr.fileno(), line.encode())  # unlike print, safe in a handler
+
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_on_second_signal() -> None:
+    """End the process on two SIGINT within two seconds, even inside XLA's compiler, where Python runs no handler.
+
+    Ending it there cannot damage files, because all files are written atomically.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)  # required of a wakeup descriptor
+    signal.set_wakeup_fd(sender.detach(), warn_on_full_buffer=False)
+
+    def watch() -> None:
+        last = -TWICE
+        while number := receiver.recv(1):
+            if number[0] != signal.SIGINT:
+                continue
+            now = time.monotonic()
+            if now - last < TWICE:
+                _exit()
+            last = now
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _exit() -> None:
+    with suppress(OSError):  # a stream is closed
+        for stream in (1, 2):
+            if os.isatty(stream) and os.environ.get("TERM") not in ("dumb", "unknown"):
+                os.write(stream, SHOW_CURSOR)
+        os.write(2, b"jaxgpt: interrupted\n")
+    os._exit(INTERRUPTED)

@@ -1,0 +1,115 @@
+"""A signal requests a stop; Ctrl-C twice ends a process, even inside native code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import uvloop
+
+from jaxgpt.signals import SIGNALS, Stop, stop_on_signal
+
+# An entry point that prints a line and then runs native code for half an hour, which lets other threads run.
+ENTRY = """
+import hashlib
+from jaxgpt import cli
+
+def command(words):
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
+cli.main = command
+cli.entry()
+"""
+
+
+def send(*numbers: int) -> Stop:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        with stop_on_signal() as stop:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+    finally:
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+    return stop
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_requests_a_stop(number: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert send(number).requested
+    assert capfd.readouterr().err.startswith("jaxgpt: stopping after this step, then saving")
+
+
+def test_a_second_ctrl_c_raises() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGTERM, signal.SIGINT)
+
+
+def test_a_closing_terminal_sends_several_signals(capfd: pytest.CaptureFixture[str]) -> None:
+    assert send(signal.SIGHUP, signal.SIGTERM, signal.SIGHUP).requested
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert not send(signal.SIGHUP).requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_other_threads_handle_no_signals() -> None:
+    stops: list[Stop] = []
+
+    def run() -> None:
+        with stop_on_signal() as stop:
+            stops.append(stop)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not stops[0].requested
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_signal_during_an_event_loop(make_loop) -> None:  # type: ignore[no-untyped-def]
+    """Orbax runs event loops, which take over the wakeup descriptor."""
+
+    async def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+
+    with stop_on_signal() as stop:
+        loop = make_loop()
+        loop.run_until_complete(interrupted())
+        loop.close()
+        assert stop.requested
+
+
+LOOP = "import asyncio, uvloop\nfor kind in (asyncio, uvloop): kind.run(asyncio.sleep(0))\n"
+
+
+@pytest.mark.parametrize("before", ["", LOOP])
+def test_two_presses_end_native_code(before: str) -> None:
+    code = ENTRY.replace(
+        '    print("ready"', "".join(f"    {line}\n" for line in before.splitlines()) + '    print("ready"'
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "jaxgpt: interrupted\n")
+        assert process.returncode == 130
+    finally:
+        process.kill()
