@@ -58,7 +58,7 @@ def run(args: Sequence[str]) -> int:
 
 def report(config: Config, results: dict[str, Any]) -> str:
     """Format the results as text."""
-    from jaxgpt.study.trace import KINDS
+    from jaxgpt.study.trace import WORK
 
     step, start, limits = (results[name] for name in ("step", "start_seconds", "limits"))
     train, T = config.train, config.model.block_size
@@ -77,7 +77,7 @@ def report(config: Config, results: dict[str, Any]) -> str:
         "where   share of device time in a profiler trace",
     ]
     for kind, share in results["where"].items():
-        about = KINDS.get(kind, "waiting for the host or for other instructions")
+        about = WORK.get(kind, "waiting for the host or for other instructions")
         lines.append(f"  {kind:<14}{share:6.1%} {1e3 * share * step['seconds']:9.1f} ms  {about}")
     fed = results["input_seconds"]
     lines.append(f"host    prepares a batch in {1e3 * fed:.2f} ms, {fed / step['seconds']:.1%} of a step")

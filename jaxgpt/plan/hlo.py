@@ -1,4 +1,4 @@
-"""Find the collectives of a compiled program, and the bytes they move, in its HLO text (`compiled.as_text()`).
+"""Read compiled programs from their HLO text (`compiled.as_text()`): instructions, loops, and collectives with their bytes.
 
 The body of a loop is multiplied by its trip count if a counter runs from 0 to a constant in constant steps. A loop with a
 data-dependent end counts once, and its trip count is reported as None.
@@ -6,26 +6,85 @@ data-dependent end counts once, and its trip count is reported as None.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import defaultdict
 from typing import NamedTuple
 
-WIDTHS = {"pred": 1, "s4": 0.5, "u4": 0.5, "c64": 8, "c128": 16}
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+import numpy as np
 
-_OPCODE = re.compile(r" = (?P<shape>.*?) (?P<op>[a-z][\w-]*)\(")
+WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes of types with other names than their number of bits
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+_COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[^\s(]+) \(.*\{$")
+_INSTRUCTION = re.compile(
+    r"\s+(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\((?P<rest>.*)"
+)
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
-_HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\{$")
-_CALLS = re.compile(r"(?:calls|to_apply|body|condition|async_execution_thread_body)=%?([\w.-]+)")
+
+
+class Instruction(NamedTuple):
+    """An instruction of a compiled program.
+
+    Attributes:
+        name: name, which other instructions refer to.
+        shape: text of its result's shape.
+        opcode: operation, such as dot, fusion or all-reduce-start.
+        rest: text after the opcode: operands and attributes.
+        root: whether it returns the result of its computation.
+    """
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+    root: bool
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.-]+)", self.rest.split("), ")[0])
+
+    @property
+    def called(self) -> list[str]:
+        """Names of the computations that it calls."""
+        names: list[str] = re.findall(r"(?:calls|to_apply|body|condition|async_\w+_body)=%?([\w.-]+)", self.rest)
+        return names + [
+            name.strip().lstrip("%") for name in self.find(r"branch_computations=\{([^}]+)\}").split(",") if name
+        ]
+
+    @property
+    def path(self) -> str:
+        """Source path, such as `jit(train_step)/jvp(GPT)/.../h_0/attn/q_proj/dot_general`, or ""."""
+        return self.find(r'op_name="([^"]*)"')
+
+    def find(self, pattern: str) -> str:
+        """Return the group of a pattern in the operands and attributes, or ""."""
+        match = re.search(pattern, self.rest)
+        return match[1] if match else ""
+
+
+Computation = dict[str, Instruction]
+
+
+def read_computations(text: str) -> tuple[dict[str, Computation], str]:
+    """Parse a module into its computations by name, and return the name of the entry computation as well."""
+    computations: dict[str, Computation] = {}
+    entry = ""
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            body = computations[header["name"]] = {}
+            entry = header["name"] if header["entry"] else entry
+        elif computations and (match := _INSTRUCTION.match(line)):
+            name, root = match["name"], bool(match["root"])
+            body[name] = Instruction(name, match["shape"], match["opcode"], match["rest"], root)
+    return computations, entry
 
 
 class Collective(NamedTuple):
     """A collective of a program.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `COLLECTIVES`.
         bytes: size of its result on one device.
         group: number of devices that take part together; between slices, number of slices.
         times: number of times it runs.
@@ -73,31 +132,23 @@ def read_program(text: str) -> ParsedProgram:
     Raises:
         ValueError: unknown syntax of a device group.
     """
-    computations, entry = split_computations(text)
+    computations, entry = read_computations(text)
     loops: dict[str, int | None] = {}
     calls: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for name, lines in computations.items():
-        for line in lines:
-            called = _CALLS.findall(line)
+    for name, body in computations.items():
+        for instruction in body.values():
             trips: int | None = 1
-            if body := re.search(r"\bwhile\(.*body=%?([\w.-]+)", line):
-                condition = re.search(r"condition=%?([\w.-]+)", line)
-                parts = computations.get(condition[1] if condition else "", []), computations.get(body[1], [])
-                trips = _trips(line, *parts)
-                loops[body[1]] = trips
-            if branches := re.search(r"branch_computations=\{([^}]*)\}", line):
-                called += [branch.strip().lstrip("%") for branch in branches[1].split(",")]
-            calls[name] += [(other, 1 if trips is None else trips) for other in called]
+            if instruction.opcode == "while":
+                trips = loops[instruction.find(r"body=%?([\w.-]+)")] = _trip_count(instruction, computations)
+            calls[name] += [(other, 1 if trips is None else trips) for other in instruction.called]
     times = _multiplicities(calls, entry)
-    found: dict[tuple[str, str], Collective] = {}
-    for name, lines in computations.items():
-        if times[name]:
-            for number, line in enumerate(lines):
-                if one := _collective(line, times[name]):
-                    one = _scattered(one, name, lines)
-                    channel = re.search(r"channel_id=(\d+)", line)
-                    found.setdefault((one.kind, channel[1] if channel else f"{name}:{number}"), one)
-    return ParsedProgram(tuple(found.values()), loops)
+    collectives: dict[tuple[str, str], Collective] = {}
+    for name, body in computations.items():
+        for instruction in body.values() if times[name] else ():
+            if collective := _collective(instruction, name, body):
+                channel = instruction.find(r"channel_id=(\d+)") or f"{name}/{instruction.name}"
+                collectives.setdefault((collective.kind, channel), collective._replace(times=times[name]))
+    return ParsedProgram(tuple(collectives.values()), loops)
 
 
 def array_bytes(shape: str) -> list[float]:
@@ -121,83 +172,56 @@ def members(line: str) -> tuple[int, ...]:
     text = line.partition("replica_groups=")[2]
     if listed := re.match(r"\{\{([\d,]+)\}", text):
         return tuple(map(int, listed[1].split(",")))
-    if iota := re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        _, size = (int(n) for n in iota[1].split(","))
-        return tuple(itertools.islice(_walk(*_grid(iota[2], iota[3])), size))
+    if iota := re.match(r"\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        return tuple(_grid(iota[2], iota[3])[: int(iota[1])].tolist())
     if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}", text):
         sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
-        places = _along(sizes, re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", mesh[4]))
-        if not mesh[2]:
-            return places
-        devices = list(_walk(*_grid(mesh[2], mesh[3])))
-        return tuple(devices[place] for place in places)
+        strides = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[-2::-1].tolist(), strict=True))
+        index = np.zeros(1, int)
+        for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", mesh[4]):
+            # 'a':(2)4 is the middle factor of an axis of size 2 * 4 * n.
+            size = int(part or sizes[name])
+            after = sizes[name] // (int(before or 1) * size)
+            index = (index[:, None] + np.arange(size) * after * strides[name]).ravel()
+        return tuple((_grid(mesh[2], mesh[3])[index] if mesh[2] else index).tolist())
     raise ValueError(f"unknown syntax of a device group: {text[:80]!r}")
 
 
-def _grid(dims: str, order: str | None) -> tuple[list[int], list[int]]:
+def _grid(dims: str, order: str | None) -> np.ndarray:
+    """Return the elements of a grid, transposed if it has an order, in row-major order."""
     sizes = [int(n) for n in dims.split(",")]
-    return sizes, [int(n) for n in order.split(",")] if order else list(range(len(sizes)))
+    return (
+        np.arange(math.prod(sizes))
+        .reshape(sizes)
+        .transpose([int(n) for n in order.split(",")] if order else None)
+        .ravel()
+    )
 
 
-def _walk(dims: list[int], order: list[int]) -> itertools.chain[int]:
-    """Iterate over the elements of a transposed grid in row-major order."""
-    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
-    places = itertools.product(*(range(dims[i]) for i in order))
-    return itertools.chain(sum(p * strides[i] for p, i in zip(place, order, strict=True)) for place in places)
-
-
-def _along(sizes: dict[str, int], axes: list[tuple[str, str, str]]) -> tuple[int, ...]:
-    """Return the devices reached from the first one along some axes of a mesh, or along parts of them."""
-    strides, inner = {}, 1
-    for name in reversed(sizes):
-        strides[name] = inner
-        inner *= sizes[name]
-    steps = []
-    for name, before, size in axes:
-        # 'a':(2)4 is the middle factor of an axis of size 2 * 4 * rest.
-        n = int(size or sizes[name])
-        after = sizes[name] // (int(before or 1) * n)
-        steps.append([i * after * strides[name] for i in range(n)])
-    return tuple(sum(place) for place in itertools.product(*steps))
-
-
-def split_computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """Split a module into the lines of its computations by name; also return the name of the entry computation."""
-    computations: dict[str, list[str]] = {}
-    entry, name = "", ""
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            name = header[2]
-            computations[name] = []
-            entry = name if header[1] else entry
-        elif name and line.startswith("  "):
-            computations[name].append(line)
-    return computations, entry
-
-
-def _trips(line: str, condition: list[str], body: list[str]) -> int | None:
+def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int | None:
     """Return the trip count of a loop: from the compiler's annotation, or from `i < end` and `i + step` with i from 0."""
-    if known := re.search(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)', line):
-        return int(known[1])
-    less = re.search(r"ROOT .* compare\(%?([\w.-]+), %?([\w.-]+)\), direction=LT", "\n".join(condition))
-    end = _constant(condition, less[2]) if less else None
-    place = re.search(r"index=(\d+)", _definition(condition, less[1])) if less else None
-    results = re.search(r"ROOT .* tuple\((.*?)\)", "\n".join(body))
-    if end is None or place is None or results is None:
+    if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
+        return int(known)
+    condition = computations.get(loop.find(r"condition=%?([\w.-]+)"), {})
+    body = computations.get(loop.find(r"body=%?([\w.-]+)"), {})
+    less, results = _root(condition, "compare"), _root(body, "tuple")
+    if less is None or results is None or "direction=LT" not in less.rest:
         return None
-    names = re.findall(r"%([\w.-]+)", results[1])
-    added = re.search(r" add\(%?([\w.-]+), %?([\w.-]+)\)", _definition(body, names[int(place[1])]))
-    step = _constant(body, added[2]) if added else None
-    return math.ceil(end / step) if step else None
+    counter, end = less.operands
+    index = condition[counter].find(r"index=(\d+)") if counter in condition else ""
+    added = body.get(results.operands[int(index)]) if index else None
+    step = _constant(body, added.operands[1]) if added and added.opcode == "add" else None
+    last = _constant(condition, end)
+    return math.ceil(last / step) if last is not None and step else None
 
 
-def _definition(lines: list[str], name: str) -> str:
-    return next((line for line in lines if re.match(rf"\s*(ROOT )?%?{re.escape(name)} = ", line)), "")
+def _root(body: Computation, opcode: str) -> Instruction | None:
+    return next((each for each in body.values() if each.root and each.opcode == opcode), None)
 
 
-def _constant(lines: list[str], name: str) -> int | None:
-    found = re.search(r" constant\((-?\d+)\)", _definition(lines, name))
-    return int(found[1]) if found else None
+def _constant(body: Computation, name: str) -> int | None:
+    value = re.match(r"-?\d+(?=\))", body[name].rest) if name in body and body[name].opcode == "constant" else None
+    return int(value[0]) if value else None
 
 
 def _multiplicities(calls: dict[str, list[tuple[str, int]]], entry: str) -> dict[str, int]:
@@ -211,31 +235,23 @@ def _multiplicities(calls: dict[str, list[tuple[str, int]]], entry: str) -> dict
     return times
 
 
-def _collective(line: str, times: int) -> Collective | None:
-    found = _OPCODE.search(line)
-    if not found:
-        return None
-    sizes = array_bytes(found["shape"])
+def _collective(instruction: Instruction, computation: str, body: Computation) -> Collective | None:
+    """Return the collective that an instruction is or starts, if any."""
+    opcode, sizes = instruction.opcode, array_bytes(instruction.shape)
     # Collectives between TPU slices (MegaScale) are sends from each device to its host.
-    if found["op"] == "send" and (kind := re.search(r'_xla_megascale_transfer_type="([A-Z_]+)"', line)):
-        target = re.search(r'_xla_megascale_target="\{([^}]*)\}', line)
-        slices = sum(_length(part) for part in (target[1] if target else "").split(","))
-        return Collective(kind[1].lower().replace("_", "-"), sizes[0], slices, times, True)
-    name = found["op"].removesuffix("-start")
-    if name not in KINDS:
+    if opcode == "send" and (kind := instruction.find(r'_xla_megascale_transfer_type="([A-Z_]+)"')):
+        target = instruction.find(r'_xla_megascale_target="\{([^}]*)\}')
+        slices = sum(_length(part) for part in target.split(","))
+        return Collective(kind.lower().replace("_", "-"), sizes[0], slices, between_slices=True)
+    kind = opcode.removesuffix("-start")
+    if kind not in COLLECTIVES:
         return None
-    if found["op"].endswith("-start") and name in ("all-gather", "collective-permute"):
+    if opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
         # The result of the start contains its operands and counters as well.
-        sizes = sizes[1:2] if name == "collective-permute" else sizes[len(sizes) // 2 :]
-    return Collective(name, sum(sizes), len(members(line)), times)
-
-
-def _scattered(one: Collective, computation: str, lines: list[str]) -> Collective:
-    """Recognize a TPU's reduce-scatter: a fusion of an all-reduce and a slice."""
-    part = _OPCODE.search(lines[-1])
-    if one.kind != "all-reduce" or not computation.startswith("all-reduce-scatter") or not part:
-        return one
-    return one._replace(kind="reduce-scatter", bytes=sum(array_bytes(part["shape"])))
+        sizes = sizes[1:2] if kind == "collective-permute" else sizes[len(sizes) // 2 :]
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):  # a TPU's fusion of all-reduce and slice
+        kind, sizes = "reduce-scatter", array_bytes(next(each.shape for each in body.values() if each.root))
+    return Collective(kind, sum(sizes), len(members(instruction.rest)))
 
 
 def _length(part: str) -> int:

@@ -12,12 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.plan.hlo import KINDS as COLLECTIVES
-from jaxgpt.plan.hlo import split_computations
+from jaxgpt.plan.hlo import COLLECTIVES, Computation, Instruction, read_computations
 
-PRODUCTS = ("dot", "convolution")
-CALLS = ("fusion", "call")
-KINDS = {
+WORK = {
     "products": "matrix products with weights: projections, MLP, head",
     "attention": "scores, softmax, mixing",
     "elementwise": "norms, activations, residuals, embeddings, loss, copies",
@@ -25,16 +22,12 @@ KINDS = {
     "communication": "collectives, including waiting for the slowest device",
 }
 
-_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%?(?P<name>[\w.-]+) = .*? (?P<op>[a-z][\w-]*)\(")
-_COLUMN = re.compile(r"= \w+\[\d+,1\]")
-_CALLED = re.compile(r"(?:calls|to_apply)=%?([\w.-]+)")
-
 
 class DeviceTime(NamedTuple):
     """Device time between the first and the last instruction of a trace.
 
     Attributes:
-        seconds: by kind (`KINDS` and `idle`), summed over devices.
+        seconds: by kind (`WORK` and `idle`), summed over devices.
         span: wall-clock seconds.
     """
 
@@ -49,7 +42,7 @@ class DeviceTime(NamedTuple):
 
 
 def instruction_kinds(program: str) -> dict[str, str]:
-    """Classify every instruction of a compiled training step (`compiled.as_text()`) as one of `KINDS`.
+    """Classify every instruction of a compiled training step (`compiled.as_text()`) as one of `WORK`.
 
     A fusion has the kind of its matrix product if it contains one, else of its first instruction with a source path. Paths of
     the differentiated part contain `jvp`; everything else is the optimizer.
@@ -57,15 +50,19 @@ def instruction_kinds(program: str) -> dict[str, str]:
     Returns:
         Instruction name to kind.
     """
-    bodies, _ = split_computations(program)
-    found = {}
-    for body in bodies.values():
-        parts = {part.name: part for line in body if (part := _read(line, bodies)) and not _is_loop_of_steps(part)}
-        for part in parts.values():
+    computations, _ = read_computations(program)
+    kinds = {}
+    for body in computations.values():
+        parts = {name: _part(instruction, computations) for name, instruction in body.items()}
+        # The own time of the loop of several steps per call is overhead.
+        parts = {
+            name: part for name, part in parts.items() if part.instruction.opcode != "while" or "jvp(" in part.path
+        }
+        for name, part in parts.items():
             # The CPU compiler splits the products of attention and drops their source paths.
-            near = [part.path] if part.path or not part.product else _paths_around(part, parts)
-            found[part.name] = _kind(part, near)
-    return found
+            paths = [part.path] if part.path or not part.product else _paths_around(part, parts)
+            kinds[name] = _kind(part, paths)
+    return kinds
 
 
 def record_trace(work: Callable[[], Any]) -> jax.profiler.ProfileData:
@@ -89,7 +86,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     Raises:
         ValueError: the trace contains no instruction of the program.
     """
-    times: dict[str, float] = defaultdict(float, dict.fromkeys(KINDS, 0.0))
+    times: dict[str, float] = defaultdict(float, dict.fromkeys(WORK, 0.0))
     first, last = float("inf"), 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # raised inside jaxlib 0.12 on reading `event.stats`
@@ -136,64 +133,47 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 class _Part(NamedTuple):
-    name: str
-    op: str
-    operands: list[str]
-    path: str  # source path, such as `jit(train_step)/jvp(GPT)/.../h_0/attn/q_proj/dot_general`
+    """An instruction with the path and kind of its work: its own, or that of a fusion's most important instruction."""
+
+    instruction: Instruction
+    path: str
     product: bool
 
 
-def _read(line: str, bodies: Mapping[str, list[str]]) -> _Part | None:
-    """Parse an instruction. A fusion or call takes the path of its product, or of its first instruction that has one."""
-    instruction = _INSTRUCTION.match(line)
-    if not instruction:
-        return None
-    name, op = instruction["name"], instruction["op"]
-    operands = re.findall(r"%([\w.-]+)", line[instruction.end() :].split("), ")[0])
-    inner = [each for called in _CALLED.findall(line) for each in bodies.get(called, [])] if op in CALLS else []
-    products = [part for part in (line, *inner) if _is_product(part)]
-    path = next(filter(None, map(_path, products or (line, *inner))), "")
-    return _Part(name, op, operands, path, bool(products))
+def _part(instruction: Instruction, computations: Mapping[str, Computation]) -> _Part:
+    called = instruction.called if instruction.opcode in ("fusion", "call") else []
+    fused = [instruction, *(each for name in called for each in computations.get(name, {}).values())]
+    products = [each for each in fused if _is_product(each)]
+    return _Part(instruction, next((each.path for each in products or fused if each.path), ""), bool(products))
+
+
+def _is_product(instruction: Instruction) -> bool:
+    if instruction.opcode == "dot":  # unless it is the gradient of a bias: a sum over tokens, as a product with ones
+        return not re.match(r"\w+\[\d+,1\]", instruction.shape)
+    return instruction.opcode == "convolution" or (
+        instruction.opcode == "custom-call" and "dot_general" in instruction.path
+    )
 
 
 def _paths_around(part: _Part, parts: Mapping[str, _Part]) -> list[str]:
     """Return the paths of an instruction's operands and users, looking up to two steps past those without a path."""
-    paths, seen, pending = [], {part.name}, [(part, 0)]
-    while pending:
-        here, steps = pending.pop(0)
-        neighbors = [parts[name] for name in here.operands if name in parts]
-        neighbors += [other for other in parts.values() if here.name in other.operands]
-        for other in neighbors:
-            if other.name not in seen:
-                seen.add(other.name)
-                paths.append(other.path)
-                pending += [(other, steps + 1)] if not other.path and steps < 2 else []
+    paths, seen, without_path = [], {part.instruction.name}, [part.instruction]
+    for _ in range(3):
+        operands = {name for each in without_path for name in each.operands}
+        names = {each.name for each in without_path}
+        near = [p for name, p in parts.items() if name in operands or not names.isdisjoint(p.instruction.operands)]
+        near = [each for each in near if each.instruction.name not in seen]
+        seen |= {each.instruction.name for each in near}
+        paths += [each.path for each in near]
+        without_path = [each.instruction for each in near if not each.path]
     return paths
 
 
 def _kind(part: _Part, paths: Sequence[str]) -> str:
-    if part.op.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
+    if part.instruction.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return "communication"
     if any("/attn/" in path and "_proj" not in path for path in paths):
         return "attention"
     if any(path.startswith("jit(") and "jvp(" not in path for path in paths):
         return "optimizer"
     return "products" if part.product else "elementwise"
-
-
-def _is_loop_of_steps(part: _Part) -> bool:
-    """Return whether this is the loop of several steps per call, whose own time is overhead."""
-    return part.op == "while" and "jvp(" not in part.path
-
-
-def _is_product(line: str) -> bool:
-    instruction = _INSTRUCTION.match(line)
-    op = instruction["op"] if instruction else ""
-    if op == "dot" and _COLUMN.search(line):  # the gradient of a bias: a sum over tokens, as a product with ones
-        return False
-    return op in PRODUCTS or (op == "custom-call" and "dot_general" in _path(line))
-
-
-def _path(line: str) -> str:
-    found = re.search(r'op_name="([^"]*)"', line)
-    return found[1] if found else ""

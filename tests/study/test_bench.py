@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from typing import Any
 
@@ -17,9 +16,9 @@ from hypothesis import strategies as st
 from jaxgpt.cli.bench import report
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.parallel import make_mesh
-from jaxgpt.plan.hlo import split_computations
+from jaxgpt.plan.hlo import read_computations
 from jaxgpt.study import bench, limits
-from jaxgpt.study.trace import KINDS, device_time, instruction_kinds, own_times
+from jaxgpt.study.trace import WORK, device_time, instruction_kinds, own_times
 from jaxgpt.trainer.program import build
 
 
@@ -74,13 +73,11 @@ def dots(optimizer: str) -> Counter[str]:
     batch = program.put(np.zeros((8, config.model.block_size + 1), np.int32))
     text = program.lower(program.layout.abstract_state, batch).compile().as_text()
     kind_of = instruction_kinds(text)
-    assert set(kind_of.values()) == set(KINDS)
-    fused = {called: name for name, called in re.findall(r"%([\w.-]+) = .* fusion\(.*calls=%([\w.-]+)", text)}
-    found: Counter[str] = Counter()
-    for body, lines in split_computations(text)[0].items():
-        for name in re.findall(r"%([\w.-]+) = \S+ dot\(", "\n".join(lines)):
-            found[kind_of[fused.get(body, name)]] += 1
-    return found
+    assert set(kind_of.values()) == set(WORK)
+    computations, _ = read_computations(text)
+    steps = [(name, each) for name, body in computations.items() for each in body.values()]
+    fused = {each.called[0]: each.name for _, each in steps if each.opcode == "fusion"}
+    return Counter(kind_of[fused.get(name, each.name)] for name, each in steps if each.opcode == "dot")
 
 
 @pytest.mark.ci
@@ -174,7 +171,7 @@ def test_the_command(each: int) -> None:
     assert step["mfu"] == pytest.approx(rate / limits["flops_per_second"])
     assert step["range"][0] <= step["seconds"] <= step["range"][1]
     assert step["steps"] % each == 0
-    assert set(figures["where"]) == {*KINDS, "idle"}
+    assert set(figures["where"]) == {*WORK, "idle"}
     assert sum(figures["where"].values()) == pytest.approx(1)
     assert all(0 <= share < 1 for share in figures["where"].values())
     decode = figures["decode"]
@@ -188,7 +185,7 @@ def test_the_command_prints_a_report(capsys: pytest.CaptureFixture[str]) -> None
     result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--no-decode")
     assert result.code == 0
     words = [line.split()[0] for line in result.out.splitlines()[1:]]
-    assert words == ["model", "start", "step", "peak", "where", *KINDS, "idle", "host"]
+    assert words == ["model", "start", "step", "peak", "where", *WORK, "idle", "host"]
 
 
 @pytest.mark.parametrize(
