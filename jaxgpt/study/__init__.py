@@ -13,7 +13,7 @@ from jaxgpt.study.heads import (
 )
 from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, ablate_neurons, patch
 from jaxgpt.study.lens import Attribution, Lens, Neighbours, attribution, lens, neighbours
-from jaxgpt.study.run import Generated, Run, generate, names, run
+from jaxgpt.study.run import ForwardPass, Generated, generate, names, run
 from jaxgpt.study.verify import Row, fresh, verify
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Attribution",
     "Captured",
     "CapturedGeneration",
+    "ForwardPass",
     "Generated",
     "Heads",
     "Lens",
@@ -28,7 +29,6 @@ __all__ = [
     "Neighbours",
     "Patching",
     "Row",
-    "Run",
     "ablate_heads",
     "ablate_neurons",
     "architecture",

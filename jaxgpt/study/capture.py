@@ -11,7 +11,7 @@ from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.lm import LM, Generation, generate
 from jaxgpt.lm.model import unstacked
 from jaxgpt.prompts import encode_prompt
-from jaxgpt.study.run import Run, replay, run
+from jaxgpt.study.run import ForwardPass, replay, run
 
 
 class Captured(NamedTuple):
@@ -20,7 +20,7 @@ class Captured(NamedTuple):
     Attributes:
         logits: `[B, T, V]`.
         hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last one after the
-            final norm. The same as `output_hidden_states` of transformers.
+            final norm. The same as transformers' `output_hidden_states`.
         attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
     """
 
@@ -91,5 +91,5 @@ def captured_names(config: ModelConfig) -> tuple[list[str], list[str]]:
     return [*(f"resid.pre.{layer}" for layer in layers), last], [f"h.{layer}.attn.pattern" for layer in layers]
 
 
-def _captured(out: Run, hidden: list[str], patterns: list[str]) -> Captured:
+def _captured(out: ForwardPass, hidden: list[str], patterns: list[str]) -> Captured:
     return Captured(out.logits, tuple(out.taps[name] for name in hidden), tuple(out.taps[name] for name in patterns))

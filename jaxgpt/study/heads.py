@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.config import Config
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import placed
 from jaxgpt.prompts import as_keys
-from jaxgpt.study.run import as_tokens, forward
+from jaxgpt.study.run import forward, on_tokens
 
 
 class Heads(NamedTuple):
@@ -23,7 +22,7 @@ class Heads(NamedTuple):
         previous: attention to the previous token, `[L, N]`.
         induction: attention to the tokens that followed earlier occurrences of the query's token, `[L, N]`; NaN if no token
             occurs twice.
-        entropy: of the attention weights, in nats, `[L, N]`.
+        entropy: entropy of the attention weights, in nats, `[L, N]`.
     """
 
     previous: jax.Array
@@ -41,14 +40,12 @@ def heads(lm: LM, ids: Any) -> Heads:
     Raises:
         UserError: as `run`.
     """
-    tokens_BT, c = as_tokens(lm, ids), lm.config
-    with placed(lm, len(tokens_BT)):
-        return _heads(c.model, c.train.compute_dtype, lm.params, tokens_BT)
+    return on_tokens(_heads, lm, ids)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _heads(config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array) -> Heads:
-    patterns = _patterns(config, dtype, params, tokens_BT)
+@partial(jax.jit, static_argnums=0)
+def _heads(config: Config, params: Any, tokens_BT: jax.Array) -> Heads:
+    patterns = _patterns(config, params, tokens_BT)
     return Heads(
         jnp.stack([previous_score(pattern) for pattern in patterns]),
         jnp.stack([induction_score(pattern, tokens_BT) for pattern in patterns]),
@@ -71,24 +68,22 @@ def rollout(lm: LM, ids: Any) -> jax.Array:
     Raises:
         UserError: as `run`.
     """
-    tokens_BT, c = as_tokens(lm, ids), lm.config
-    with placed(lm, len(tokens_BT)):
-        return _rollout(c.model, c.train.compute_dtype, lm.params, tokens_BT)
+    return on_tokens(_rollout, lm, ids)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _rollout(config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnums=0)
+def _rollout(config: Config, params: Any, tokens_BT: jax.Array) -> jax.Array:
     same_1TT = jnp.eye(tokens_BT.shape[1])[None]
     reached, layers = same_1TT, []
-    for pattern_BNTS in _patterns(config, dtype, params, tokens_BT):
+    for pattern_BNTS in _patterns(config, params, tokens_BT):
         reached = jnp.matmul((pattern_BNTS.mean(1) + same_1TT) / 2, reached)
         layers.append(reached)
     return jnp.stack(layers)
 
 
-def _patterns(config: ModelConfig, dtype: str, params: Any, tokens_BT: jax.Array) -> list[jax.Array]:
-    names = tuple(f"h.{layer}.attn.pattern" for layer in range(config.n_layer))
-    taps = forward(config, dtype, params, tokens_BT, names).taps
+def _patterns(config: Config, params: Any, tokens_BT: jax.Array) -> list[jax.Array]:
+    names = tuple(f"h.{layer}.attn.pattern" for layer in range(config.model.n_layer))
+    taps = forward(config, params, tokens_BT, names).taps
     return [taps[name] for name in names]
 
 
@@ -126,7 +121,7 @@ def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0
         key: a seed or a `jax.random.key`.
 
     Raises:
-        UserError: a number that is out of range.
+        UserError: if a number is out of range.
     """
     c = lm.config.model
     shape = as_int("rows", rows, 1, 2**20), as_int("period", period, 1, c.block_size // 2)

@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import Config, UserError
 from jaxgpt.errors import as_int, short_repr
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import placed
 from jaxgpt.study.lens import answer_ids
-from jaxgpt.study.run import as_tokens, forward
+from jaxgpt.study.run import Edits, as_tokens, forward, on_tokens
 
 Metric = Callable[[jax.Array], jax.Array]  # a pure function of logits [B, T, V], such as LogitDifference
 Replacement = Literal["zero", "mean"]
@@ -30,10 +29,10 @@ class LogitDifference:
     Attributes:
         right: an id, or one per row, kept as a tuple.
         wrong: as `right`.
-        position: of the logits.
+        position: position of the logits.
 
     Raises:
-        UserError: when called, no such position or id, or neither one id nor one per row.
+        UserError: when called, if a position or id is out of range, or there is neither one id nor one per row.
     """
 
     right: int | Sequence[int]
@@ -61,7 +60,7 @@ def _check_metric(metric: Any) -> None:
     """Check that a metric can be an argument of compiled programs.
 
     Raises:
-        UserError: it is not a function, or not hashable.
+        UserError: if the metric is not a function, or not hashable.
     """
     if not callable(metric):
         raise UserError(f"the metric must be a function of the logits [B, T, V]: {short_repr(metric)}")
@@ -75,7 +74,7 @@ def _measure(metric: Metric, logits_BTV: jax.Array) -> jax.Array:
     """Compute a metric.
 
     Raises:
-        UserError: its result is not a scalar, or it was not computed with JAX.
+        UserError: if the result is not a scalar, or was not computed with JAX.
     """
     try:
         value = jnp.asarray(metric(logits_BTV))
@@ -105,10 +104,10 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Replacement = "z
         lm: the model.
         ids: a text, or ids `[B, T]`.
         metric: a function of the logits `[B, T, V]` that returns a scalar.
-        replacement: of the head's output: zero, or its mean over these rows and positions.
+        replacement: replacement of the head's output: zero, or its mean over these rows and positions.
 
     Raises:
-        UserError: as `run`, another replacement, or a metric that is not such a function.
+        UserError: as `run`, or if the replacement or the metric is invalid.
     """
     names = tuple(f"h.{layer}.attn.head_out" for layer in range(lm.config.model.n_layer))
     return _ablate(lm, ids, metric, replacement, names)
@@ -122,10 +121,10 @@ def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Re
         ids: a text, or ids `[B, T]`.
         layer: index of the layer, from 0.
         metric: a function of the logits `[B, T, V]` that returns a scalar.
-        replacement: of the unit's activation: zero, or its mean over these rows and positions.
+        replacement: replacement of the unit's activation: zero, or its mean over these rows and positions.
 
     Raises:
-        UserError: as `run`, another replacement, or a metric that is not such a function.
+        UserError: as `run`, or if the replacement or the metric is invalid.
     """
     layer = as_int("layer", layer, 0, lm.config.model.n_layer - 1)
     out = _ablate(lm, ids, metric, replacement, (f"h.{layer}.mlp.post",))
@@ -136,9 +135,7 @@ def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: t
     _check_metric(metric)
     if replacement not in get_args(Replacement):
         raise UserError(f"replacement must be zero or mean: {short_repr(replacement)}")
-    tokens_BT, c = as_tokens(lm, ids), lm.config
-    with placed(lm, len(tokens_BT)):
-        return _ablation(c.model, c.train.compute_dtype, metric, replacement, names, lm.params, tokens_BT)
+    return on_tokens(_ablation, lm, ids, metric, replacement, names)
 
 
 class Patching(NamedTuple):
@@ -168,17 +165,17 @@ def patch(
     Args:
         lm: the model.
         clean: a text, or ids `[B, T]`.
-        corrupted: of the same shape.
+        corrupted: a text or ids with the same shape.
         metric: a function of the logits `[B, T, V]` that returns a scalar, such as `LogitDifference(right, wrong)`.
         site: the activation of each layer: resid.pre, resid.mid, attn.out, mlp.out, attn.head_out, attn.q, ...
         over: patch one position at a time, or, for activations of heads, one head at all positions.
 
     Raises:
-        UserError: as `run`, prompts of different shapes, a site without that axis, or a metric that is not such a function.
+        UserError: as `run`, or if the prompts have different shapes, the site has no such axis, or the metric is invalid.
 
     Source: Meng et al. 2022 (causal tracing); Wang et al. 2022.
     """
-    clean_BT, corrupted_BT, c = as_tokens(lm, clean), as_tokens(lm, corrupted), lm.config
+    clean_BT, corrupted_BT = as_tokens(lm, clean), as_tokens(lm, corrupted)
     if clean_BT.shape != corrupted_BT.shape:
         raise UserError(
             f"the clean ids have shape {list(clean_BT.shape)} and the corrupted ids {list(corrupted_BT.shape)}: patching "
@@ -189,62 +186,52 @@ def patch(
         raise UserError(f"site must be the name of one activation of a layer, such as attn.out: {short_repr(site)}")
     if over not in ("positions", "heads"):
         raise UserError(f"over must be positions or heads: {short_repr(over)}")
-    layers, of_stream = range(c.model.n_layer), site.startswith("resid.")
+    layers, of_stream = range(lm.config.model.n_layer), site.startswith("resid.")
     names = tuple(f"{site}.{layer}" if of_stream else f"h.{layer}.{site}" for layer in layers)
-    by_key = site.endswith((".scores", ".pattern"))  # [B, N, T, S], where positions are those of queries
+    by_key = site.endswith((".scores", ".pattern"))  # [B, N, T, S]: T are the positions
     axis = {"positions": 1 + by_key, "heads": 2 - by_key}[over]
     heads = ("attn.q", "attn.k", "attn.v", "attn.rot_q", "attn.rot_k", "attn.head_out", "attn.scores", "attn.pattern")
     if over == "heads" and site not in heads:
         raise UserError(f"{short_repr(site)} has no heads: choose from {', '.join(heads)}")
-    with placed(lm, len(clean_BT)):
-        return _patching(c.model, c.train.compute_dtype, metric, names, axis, lm.params, clean_BT, corrupted_BT)
+    return on_tokens(_patching, lm, corrupted_BT, clean_BT, metric, names, axis)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@partial(jax.jit, static_argnums=(0, 3, 4, 5))
 def _ablation(
-    config: ModelConfig,
-    dtype: str,
+    config: Config,
+    params: Any,
+    tokens_BT: jax.Array,
     metric: Metric,
     replacement: Replacement,
     names: tuple[str, ...],
-    params: Any,
-    tokens_BT: jax.Array,
 ) -> Ablation:
-    out = forward(config, dtype, params, tokens_BT, names)
+    out = forward(config, params, tokens_BT, names)
     values = [
         jnp.zeros_like(x) if replacement == "zero" else jnp.broadcast_to(x.mean((0, 1), keepdims=True), x.shape)
         for x in (out.taps[name] for name in names)
     ]
-    return Ablation(_measure(metric, out.logits), _sweep(config, dtype, metric, names, values, 2, params, tokens_BT))
+    measure = lambda edits: _measure(metric, forward(config, params, tokens_BT, (), edits).logits)  # noqa: E731
+    return Ablation(_measure(metric, out.logits), _sweep(measure, names, values, 2))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@partial(jax.jit, static_argnums=(0, 4, 5, 6))
 def _patching(
-    config: ModelConfig,
-    dtype: str,
+    config: Config,
+    params: Any,
+    corrupted_BT: jax.Array,
+    clean_BT: jax.Array,
     metric: Metric,
     names: tuple[str, ...],
     axis: int,
-    params: Any,
-    clean_BT: jax.Array,
-    corrupted_BT: jax.Array,
 ) -> Patching:
-    clean = forward(config, dtype, params, clean_BT, names)
-    corrupted = _measure(metric, forward(config, dtype, params, corrupted_BT).logits)
-    values = [clean.taps[name] for name in names]
-    grid = _sweep(config, dtype, metric, names, values, axis, params, corrupted_BT)
-    return Patching(_measure(metric, clean.logits), corrupted, grid)
+    clean = forward(config, params, clean_BT, names)
+    measure = lambda edits: _measure(metric, forward(config, params, corrupted_BT, (), edits).logits)  # noqa: E731
+    grid = _sweep(measure, names, [clean.taps[name] for name in names], axis)
+    return Patching(_measure(metric, clean.logits), measure(()), grid)
 
 
 def _sweep(
-    config: ModelConfig,
-    dtype: str,
-    metric: Metric,
-    names: tuple[str, ...],
-    values: list[jax.Array],
-    axis: int,
-    params: Any,
-    tokens_BT: jax.Array,
+    measure: Callable[[Edits], jax.Array], names: Sequence[str], values: Sequence[jax.Array], axis: int
 ) -> jax.Array:
     """Compute the metric with one slice of one activation replaced: `[len(names), n]`, n the size of the axis."""
     n = values[0].shape[axis]
@@ -254,8 +241,7 @@ def _sweep(
             slices = jnp.arange(n).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
             return jnp.where(slices + i * n == cell, values[i], x)
 
-        edits = tuple((name, partial(edit, i)) for i, name in enumerate(names))
-        return _measure(metric, forward(config, dtype, params, tokens_BT, (), edits).logits)
+        return measure(tuple((name, partial(edit, i)) for i, name in enumerate(names)))
 
     cells = jnp.arange(len(names) * n)
     return jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)

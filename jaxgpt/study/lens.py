@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,18 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import Config, UserError
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import check_lm, ids_with_text, only_text, placed
+from jaxgpt.lm.model import check_lm, ids_with_text, only_text
 from jaxgpt.ops.matmul import take_rows
-from jaxgpt.study.run import as_tokens, forward
+from jaxgpt.study.run import as_tokens, forward, on_tokens
 
 
 class Lens(NamedTuple):
     """The logit lens: the next token as predicted from the residual stream of each layer.
 
-    Layer l is the input of block l; the last one, L, is the output of the last block, whose prediction is the model's.
+    Layer l is the input of block l; layer L is the output of the last block, which gives the model's prediction.
 
     Attributes:
         ids: the k most probable tokens, `[L + 1, B, T, k]`.
@@ -52,21 +51,19 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     Raises:
         UserError: as `run`, or k is not between 1 and the vocabulary size.
     """
-    tokens_BT = as_tokens(lm, ids)
-    c, k = lm.config, as_int("k", k, 1, lm.config.model.vocab_size)
-    with placed(lm, len(tokens_BT)):
-        return _lens(c.model, c.train.compute_dtype, k, ids_with_text(lm), lm.params, tokens_BT)
+    return on_tokens(_lens, lm, ids, as_int("k", k, 1, lm.config.model.vocab_size), ids_with_text(lm))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _lens(config: ModelConfig, dtype: str, k: int, has_text: bytes, params: Any, tokens_BT: jax.Array) -> Lens:
-    last = f"resid.post.{config.n_layer - 1}"
-    names = (*(f"resid.pre.{layer}" for layer in range(config.n_layer)), last)
-    out = forward(config, dtype, params, tokens_BT, names)
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, has_text: bytes) -> Lens:
+    layers = config.model.n_layer
+    last = f"resid.post.{layers - 1}"
+    names = (*(f"resid.pre.{layer}" for layer in range(layers)), last)
+    out = forward(config, params, tokens_BT, names)
 
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         # The blocks before the edit do not reach the logits, so they are not computed.
-        logits_BTV = forward(config, dtype, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
+        logits_BTV = forward(config, params, tokens_BT, (), ((last, lambda _: x_BTD),)).logits
         logits_BTV = only_text(logits_BTV, has_text)
         _, ids_BTk = jax.lax.top_k(logits_BTV, k)
         answer_BT = jnp.where(answer_BT < 0, ids_BTk[..., 0], answer_BT)
@@ -87,10 +84,10 @@ class Attribution(NamedTuple):
     Attributes:
         logit: the logit (with `logit_softcap`, before the cap), `[B]`.
         embed: direct contribution of the token embedding, `[B]`.
-        position: of the position embedding, `[B]`; 0 without one.
-        heads: of each head, `[L, B, N]`.
-        mlps: of each MLP, `[L, B]`; 0 without MLPs.
-        bias: of the biases of attention, norms and head, `[B]`.
+        position: direct contribution of the position embedding, `[B]`; 0 without position embeddings.
+        heads: direct contribution of each head, `[L, B, N]`.
+        mlps: direct contribution of each MLP, `[L, B]`; 0 without MLPs.
+        bias: contribution of the biases of attention, norms and head, `[B]`.
     """
 
     logit: jax.Array
@@ -115,37 +112,29 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
     Args:
         lm: the model.
         ids: a text, or ids `[B, T]`.
-        answer: the id whose logit is explained, or one per row; None: the most probable one.
+        answer: the id to explain the logit of, or one per row; None: the most probable id.
         position: the position of the logit.
 
     Raises:
-        UserError: as `run`, an answer outside the vocabulary, or no such position.
+        UserError: as `run`, or if an answer is outside the vocabulary, or the position outside the text.
     """
     tokens_BT = as_tokens(lm, ids)
-    c = lm.config
     B, T = tokens_BT.shape
     at = as_int("position", position, -T, T - 1) % T
-    answer_B = None if answer is None else answer_ids(c.model.vocab_size, answer, B)
-    with placed(lm, len(tokens_BT)):
-        return _attribution(c.model, c.train.compute_dtype, ids_with_text(lm), lm.params, tokens_BT, answer_B, at)
+    answer_B = None if answer is None else answer_ids(lm.config.model.vocab_size, answer, B)
+    return on_tokens(_attribution, lm, tokens_BT, answer_B, at, ids_with_text(lm))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 5))
 def _attribution(
-    config: ModelConfig,
-    dtype: str,
-    has_text: bytes,
-    params: Any,
-    tokens_BT: jax.Array,
-    answer_B: jax.Array | None,
-    at: jax.Array,
+    config: Config, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, has_text: bytes
 ) -> Attribution:
-    config = replace(config, logit_softcap=0.0)
-    layers, B = range(config.n_layer), tokens_BT.shape[0]
+    config, model = config.with_model(logit_softcap=0.0), config.model
+    layers, B = range(model.n_layer), tokens_BT.shape[0]
     heads = [f"h.{layer}.attn.head_out" for layer in layers]
-    mlps = [f"h.{layer}.mlp.out" for layer in layers if config.mlp != "none"]
-    positions = ["pos_embed"] if config.positions in ("learned", "sinusoidal") else []
-    out = forward(config, dtype, params, tokens_BT, ("*",))
+    mlps = [f"h.{layer}.mlp.out" for layer in layers if model.mlp != "none"]
+    positions = ["pos_embed"] if model.positions in ("learned", "sinusoidal") else []
+    out = forward(config, params, tokens_BT, ("*",))
     scales = {name: x for name, x in out.taps.items() if name.endswith(".scale")}
     parts = {name: out.taps[name] for name in ("embed", *positions, *heads, *mlps)}
     if answer_B is None:
@@ -153,7 +142,7 @@ def _attribution(
 
     def logit_of(parts: dict[str, jax.Array]) -> jax.Array:
         edits = tuple((name, lambda _, x=x: x) for name, x in (scales | parts).items())
-        logits_BV = jnp.take(forward(config, dtype, params, tokens_BT, (), edits).logits, at, axis=1)
+        logits_BV = jnp.take(forward(config, params, tokens_BT, (), edits).logits, at, axis=1)
         return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]
 
     gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)
@@ -177,7 +166,7 @@ def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
     """
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
-        raise UserError(f"{len(ids)} answers for {rows} rows of ids: give one id, or one per row")
+        raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one per row")
     ids = [as_int("an answer", i, 0, V - 1) for i in ids]
     return jnp.asarray(ids * (rows // len(ids)), jnp.int32)
 
@@ -197,7 +186,7 @@ class Neighbours(NamedTuple):
 def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
     """Find the tokens whose embeddings have the largest cosine similarity to those of some tokens, themselves left out.
 
-    The ids by which a vocabulary is padded are included.
+    The padding ids of a vocabulary are included.
 
     Args:
         lm: the model.

@@ -1,7 +1,7 @@
 """Read and edit activations by name: in a forward pass, and in generation with a cache.
 
-Modules name their activations with `self.named(name, x)`, which returns x. A run with taps or edits traces the model under an
-observer that sees each name and array; without them the compiled program is that of `GPT.apply`.
+Modules name their activations with `self.named(name, x)`, which returns x. With taps or edits, the model is traced under an
+observer that receives each name and array; without them, the compiled program equals the program of `GPT.apply`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, ModelConfig, SamplingParams, UserError, did_you_mean
+from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, UserError, did_you_mean
 from jaxgpt.decoding import Model
 from jaxgpt.errors import short_repr
 from jaxgpt.lm import LM, Generation
@@ -31,11 +31,13 @@ from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops.quantize import dequantize
 from jaxgpt.prompts import check_stop_ids, encode_prompt, fit, row_keys
 
+Result = TypeVar("Result")
+Taps = tuple[str, ...]
 Edit = Callable[[jax.Array], Any]
-Edits = Mapping[str, Edit]
+Edits = tuple[tuple[str, Edit], ...]
 
 
-class Run(NamedTuple):
+class ForwardPass(NamedTuple):
     """The result of a forward pass.
 
     Attributes:
@@ -55,23 +57,25 @@ def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDt
         shape: batch and length `(B, T)` of the ids; None: one row of the context length.
     """
     check_lm(lm)
-    c, found = lm.config, {}
+    ordered: list[str] = []
 
-    def trace(params: Any, tokens_BT: jax.Array) -> None:
-        taps = forward(c.model, c.train.compute_dtype, params, tokens_BT, ("*",)).taps
-        found.update({name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in taps.items()})
+    def trace(params: Any, tokens_BT: jax.Array) -> dict[str, jax.Array]:
+        taps = forward(lm.config, params, tokens_BT, ("*",)).taps
+        ordered.extend(taps)
+        return taps
 
-    jax.eval_shape(trace, lm.params, jax.ShapeDtypeStruct(shape or (1, c.model.block_size), jnp.int32))
-    return found
+    tokens = jax.ShapeDtypeStruct(shape or (1, lm.config.model.block_size), jnp.int32)
+    shapes = jax.eval_shape(trace, lm.params, tokens)
+    return {name: shapes[name] for name in ordered}
 
 
-def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Edits | None = None) -> Run:
+def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | None = None) -> ForwardPass:
     """Compute logits and activations in one forward pass, with edits of activations.
 
     An edit is a pure function of an activation, traced with the model: `{"h.3.mlp.out": lambda x: 0 * x}`. Attention is the
-    reference implementation, whose scores and pattern have names. The result is differentiable, also in the arguments that an
-    edit closes over, and `run` can be called under `jax.vmap`, `jax.grad` and `jax.jit`. Programs are looked up by the identity
-    of the edits: define each once, or call `run` in a jitted function of the values that change.
+    reference implementation, which names its scores and pattern. The result is differentiable, including with respect to
+    arrays that an edit closes over, and `run` can be called under `jax.vmap`, `jax.grad` and `jax.jit`. Programs are cached by
+    the identity of the edits: define each edit once, or call `run` in a jitted function of the values that change.
 
     Args:
         lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked ones are unstacked.
@@ -80,14 +84,12 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Edits | None = None) 
         edits: functions by name, which may also contain `*`.
 
     Raises:
-        UserError: no such name, an edit that changes a shape or dtype, ids outside the vocabulary, or more tokens than the
-            context length.
+        UserError: if there is no such name, an edit changes a shape or dtype, or the ids are outside the vocabulary or longer
+            than the context length.
     """
-    tokens_BT = as_tokens(lm, ids)
-    c, named = lm.config, check_observed(taps, edits)
-    with placed(lm, len(tokens_BT)):
-        out = _run(c.model, c.train.compute_dtype, lm.params, tokens_BT, *named)
-    return out._replace(taps=_ordered(named[0], out.taps))
+    observed = check_observed(taps, edits)
+    out = on_tokens(_forward, lm, ids, *observed)
+    return out._replace(taps=_ordered(observed[0], out.taps))
 
 
 class Generated(NamedTuple):
@@ -96,7 +98,7 @@ class Generated(NamedTuple):
     Attributes:
         ids: the ids of the prompt and of the generated text.
         generation: as `jaxgpt.generate` returns it.
-        logits: `[1, T, V]`, at each of the ids; without RoPE, the last id is left out if it lies past the context length.
+        logits: `[1, T, V]`, at each of the ids; without RoPE, the last id is omitted if it exceeds the context length.
         taps: the requested activations by name, at the same ids, computed with the cache.
     """
 
@@ -110,7 +112,7 @@ def generate(
     lm: LM,
     prompt: str | Sequence[int],
     taps: Sequence[str] = (),
-    edits: Edits | None = None,
+    edits: Mapping[str, Edit] | None = None,
     *,
     max_new_tokens: int | None = None,
     stop_ids: int | Sequence[int] = (),
@@ -134,7 +136,7 @@ def generate(
     Raises:
         UserError: as `jaxgpt.generate`, or as `run` for taps and edits.
     """
-    lm, named = unstacked(lm), check_observed(taps, edits)
+    lm, observed = unstacked(lm), check_observed(taps, edits)
     model = lm.config.model
     if unknown := [name for name in sampling if name not in SamplingParams.__dataclass_fields__]:
         known = list(SamplingParams.__dataclass_fields__)
@@ -147,7 +149,7 @@ def generate(
         [row],
         row_keys(key, 1, 1),
         [new],
-        model=_edited(functions_of(lm, tiled=False), named[1]),
+        model=_edited(functions_of(lm, tiled=False), observed[1]),
         sampling=SamplingParams(**sampling),
         stop_ids=ends,
         context=len(row),  # no padding, so that edits see the positions of the prompt
@@ -157,88 +159,74 @@ def generate(
         text.add(session.next_tokens(new)[0].tolist())
     assert text.finish_reason is not None
     generation = Generation(text.text, text.ids, text.finish_reason)
-    out = replay(lm, row, generation.ids, *named)
-    return Generated(row + generation.ids, generation, *out)
+    return Generated(row + generation.ids, generation, *replay(lm, row, generation.ids, *observed))
 
 
 def replay(
-    lm: LM,
-    prompt: Sequence[int],
-    new: Sequence[int],
-    taps: Sequence[str] = (),
-    edits: tuple[tuple[str, Edit], ...] = (),
-) -> Run:
+    lm: LM, prompt: Sequence[int], new: Sequence[int], taps: Sequence[str] = (), edits: Edits = ()
+) -> ForwardPass:
     """Compute the activations of a generated text as generation does: the prompt in one pass, then token by token.
 
-    Generation does not read the last id: it may lie past the context length, where it has no position, and is then left out.
+    Generation does not read the last id: it may exceed the context length, where it has no position, and is then omitted.
     """
-    lm, c = unstacked(lm), lm.config
-    if c.model.positions != "rope" and len(prompt) + len(new) > c.model.block_size:
+    lm, model = unstacked(lm), lm.config.model
+    if model.positions != "rope" and len(prompt) + len(new) > model.block_size:
         new = new[:-1]
     with placed(lm, 1):
         tokens = jnp.asarray([[*prompt, *new]], jnp.int32)
-        out = _replay(c.model, c.train.compute_dtype, lm.params, tokens, len(prompt), tuple(taps), edits)
+        out = _replay(lm.config, lm.params, tokens, len(prompt), tuple(taps), edits)
     return out._replace(taps=_ordered(taps, out.taps))
 
 
-def forward(
-    config: ModelConfig,
-    dtype: str,
-    params: Any,
-    tokens_BT: jax.Array,
-    taps: tuple[str, ...] = (),
-    edits: tuple[tuple[str, Edit], ...] = (),
-) -> Run:
+def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
+    """Return `compute(config, params, tokens_BT, *args)` for a text or ids, on the devices of the model.
+
+    Raises:
+        UserError: if the ids have a different shape, or are outside the vocabulary or longer than the context length.
+    """
+    tokens_BT = as_tokens(lm, ids)
+    with placed(lm, len(tokens_BT)):
+        return compute(lm.config, lm.params, tokens_BT, *args)
+
+
+def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
     """Run the model under an observer; `run` without checks and without jit."""
     # The digits of an int8 product are rounded, so its gradient would be wrong.
-    params = dequantize(unstack_layers(params, config.n_layer) if STACKED in params else params)
+    params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
     with _observed(taps, edits) as taken:
-        logits_BTV = GPT(config, dtype=jnp.dtype(dtype)).apply({"params": params}, tokens_BT)
-    return Run(logits_BTV, taken)  # type: ignore[arg-type]
+        logits_BTV: Any = _model(config).apply({"params": params}, tokens_BT)
+    return ForwardPass(logits_BTV, taken)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 4, 5))
-def _run(
-    config: ModelConfig,
-    dtype: str,
-    params: Any,
-    tokens_BT: jax.Array,
-    taps: tuple[str, ...],
-    edits: tuple[tuple[str, Edit], ...],
-) -> Run:
-    return forward(config, dtype, params, tokens_BT, taps, edits)
+_forward = jax.jit(forward, static_argnums=(0, 3, 4))
 
 
-@partial(jax.jit, static_argnums=(0, 1, 4, 5, 6))
-def _replay(
-    config: ModelConfig,
-    dtype: str,
-    params: Any,
-    tokens_1T: jax.Array,
-    prompt_length: int,
-    taps: tuple[str, ...],
-    edits: tuple[tuple[str, Edit], ...],
-) -> Run:
-    model = GPT(config, dtype=jnp.dtype(dtype))
+def _model(config: Config) -> GPT:
+    return GPT(config.model, dtype=jnp.dtype(config.train.compute_dtype))
 
-    def extend(cache: Any, tokens_1t: jax.Array) -> tuple[Any, Run]:
+
+@partial(jax.jit, static_argnums=(0, 3, 4, 5))
+def _replay(config: Config, params: Any, tokens_1T: jax.Array, prompt: int, taps: Taps, edits: Edits) -> ForwardPass:
+    model = _model(config)
+
+    def extend(cache: Any, tokens_1t: jax.Array) -> tuple[Any, ForwardPass]:
         with _observed(taps, edits) as taken:
             logits_1tV, cache = model.apply({"params": params}, tokens_1t, cache, method="extend")
-        return cache, Run(logits_1tV, taken)
+        return cache, ForwardPass(logits_1tV, taken)
 
     def join(path: Any, first: jax.Array, steps: jax.Array) -> jax.Array:
         """Append the steps, which the scan stacked along a new first axis, to the axis of the queries."""
         axis = 2 if str(getattr(path[-1], "key", "")).endswith((".scores", ".pattern")) else 1
         return jnp.concatenate([first, jnp.moveaxis(jnp.squeeze(steps, axis + 1), 0, axis)], axis)
 
-    empty = init_cache(config, jnp.zeros((1,), jnp.int32), tokens_1T.shape[1], model.dtype)
-    cache, prompt = extend(empty, tokens_1T[:, :prompt_length])
-    _, steps = jax.lax.scan(extend, cache, tokens_1T[:, prompt_length:].T[:, :, None])
-    return jax.tree_util.tree_map_with_path(join, prompt, steps)
+    empty = init_cache(config.model, jnp.zeros((1,), jnp.int32), tokens_1T.shape[1], model.dtype)
+    cache, first = extend(empty, tokens_1T[:, :prompt])
+    _, steps = jax.lax.scan(extend, cache, tokens_1T[:, prompt:].T[:, :, None])
+    return jax.tree_util.tree_map_with_path(join, first, steps)
 
 
 @lru_cache(maxsize=64)
-def _edited(model: Model, edits: tuple[tuple[str, Edit], ...]) -> Model:
+def _edited(model: Model, edits: Edits) -> Model:
     """Return a model's functions with edits. Equal arguments give the same functions, so that programs are reused."""
     if not edits:
         return model
@@ -251,11 +239,11 @@ def _edited(model: Model, edits: tuple[tuple[str, Edit], ...]) -> Model:
 
 
 @contextmanager
-def _observed(taps: Sequence[str], edits: Sequence[tuple[str, Edit]]) -> Iterator[dict[str, jax.Array]]:
+def _observed(taps: Sequence[str], edits: Edits) -> Iterator[dict[str, jax.Array]]:
     """Apply edits to the activations of the model traced in this context, and collect taps in the dict it yields.
 
     Raises:
-        UserError: at the end, a name that is not an activation of the model; or as `_apply`.
+        UserError: if a name matches no activation, or an edit changes a shape or dtype.
     """
     taken: dict[str, jax.Array] = {}
     if not taps and not edits:
@@ -279,9 +267,8 @@ def _observed(taps: Sequence[str], edits: Sequence[tuple[str, Edit]]) -> Iterato
         yield taken
     for wanted in (*taps, *(name for name, _ in edits)):
         if not any(fnmatchcase(name, wanted) for name in seen):
-            raise UserError(
-                f"no activation {short_repr(wanted)}{did_you_mean(wanted, seen)}: jaxgpt.study.names(lm) lists them"
-            )
+            near = did_you_mean(wanted, seen)
+            raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists them")
 
 
 def _name(path: Sequence[str], name: str) -> str:
@@ -292,9 +279,9 @@ def _name(path: Sequence[str], name: str) -> str:
 
 def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:
     y = edit(x)
-    found = f"{y.dtype} {list(y.shape)}" if hasattr(y, "shape") and hasattr(y, "dtype") else short_repr(y)
-    if found != (wanted := f"{x.dtype} {list(x.shape)}"):
-        raise UserError(f"the edit of {name} returned {found} for {wanted}: shape and dtype must stay the same")
+    returned = f"{y.dtype} {list(y.shape)}" if hasattr(y, "shape") and hasattr(y, "dtype") else short_repr(y)
+    if returned != (wanted := f"{x.dtype} {list(x.shape)}"):
+        raise UserError(f"the edit of {name} returned {returned} for {wanted}: shape and dtype must stay the same")
     return jnp.asarray(y)
 
 
@@ -307,20 +294,19 @@ def _ordered(taps: Sequence[str], taken: dict[str, jax.Array]) -> dict[str, jax.
     return {name: taken[name] for tap in taps for name in sorted(taken, key=natural) if fnmatchcase(name, tap)}
 
 
-def check_observed(taps: Any, edits: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Edit], ...]]:
+def check_observed(taps: Any, edits: Any) -> tuple[Taps, Edits]:
     """Return taps and edits as tuples.
 
     Raises:
-        UserError: taps are not names, or edits not functions by name.
+        UserError: if taps are not names, or edits not functions by name.
     """
     taps = (taps,) if isinstance(taps, str) else taps
     if not isinstance(taps, Sequence) or not all(isinstance(name, str) for name in taps):
         raise UserError(f"taps must be a list of names, such as h.0.attn.pattern: {short_repr(taps)}")
     edits = {} if edits is None else edits
     if not isinstance(edits, Mapping) or not all(isinstance(name, str) and callable(f) for name, f in edits.items()):
-        raise UserError(
-            f"edits must be functions by name, such as {{'h.0.mlp.out': lambda x: 0 * x}}: {short_repr(edits)}"
-        )
+        form = "{'h.0.mlp.out': lambda x: 0 * x}"
+        raise UserError(f"edits must be functions by name, such as {form}: {short_repr(edits)}")
     for name, edit in edits.items():
         if edit.__hash__ is None:
             raise UserError(f"the edit of {name} is not hashable: wrap it in a function")
@@ -331,7 +317,7 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     """Convert a text or ids to an int32 array `[B, T]`.
 
     Raises:
-        UserError: not ids of that shape, an id outside the vocabulary, or more tokens than the context length.
+        UserError: if the ids have a different shape, or are outside the vocabulary or longer than the context length.
     """
     check_lm(lm)
     model = lm.config.model
@@ -343,7 +329,7 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     try:
         ids_BT = np.asarray(ids)
     except ValueError:
-        raise UserError("the rows of ids have different lengths: give rows of equal length") from None
+        raise UserError("the rows of ids have different lengths: pass rows of equal length") from None
     check_ids(model, ids_BT)
     return jnp.asarray(ids_BT, jnp.int32)
 
@@ -352,7 +338,7 @@ def check_ids(config: ModelConfig, ids_BT: np.ndarray) -> None:
     """Check that ids are an integer array `[B, T]` within the vocabulary and the context length.
 
     Raises:
-        UserError: they are not.
+        UserError: if the check fails.
     """
     if ids_BT.ndim != 2 or not ids_BT.size or not np.issubdtype(ids_BT.dtype, np.integer):
         raise UserError(f"expected integer ids of shape [B, T], not {ids_BT.dtype} of shape {ids_BT.shape}")

@@ -99,7 +99,7 @@ def test_without_capture_no_attention_map_is_returned(lm):
     params, ids = abstract_params(config), jax.ShapeDtypeStruct((B, T), jnp.int32)
 
     def hlo(taps):
-        return jax.jit(lambda p, i: forward(config, "float32", p, i, taps)).lower(params, ids).compile().as_text()
+        return jax.jit(lambda p, i: forward(lm.config, p, i, taps)).lower(params, ids).compile().as_text()
 
     assert shape in results(hlo(("h.0.attn.pattern",)))
     without = results(hlo(()))

@@ -16,7 +16,7 @@ from jaxgpt.model.named import Named
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops.quantize import quantize
 from jaxgpt.study import names, run
-from jaxgpt.study.run import _run, replay
+from jaxgpt.study.run import _forward, replay
 
 B, T, V = 2, 7, 17
 CI = pytest.mark.ci
@@ -119,8 +119,8 @@ def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkey
     config = lm.config.model
 
     def lowered(taps, edits):
-        text = _run.lower(config, "float32", lm.params, ids, taps, edits).as_text()
-        return text.replace("jit__run", "jit_plain").replace("result.logits", "result")
+        text = _forward.lower(lm.config, lm.params, ids, taps, edits).as_text()
+        return text.replace("jit_forward", "jit_plain").replace("result.logits", "result")
 
     def plain():
         def plain(params, tokens_BT):
