@@ -1,8 +1,8 @@
-"""`jaxgpt data prepare` beside tiktoken, in turns on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
+"""`jaxgpt data prepare` next to tiktoken, in turns on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
 
 encode:   one process, documents in memory: `tokenizers`, tiktoken, and the encoder of jaxgpt.
-pipeline: one process for each core, from a JSON Lines file to shards: jaxgpt, and a pool of processes with tiktoken, in which
-          the parent parses the lines and fills the shards, as in the scripts of llm.c.
+pipeline: one process for each core, from a JSON Lines file to shards: jaxgpt, and a pool of processes with tiktoken. Its parent
+          process parses the lines and fills the shards, as in the scripts of llm.c.
 
 TOKENIZER is GPT-2's tokenizer.json, or the folder of its two files. Without a file, the documents are the sources of Python's
 standard library and installed packages.
@@ -21,19 +21,20 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxgpt.data.encode import byte_vocab
-from jaxgpt.data.fast import batch_encoder
+from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.prepare import Settings, prepare
 from jaxgpt.data.tokenizer import load_tokenizer
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, as in tiktoken
 END, SHARD = 50256, 10**8
-encoding: Any = None  # of a process of the pool
+encoding: Any = None  # set in a process of the pool
 
 
 def load_tiktoken(path: str) -> Any:
@@ -102,24 +103,25 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def rounds(repeats: int, sides: dict[str, Callable[[], int]]) -> None:
+def rounds(repeats: int, size: int, sides: dict[str, Callable[[], int]]) -> None:
     """Run the sides in turns, and print the median speed of each and its ratio to tiktoken's.
 
     The speed by CPU time hardly depends on what else the machine does.
     """
-    speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    speeds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
     for _ in range(repeats):
         for name, side in sides.items():
             begun, used = time.perf_counter(), cpu_seconds()
             tokens = side()
-            speeds[name].append((tokens / (time.perf_counter() - begun), tokens / (cpu_seconds() - used)))
+            wall, cpu = time.perf_counter() - begun, cpu_seconds() - used
+            speeds[name].append((size / wall, tokens / wall, tokens / cpu))
     medians = {
         name: [statistics.median(column) for column in zip(*found, strict=True)] for name, found in speeds.items()
     }
-    for name, (wall, cpu) in medians.items():
-        ratios = wall / medians["tiktoken"][0], cpu / medians["tiktoken"][1]
+    for name, (read, wall, cpu) in medians.items():
+        ratios = wall / medians["tiktoken"][1], cpu / medians["tiktoken"][2]
         print(
-            f"  {name:<12} {wall / 1e6:6.2f} M tokens/s ({ratios[0]:.2f} x), "
+            f"  {name:<12} {read / 1e6:6.2f} MB/s, {wall / 1e6:6.2f} M tokens/s ({ratios[0]:.2f} x), "
             f"{cpu / 1e6:6.2f} M tokens per CPU second ({ratios[1]:.2f} x)",
             flush=True,
         )
@@ -144,37 +146,28 @@ def main() -> None:
             if size > 10**7:
                 break
         tokenizer, tiktoken = load_tokenizer(Path(args.tokenizer)), load_tiktoken(args.tokenizer)
-        ours, library = batch_encoder(tokenizer)
-        plain, _ = batch_encoder(tokenizer, use_tiktoken=False)
+        fast = fast_encoder(tokenizer) or tokenizer.encode
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-        def run(encode: Callable[[list[str]], list[Any]]) -> int:
-            return sum(sum(map(len, encode(sample[i : i + 64]))) for i in range(0, len(sample), 64))
+        def run(encode: Callable[[str], Any]) -> int:
+            return sum(len(encode(text)) for text in sample)
 
-        print(f"encode, one process, {size / 1e6:.0f} MB (jaxgpt uses {library}):")
-        rounds(
-            args.repeats,
-            {
-                "tiktoken": lambda: run(lambda texts: [tiktoken.encode_ordinary(text) for text in texts]),
-                "tokenizers": lambda: run(plain),
-                "jaxgpt": lambda: run(ours),
-            },
-        )
+        print(f"encode, one process, {size / 1e6:.0f} MB:")
+        sides = {"tiktoken": tiktoken.encode_ordinary, "tokenizers": tokenizer.encode, "jaxgpt": fast}
+        rounds(args.repeats, size, {name: partial(run, encode) for name, encode in sides.items()})
         turn = 0
 
         def jaxgpt() -> int:
             nonlocal turn
             turn += 1
-            index = prepare(
-                Settings((str(source),), args.tokenizer, shard_tokens=SHARD, val_fraction=0.0),
-                Path(folder) / str(turn),
-                args.workers,
-            )
+            settings = Settings(args.tokenizer, shard_tokens=SHARD, val_fraction=0.0)
+            index = prepare([str(source)], Path(folder) / str(turn), settings, args.workers)
             return index["splits"]["train"]["tokens"]
 
         print(f"pipeline, {args.workers} processes, {source.stat().st_size / 1e6:.0f} MB of JSON Lines:")
         rounds(
             args.repeats,
+            source.stat().st_size,
             {"tiktoken": lambda: peer(args.tokenizer, source, Path(folder), args.workers), "jaxgpt": jaxgpt},
         )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,16 +17,16 @@ COMMAND = Command(
     "SRC...",
     """Tokenize documents to shards of token ids that jaxgpt, nanoGPT and llm.c read, with an index.
 
-SRC is a text file (one document), a folder of files, a .jsonl or .parquet file (one document per line or row), or hf:NAME,
-a Hugging Face dataset. Files may be compressed (.gz, .xz, .zst, .bz2). Memory is bounded. A killed command continues when it
-is run again, and ends with the same bytes. Train on the result with jaxgpt train --data.path DIR.""",
+SRC is a text file (one document), a directory of files, a .jsonl, .json or .parquet file (one document per line, object or
+row), or hf:NAME, a Hugging Face dataset. Text and JSON may be compressed (.gz, .xz, .bz2). Memory is bounded. A killed command
+continues when it is run again, and ends with the same bytes. Train on the result with jaxgpt train --data.path DIR.""",
     [
         "jaxgpt data prepare books/ --out tokens --tokenizer gpt2",
-        "jaxgpt data prepare a.jsonl.zst b.parquet --out tokens --tokenizer bpe --vocab-size 32768",
+        "jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768",
         "jaxgpt data prepare hf:HuggingFaceFW/fineweb --subset sample-10BT --out tokens",
     ],
 )
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+UNITS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,21 @@ def run(args: Sequence[str]) -> int:
     if not parsed.out:
         raise UserError("missing option: --out DIR, the folder to write to")
 
-    from jaxgpt.data.documents import Table
     from jaxgpt.data.prepare import Settings, prepare
 
     settings = Settings(
-        tuple(sources),
         parsed.tokenizer,
         parsed.vocab_size,
         parsed.format,
         _parse_count("--shard-tokens", parsed.shard_tokens),
         parsed.val_fraction,
-        Table(parsed.field, parsed.subset, parsed.split),
+        parsed.field,
+        parsed.subset,
+        parsed.split,
     )
     with progress("reading the sources" if parsed.tokenizer != "bpe" else "training the tokenizer") as activity:
         report = _Report(activity)
-        index = prepare(settings, Path(parsed.out), parsed.workers, parsed.on_error, report, note)
+        index = prepare(sources, Path(parsed.out), settings, parsed.workers, parsed.on_error, report, note)
     if parsed.json:
         print_json({"out": parsed.out} | index)
         return 0
@@ -82,16 +81,16 @@ class _Report:
     def __init__(self, activity: Activity) -> None:
         self._activity, self._start = activity, (0.0, 0, 0)
 
-    def __call__(self, status: Any) -> None:
+    def __call__(self, index: Mapping[str, Any], read: int, total: int) -> None:
+        documents, tokens = (sum(entry[key] for entry in index["splits"].values()) for key in ("documents", "tokens"))
         if not self._start[0]:
             self._activity.stage("tokenizing")
-            self._start = time.monotonic(), status.tokens, status.read
-        started, tokens, read = self._start
+            self._start = time.monotonic(), tokens, read
+        started, first_tokens, first_read = self._start
         seconds = time.monotonic() - started
-        speed = f", {(status.tokens - tokens) / seconds:,.0f} tokens/s" if seconds > 1 else ""
-        counts = f"{_count_of(status.documents, 'document')}, {_count_of(status.tokens, 'token')}"
-        self._activity.name = counts + speed
-        self._activity(status.read - read, max(status.total - read, 0))
+        speed = f", {(tokens - first_tokens) / seconds:,.0f} tokens/s" if seconds > 1 else ""
+        self._activity.name = f"{_count_of(documents, 'document')}, {_count_of(tokens, 'token')}{speed}"
+        self._activity(read - first_read, max(total - first_read, 0))
 
 
 def _facts(index: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -105,7 +104,7 @@ def _facts(index: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "validation", "no documents were chosen: jaxgpt train splits the tokens at data.train_fraction"
     skipped = index["skipped"]
     if skipped["documents"]:
-        yield "skipped", f"{_count_of(skipped['documents'], 'document')}, of which the first:"
+        yield "skipped", f"{_count_of(skipped['documents'], 'document')}; the first:"
         for text in skipped["first"]:
             yield "", text
 
@@ -118,14 +117,11 @@ def _parse_count(flag: str, text: str) -> int:
     """Parse a number of tokens, such as 100M.
 
     Raises:
-        UserError: not a number.
+        UserError: if it is not a number.
     """
     word = text.strip().lower().replace("_", "").replace(",", "")
-    number, unit = (word[:-1], word[-1:]) if word[-1:] in tuple(UNITS)[1:] else (word, "")
+    number, unit = (word[:-1], word[-1]) if word[-1:] in UNITS else (word, "")
     try:
-        value = Decimal(number) * UNITS[unit]  # 8.2 million is not a whole number in binary floating point
-        if value % 1:
-            raise ValueError
-    except (ValueError, ArithmeticError):
+        return round(float(number) * UNITS.get(unit, 1))
+    except (ValueError, OverflowError):
         raise UserError(f"{flag} must be a number of tokens, such as 100M or 100000000: {text!r}") from None
-    return int(value)

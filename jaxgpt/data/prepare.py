@@ -1,4 +1,9 @@
-"""Tokenize documents to shards of ids with an index, in several processes and bounded memory, resumable at any moment."""
+"""Tokenize documents to shards of ids, in several processes and bounded memory.
+
+Documents are a numbered sequence of pieces (`documents.Piece`). index.json records the number of pieces written, and the
+length of each shard at that moment. A killed command shortens the shards to these lengths and continues with the next piece,
+so its bytes equal the bytes of an uninterrupted command.
+"""
 
 from __future__ import annotations
 
@@ -13,518 +18,385 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import MAX_VOCAB
-from jaxgpt.data.documents import (
-    HUB,
-    START,
-    Chunk,
-    Cursor,
-    File,
-    Part,
-    Source,
-    Span,
-    Table,
-    check_cuts,
-    list_sources,
-    read_chunks,
-    sample_text,
-)
+from jaxgpt.data.documents import HUB, Piece, Source, check_cuts, list_sources, read_pieces, sample_text
 from jaxgpt.data.encode import Tokenizer
-from jaxgpt.data.fast import batch_encoder
+from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.pieces import GPT2_CUTS, cut, find_by
 from jaxgpt.data.shards import (
     INDEX,
     KIND,
-    PART,
     SPLITS,
     TOKENIZER_FILE,
+    VERSION,
     Format,
     Prepared,
     ShardWriter,
-    file_sha256,
     read_index,
     same_ids,
     save_tokenizer,
     token_dtype,
-    write_json,
+    write_index,
 )
 from jaxgpt.data.tokenizer import KINDS, load_tokenizer, make_tokenizer, train_bpe
-from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int
+from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int, short_repr
 from jaxgpt.files import LOCK, sole_writer
 
-BPE_SAMPLE = 200_000_000  # bytes of text that a BPE tokenizer is trained on
-BATCH = 1 << 20  # characters to encode at once
-SAVE_EVERY = 30.0  # seconds between writes of index.json while no shard is finished
+BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
+BATCH = 1 << 20  # bytes of documents that a worker receives at a time
+BATCH_PIECES = 1 << 14  # documents that a worker receives at a time
+SAVE_EVERY = 30.0  # seconds between writes of index.json while no shard is complete
 SMALL = 4 << 20  # bytes of sources below which starting processes takes longer than encoding
-NAMED = 10  # skipped documents to name
-MAX_SHARD = 2**31 - 1  # ids; the header of llm.c has 32 bits for their number
+SKIPPED = 10  # skipped documents to name in the index
+SHARD_TOKENS = 2**31 - 1  # maximum, because the header of llm.c has 32 bits for it
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What determines the shards, apart from the contents of the sources.
+    """Settings that determine the shards, besides the sources."""
 
-    Attributes:
-        sources: files, folders, or names of Hugging Face datasets after `hf:`.
-        tokenizer: gpt2, bpe (trained on the sources), or the path of a tokenizer or run.
-        vocab_size: maximum vocabulary size of bpe.
-        format: llm.c or nanogpt.
-        shard_tokens: ids in a shard of llm.c's format.
-        val_fraction: fraction of the documents for validation.
-        table: where the text is in JSON Lines, Parquet and datasets.
-    """
-
-    sources: tuple[str, ...]
-    tokenizer: str = "gpt2"
-    vocab_size: int = 32768
-    format: Format = "llm.c"
-    shard_tokens: int = 100_000_000
-    val_fraction: float = 0.005
-    table: Table = field(default_factory=Table)
+    tokenizer: str = "gpt2"  # gpt2, bpe (trained on the sources), or the path of a tokenizer or run
+    vocab_size: int = 32768  # maximum vocabulary size of bpe
+    format: Format = "llm.c"  # format of the shards
+    shard_tokens: int = 100_000_000  # ids in a shard of llm.c's format
+    val_fraction: float = 0.005  # fraction of the documents for validation
+    field: str = "text"  # field or column with the text, in JSON, Parquet and datasets
+    subset: str = ""  # subset of a Hugging Face dataset; empty: the default subset
+    split: str = "train"  # split of a Hugging Face dataset
 
     def __post_init__(self) -> None:
-        as_int("--shard-tokens", self.shard_tokens, 1, MAX_SHARD)
+        as_int("--shard-tokens", self.shard_tokens, 1, SHARD_TOKENS)
         as_float("--val-fraction", self.val_fraction, 0.0, 1.0, open_end=True)
         as_int("--vocab-size", self.vocab_size, 257, MAX_VOCAB)
-        if not self.sources:
-            raise UserError("no sources: name files, folders or datasets")
-
-    def entries(self) -> dict[str, Any]:
-        """Return the settings by their names on the command line."""
-        return {
-            "tokenizer": self.tokenizer,
-            "vocab_size": self.vocab_size if self.tokenizer == "bpe" else None,
-            "format": self.format,
-            "shard_tokens": self.shard_tokens,
-            "val_fraction": self.val_fraction,
-        } | asdict(self.table)
-
-
-class Status(NamedTuple):
-    """Progress so far.
-
-    Attributes:
-        documents: documents written, those of an earlier process included.
-        tokens: ids written.
-        read: bytes of the sources read.
-        total: bytes of the sources; 0 if unknown.
-    """
-
-    documents: int
-    tokens: int
-    read: int
-    total: int
 
 
 class Encoded(NamedTuple):
-    """The ids of a chunk.
+    """The ids of a piece."""
 
-    Attributes:
-        splits: for each split, the ids, the indices at which documents start, and the bytes of text.
-        skipped: why documents cannot be read.
-    """
-
-    splits: Mapping[str, tuple[np.ndarray, np.ndarray, int]]
-    skipped: Sequence[str]
-
-
-class _Document(NamedTuple):
-    """A document to encode."""
-
-    place: str
-    text: str
-    split: str
-    size: int
-
-
-class Encoder:
-    """Encodes chunks, and chooses the split of each document.
-
-    Args:
-        tokenizer: the tokenizer.
-        style: llm.c writes the end-of-text id before each document, nanoGPT after it.
-        val_fraction: a document is for validation if the first 64 bits of its SHA-256 are below this fraction. The first one
-            is always for training.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, style: Format, val_fraction: float) -> None:
-        assert tokenizer.eos_id is not None
-        self._tokenizer, self._before = tokenizer, style == "llm.c"
-        self._limit = int(val_fraction * 2.0**64)
-        self._end = np.array([tokenizer.eos_id], token_dtype(tokenizer.vocab_size))
-        self._encode, self.library = batch_encoder(tokenizer)
-
-    def __call__(self, chunk: Chunk) -> Encoded:
-        if isinstance(chunk.payload, Part):
-            return self._part(chunk.payload, chunk.span.begin.file == 0)
-        parts: dict[str, list[np.ndarray]] = {split: [self._end[:0]] for split in SPLITS}
-        lengths: dict[str, list[int]] = {split: [] for split in SPLITS}
-        sizes, skipped, held, waiting = dict.fromkeys(SPLITS, 0), list[str](), list[_Document](), 0
-
-        def flush() -> None:
-            for document, ids in zip(held, self._ids_of([document.text for document in held]), strict=True):
-                if isinstance(ids, UserError):
-                    skipped.append(f"{document.place}: {ids}")
-                    continue
-                parts[document.split] += [self._end, ids] if self._before else [ids, self._end]
-                lengths[document.split].append(len(ids) + 1)
-                sizes[document.split] += document.size
-            held.clear()
-
-        for number, (place, text) in enumerate(chunk.payload.documents()):
-            if isinstance(text, UserError):
-                flush()  # which may skip an earlier document
-                skipped.append(str(text))
-                continue
-            data = text.encode()
-            first = not number and chunk.span.begin == START
-            held.append(_Document(place, text, self._split(hashlib.sha256(data).digest(), first), len(data)))
-            waiting += len(text)
-            if waiting >= BATCH:
-                flush()
-                waiting = 0
-        flush()
-        splits = {}
-        for split in SPLITS:
-            starts = np.cumsum([0, *lengths[split]], dtype=np.int64)[:-1]
-            splits[split] = (np.concatenate(parts[split]), starts, sizes[split])
-        return Encoded(splits, skipped)
-
-    def _part(self, part: Part, first: bool) -> Encoded:
-        try:
-            ids = self._encode_batches(part.pieces)
-        except UserError as e:
-            raise UserError(f"{part.name}: {e}") from None
-        before = [self._end] if part.first and self._before else []
-        after = [self._end] if part.last and not self._before else []
-        size = sum(len(piece.encode()) for piece in part.pieces)
-        starts = np.zeros(int(part.first), np.int64)
-        return Encoded({self._split(part.digest, first): (np.concatenate([*before, *ids, *after]), starts, size)}, [])
-
-    def _split(self, hashed: bytes, first: bool) -> str:
-        return "val" if not first and int.from_bytes(hashed[:8], "big") < self._limit else "train"
-
-    def _ids_of(self, texts: list[str]) -> list[np.ndarray | UserError]:
-        """Encode texts, long ones in pieces; return the ids of each, or why it cannot be encoded."""
-        pieces = [cut(text, self._tokenizer.find) for text in texts]
-        try:
-            if error := check_cuts([piece for each in pieces for piece in each]):
-                raise error
-            encoded = iter(self._encode_batches([piece for each in pieces for piece in each]))
-        except UserError as e:
-            return [e] if len(texts) == 1 else [self._ids_of([text])[0] for text in texts]
-        return [np.concatenate([next(encoded) for _ in each]) for each in pieces]
-
-    def _encode_batches(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        found, begin, size = list[np.ndarray](), 0, 0
-        for at, piece in enumerate(pieces, 1):
-            size += len(piece)
-            if size >= BATCH or at == len(pieces):
-                found += [ids.astype(self._end.dtype) for ids in self._encode(pieces[begin:at])]
-                begin, size = at, 0
-        return found
+    ids: bytes  # in the type of the shards
+    split: str  # train or val
+    size: int  # bytes of text
+    first: bool  # whether a document starts with this piece
+    skipped: str = ""  # why the document cannot be read; empty: it can
 
 
 def prepare(
-    settings: Settings,
+    names: Sequence[str],
     out: Path,
+    settings: Settings,
     workers: int = 0,
     on_error: Literal["fail", "skip"] = "fail",
-    report: Callable[[Status], None] = lambda status: None,
+    report: Callable[[Mapping[str, Any], int, int], None] = lambda index, read, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Tokenize documents to shards of ids with an index.
 
-    Can be killed at any moment: called again with the same arguments, it continues, and writes the same bytes as if it had not
-    been interrupted. The number of workers does not matter either. Called once more, it compares the files with their
-    checksums.
+    If the command is killed, a call with the same arguments continues and gives the same bytes, with any number of workers.
+    A call for a complete directory compares the files with their checksums.
 
     Args:
-        settings: what to write.
-        out: folder to write to; new, empty, or written by an earlier call with the same settings.
-        workers: processes; 0: one for each core.
-        on_error: on a document that cannot be read: raise an error, or count it and continue.
-        report: called with the progress.
+        names: files, directories, or names of Hugging Face datasets after `hf:`.
+        out: directory to write; new, empty, or from an earlier call with the same settings.
+        settings: settings of the shards.
+        workers: number of processes; 0: one for each core.
+        on_error: for a document that cannot be read: raise an error, or count it and continue.
+        report: called with the index, and the bytes of the sources read so far and in total; 0: unknown.
         note: called with messages.
 
     Returns:
         The content of index.json.
 
     Raises:
-        UserError: the sources, settings or folder cannot be used, or a document cannot be read.
-        TrainingFailed: a process was killed.
+        UserError: if the sources, settings or directory cannot be used, or a document cannot be read.
+        TrainingFailed: if a worker process was killed.
     """
     as_int("--workers", workers, 0, 4096)
-    sources, files = list_sources(settings.sources, settings.table)
-    for source in settings.sources:
-        if not source.startswith(HUB) and Path(source).resolve() in [out.resolve(), *out.resolve().parents]:
-            raise UserError(f"--out {out} is inside the source {source}: choose another --out")
+    _check_names(names, out, settings)
+    sources = list_sources(names, settings.subset, settings.split)
     given = None if settings.tokenizer == "bpe" else _named_tokenizer(settings.tokenizer)
     vocab_size = given.vocab_size if given else settings.vocab_size
     if settings.format == "nanogpt" and token_dtype(vocab_size).itemsize > 2:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
-    _claim(out)
+    _create(out)
     with sole_writer(out):
-        index = read_index(out)
-        if index is None or not _begun(index):
-            index = _new_index(settings, sources)
-            write_json(out / INDEX, index)
+        index = _begin(out, settings, sources)
+        if index["complete"]:
+            Prepared(out, index).check(checksums=True)
+            note(f"{out} is complete, and its files match the checksums in {INDEX}")
+            return index
+        tokenizer = _tokenizer(out, index, given, settings, sources, on_error == "skip")
+        if index["pieces"]:
+            note(f"continuing {out} after {sum(index['splits'][split]['documents'] for split in SPLITS):,} documents")
+        total = sum(source.size for source in sources) if all(source.size for source in sources) else 0
+        workers = workers or (1 if 0 < total < SMALL else len(os.sched_getaffinity(0)))
+        pieces = islice(read_pieces(sources, settings.field, tokenizer.find), index["pieces"], None)
         try:
-            _check_same(index, settings, sources, on_error, out)
-            if index["complete"]:
-                Prepared(out, index).check(checksums=True)
-                note(f"{out} is complete, and its files have the SHA-256 in {INDEX}")
-                return index
-            tokenizer = _tokenizer(index, settings, files, given, on_error == "skip", out)
-            writers = {
-                split: ShardWriter(out, split, np.dtype(index["dtype"]), settings.format, settings.shard_tokens)
-                for split in SPLITS
-            }
-            begin = START
-            if saved := index.get("progress"):
-                begin = Cursor(*saved["cursor"])
-                for split, writer in writers.items():
-                    writer.restore(saved["splits"][split])
-                done = sum(writer.documents for writer in writers.values())
-                note(f"resuming {out} after {done:,} documents")
-            else:
-                for writer in writers.values():
-                    writer.restore(
-                        {"documents": 0, "bytes": 0, "shards": [], "unfinished": {"tokens": 0, "documents": 0}}
-                    )
-        except (KeyError, TypeError, AttributeError) as e:
-            raise UserError(
-                f"{out / INDEX} is damaged ({type(e).__name__}: {e}): delete {out} and start again"
-            ) from None
-        with closing(_Writers(out, index, writers, begin)) as writing:
-            chunks = read_chunks(files, settings.table, tokenizer.find, begin)
-            total = 0 if any(file.path is None for file in files) else sum(file.size for file in files)
-            workers = workers or (1 if 0 < total < SMALL else _cores())
-            encoder = _encoding(workers, chunks, out, settings)
-            with closing(encoder) as results:
-                for span, encoded in results:
-                    writing.add(span, encoded, on_error == "skip")
-                    report(Status(*writing.counts(), span.read, total))
-            return writing.complete()
+            with closing(_Output(out, index)) as output, closing(_encoded(pieces, workers, out, settings)) as batches:
+                for batch, read in batches:
+                    for encoded in batch:
+                        if encoded.skipped and on_error == "fail":
+                            raise UserError(f"{encoded.skipped}; to skip such documents, use --on-error skip")
+                        output.add(encoded)
+                    report(index, read, total)
+                output.finish()
+        except OSError as e:  # a full disk
+            raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
+        return index
 
 
-class _Writers:
-    """The state of the output: shards and index."""
+class _Output:
+    """The shards of both splits, and the index."""
 
-    def __init__(self, out: Path, index: dict[str, Any], writers: Mapping[str, ShardWriter], begin: Cursor) -> None:
-        self._out, self._index, self._writers, self._cursor = out, index, writers, begin
-        self._saved = time.monotonic()
+    def __init__(self, out: Path, index: dict[str, Any]) -> None:
+        self._out, self._index, self._saved = out, index, time.monotonic()
+        self._splits = {split: ShardWriter(out, index, split) for split in SPLITS}
 
-    def add(self, span: Span, encoded: Encoded, skip: bool) -> None:
-        if encoded.skipped and not skip:
-            self._save()
-            raise UserError(f"{encoded.skipped[0]}; to skip such documents, use --on-error skip")
-        shards = sum(len(writer.shards) for writer in self._writers.values())
-        source = self._index["sources"][span.source]
-        for split, (ids, starts, size) in encoded.splits.items():
-            self._writers[split].write(ids, starts, size)
-            source["documents"] += len(starts)
-            source["tokens"] += len(ids)
-        skipped = self._index["skipped"]
-        skipped["documents"] += len(encoded.skipped)
-        skipped["first"] += encoded.skipped[: NAMED - len(skipped["first"])]
-        self._cursor = span.end
-        finished = sum(len(writer.shards) for writer in self._writers.values()) > shards
-        if finished or time.monotonic() - self._saved > SAVE_EVERY:
+    def add(self, encoded: Encoded) -> None:
+        index, split = self._index, self._splits[encoded.split]
+        is_complete = split.write(encoded.ids)
+        index["pieces"] += 1
+        if encoded.skipped:
+            index["skipped"]["documents"] += 1
+            index["skipped"]["first"] += [encoded.skipped] * (len(index["skipped"]["first"]) < SKIPPED)
+        else:
+            split.entry["documents"] += encoded.first
+            split.entry["bytes"] += encoded.size
+        if is_complete or time.monotonic() - self._saved > SAVE_EVERY:
             self._save()
 
-    def counts(self) -> tuple[int, int]:
-        """Return the documents and ids written so far."""
-        return sum(w.documents for w in self._writers.values()), sum(w.tokens for w in self._writers.values())
-
-    def complete(self) -> dict[str, Any]:
-        """Finish the last shards and the index.
+    def finish(self) -> None:
+        """Complete the last shards and the index.
 
         Raises:
-            UserError: there are no training documents.
+            UserError: if there are no training documents.
         """
-        if not self._writers["train"].documents:
-            skipped, val = self._index["skipped"]["documents"], self._writers["val"].documents
-            names = ", ".join(source["name"] for source in self._index["sources"])
+        val, skipped = self._splits["val"].entry["documents"], self._index["skipped"]["documents"]
+        if not self._splits["train"].entry["documents"]:
             raise UserError(
-                f"no documents for training in {names} ({skipped:,} skipped, {val:,} for validation): use other sources"
+                f"no documents for training ({skipped:,} skipped, {val:,} for validation): use other sources"
                 + ", or a lower --val-fraction" * (val > 0)
             )
-        for writer in self._writers.values():
-            writer.finish()
-        splits = {split: writer.facts() for split, writer in self._writers.items()}
-        self._index.pop("progress", None)
-        self._index |= {"complete": True, "splits": splits}
-        write_json(self._out / INDEX, self._index)
-        for path in self._out.glob(f"*{PART}"):
-            path.unlink()
-        return self._index
+        for split in self._splits.values():
+            split.finish()
+        self._index["complete"] = True
+        write_index(self._out, self._index)
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        for split in self._splits.values():
+            with suppress(OSError):  # on a full disk, closing fails too
+                split.close()
 
     def _save(self) -> None:
-        """Write everything to disk, then the index, which says from where to continue."""
-        saved = {split: writer.save() for split, writer in self._writers.items()}
-        self._index["progress"] = {"cursor": list(self._cursor), "splits": saved}
-        write_json(self._out / INDEX, self._index)
+        for split in self._splits.values():
+            split.sync()
+        write_index(self._out, self._index)
         self._saved = time.monotonic()
 
 
-def _claim(out: Path) -> None:
-    """Create the folder, or check that it may be written to."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        found = sorted(path.name for path in out.iterdir() if path.name not in (LOCK, INDEX + PART))
-    except OSError as e:
-        raise UserError(f"cannot write to {out}: {e.strerror}") from None
-    if found and read_index(out) is None:
-        raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose another --out")
+def _check_names(names: Sequence[str], out: Path, settings: Settings) -> None:
+    """Raise `UserError` if there are no sources, if a name is not UTF-8, or if `out` is inside a source."""
+    if not names:
+        raise UserError("no sources: pass files, directories or datasets")
+    for name in [*names, *(value for value in asdict(settings).values() if isinstance(value, str))]:
+        if any("\ud800" <= c <= "\udfff" for c in name):
+            raise UserError(f"the name {short_repr(name)} is not UTF-8: rename it")
+    for name in names:
+        if not name.startswith(HUB) and Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
+            raise UserError(f"--out {out} is inside the source {name}: choose another --out")
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
     if name in KINDS and name not in ("gpt2", "byte") and not Path(name).exists():
         raise UserError(f"--tokenizer {name} is not supported: use gpt2, bpe, or the path of a tokenizer or run")
-    tokenizer = make_tokenizer(name, "", 0, 0) if name in ("gpt2", "byte") else load_tokenizer(Path(name))
+    tokenizer = make_tokenizer(name, "", 0, 0)
     if tokenizer.eos_id is None:
-        raise UserError(
-            f"the tokenizer {name} has no end-of-text token to separate documents with: use gpt2, bpe or another"
-        )
+        raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
     return tokenizer
 
 
-def _new_index(settings: Settings, sources: Sequence[Source]) -> dict[str, Any]:
-    return {
+def _create(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in out.iterdir()} - {LOCK, f"{INDEX}.tmp"}
+    except OSError as e:
+        raise UserError(f"cannot write to {out}: {e.strerror}") from None
+    if names and read_index(out) is None:
+        raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose another --out")
+
+
+def _begin(out: Path, settings: Settings, sources: Sequence[Source]) -> dict[str, Any]:
+    """Read the index, or create it. Nothing is lost if settings change before the first document is recorded.
+
+    Raises:
+        UserError: if the directory has documents from other settings or sources.
+    """
+    vocab_size = settings.vocab_size if settings.tokenizer == "bpe" else None
+    new = {
         "kind": KIND,
-        "version": 1,
+        "version": VERSION,
         "complete": False,
         "format": settings.format,
         "end_of_text": "before" if settings.format == "llm.c" else "after",
-        "settings": settings.entries(),
-        "sources": [asdict(source) | {"documents": 0, "tokens": 0} for source in sources],
+        "settings": asdict(settings) | {"vocab_size": vocab_size},
+        "sources": [source._asdict() | {"files": len(source.files)} for source in sources],
+        "pieces": 0,
         "skipped": {"documents": 0, "first": []},
+        "splits": {split: {"documents": 0, "tokens": 0, "bytes": 0, "shards": []} for split in SPLITS},
     }
+    index = read_index(out)
+    if index and index["pieces"]:
+        _check_same(out, index, new)
+    elif not index or any(index[key] != new[key] for key in ("settings", "sources")):
+        for path in [*out.glob("*.bin"), *out.glob("*.part")]:
+            path.unlink()
+        index = new
+        write_index(out, index)
+    return index
 
 
-def _begun(index: Mapping[str, Any]) -> bool:
-    """Return whether any ids have been written; if not, nothing is lost by starting again with other settings or sources."""
-    splits = index.get("progress", {}).get("splits", {}).values()
-    return index["complete"] or any(split["tokens"] for split in splits)
-
-
-def _check_same(
-    index: Mapping[str, Any], settings: Settings, sources: Sequence[Source], on_error: str, out: Path
-) -> None:
-    """Check that the folder was begun with the same settings and sources.
-
-    Raises:
-        UserError: it was not.
-    """
-    fix = f"use the same, or another --out than {out}"
-    if index["version"] != 1:
-        raise UserError(f"{out / INDEX} has version {index['version']}, and only version 1 is supported: {fix}")
-    old = [source["name"] for source in index["sources"]]
-    if old != [source.name for source in sources]:
-        raise UserError(f"{out} was begun with the sources {' '.join(old)}: {fix}")
-    for name, value in settings.entries().items():
-        if (was := index["settings"].get(name)) != value:
+def _check_same(out: Path, index: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    names = [[source["name"] for source in each["sources"]] for each in (index, new)]
+    if names[0] != names[1]:
+        old = " ".join(names[0])
+        raise UserError(
+            f"{out} was created with the sources {old}, not {' '.join(names[1])}: use {old}, or another --out"
+        )
+    for name, value in new["settings"].items():
+        if (old := index["settings"].get(name)) != value:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{out} was begun with {flag} {was}, not {flag} {value}: {fix}")
-    for was, source in zip(index["sources"], sources, strict=True):
-        if was["fingerprint"] != source.fingerprint:
+            raise UserError(f"{out} was created with {flag} {old}, not {value}: use {old}, or another --out")
+    for was, source in zip(index["sources"], new["sources"], strict=True):
+        if was != source:
             raise UserError(
-                f"{source.name} has changed since {out} was begun (then {was['files']:,} files, {was['size']:,} bytes; now "
-                f"{source.files:,} files, {source.size:,} bytes): choose another --out"
+                f"{source['name']} has changed since {out} was created (then {was['files']:,} files, {was['size']:,} bytes; "
+                f"now {source['files']:,} files, {source['size']:,} bytes): choose another --out"
             )
-    if index["skipped"]["documents"] and on_error == "fail":
-        raise UserError(f"{out} was begun with --on-error skip, and documents were skipped: {fix}")
 
 
 def _tokenizer(
-    index: dict[str, Any], settings: Settings, files: Sequence[File], given: Tokenizer | None, skip: bool, out: Path
+    out: Path, index: dict[str, Any], given: Tokenizer | None, settings: Settings, sources: Sequence[Source], skip: bool
 ) -> Tokenizer:
-    """Return the tokenizer of the folder, after making it and writing it if the folder is new."""
+    """Return the tokenizer of the directory; create it if the directory is new."""
     if "tokenizer" not in index:
-        if given is None:
-            find = find_by(GPT2_CUTS)
-            given = train_bpe(sample_text(files, settings.table, find, BPE_SAMPLE, skip), settings.vocab_size)
-        dtype = token_dtype(given.vocab_size)
-        entry = {"name": settings.tokenizer} | save_tokenizer(out, given) | {"end_id": given.eos_id}
-        index |= {"dtype": dtype.name, "library": f"tokenizers {version('tokenizers')}", "tokenizer": entry}
-        write_json(out / INDEX, index)
-        given = None  # it has just been written
-    path = out / TOKENIZER_FILE
-    if not path.is_file() or file_sha256(path) != index["tokenizer"]["sha256"]:
-        raise UserError(f"{path} is not the file that {out} was begun with: delete {out} and start again")
-    tokenizer = load_tokenizer(path)
-    if tokenizer.eos_id != index["tokenizer"]["end_id"] or (given is not None and not same_ids(given, tokenizer)):
-        raise UserError(f"--tokenizer {settings.tokenizer} has changed since {out} was begun: choose another --out")
+        text = sample_text(sources, settings.field, find_by(GPT2_CUTS), BPE_SAMPLE, skip)
+        tokenizer = given or train_bpe(text, settings.vocab_size)
+        entry = {"name": settings.tokenizer} | save_tokenizer(out, tokenizer)
+        index |= {"dtype": token_dtype(tokenizer.vocab_size).name, "tokenizer": entry}
+        write_index(out, index)
+    tokenizer = Prepared(out, index).tokenizer
+    if given and not (same_ids(given, tokenizer) and given.eos_id == tokenizer.eos_id):
+        raise UserError(f"--tokenizer {settings.tokenizer} has changed since {out} was created: choose another --out")
     return tokenizer
 
 
-def _encoding(workers: int, chunks: Iterator[Chunk], out: Path, settings: Settings) -> Generator[tuple[Span, Encoded]]:
-    """Encode chunks in order, in this process or in several."""
+def _encoded(
+    pieces: Iterator[tuple[Piece, int]], workers: int, out: Path, settings: Settings
+) -> Generator[tuple[list[Encoded], int]]:
+    """Encode pieces in order, in this process or in several. Yield batches, and the bytes read from disk so far."""
     if workers == 1:
-        encoder = Encoder(load_tokenizer(out / TOKENIZER_FILE), settings.format, settings.val_fraction)
-        yield from ((chunk.span, encoder(chunk)) for chunk in chunks)
+        encode = Encoder(out, settings)
+        yield from ((encode(batch), read) for batch, read in _batches(pieces))
         return
-    pool = ProcessPoolExecutor(
-        workers,
-        multiprocessing.get_context("spawn"),  # fork is not safe beside the threads of libraries
-        _start_worker,
-        (str(out / TOKENIZER_FILE), settings.format, settings.val_fraction),
-    )
-    waiting = deque[tuple[Span, "Future[Encoded]"]]()
+    spawn = multiprocessing.get_context("spawn")  # forking is not safe in a process with threads
+    pool = ProcessPoolExecutor(workers, spawn, _start_worker, (out, settings))
+    waiting = deque[tuple["Future[list[Encoded]]", int]]()
     try:
-        for chunk in chunks:
-            waiting.append((chunk.span, pool.submit(_encode_in_worker, chunk)))
+        for batch, read in _batches(pieces):
+            waiting.append((pool.submit(_encode_in_worker, batch), read))
             if len(waiting) > 2 * workers + 2:
-                span, future = waiting.popleft()
-                yield span, future.result()
-        while waiting:
-            span, future = waiting.popleft()
-            yield span, future.result()
+                future, read = waiting.popleft()
+                yield future.result(), read
+        yield from ((future.result(), read) for future, read in waiting)
     except BrokenProcessPool:
         raise TrainingFailed(
-            "a worker process was killed, perhaps because memory ran out: use fewer --workers; the same command resumes"
+            "a worker process was killed, perhaps because memory ran out: use fewer --workers; the same command continues"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-_encoder: Encoder | None = None  # of a worker process
+def _batches(pieces: Iterator[tuple[Piece, int]]) -> Iterator[tuple[list[Piece], int]]:
+    """Group pieces to about `BATCH` bytes."""
+    batch, size, read = list[Piece](), 0, 0
+    for piece, read in pieces:
+        batch.append(piece)
+        size += len(piece.content) if isinstance(piece.content, str | bytes) else 0
+        if size >= BATCH or len(batch) >= BATCH_PIECES:
+            yield batch, read
+            batch, size = [], 0
+    if batch:
+        yield batch, read
 
 
-def _start_worker(tokenizer: str, style: Format, val_fraction: float) -> None:
+class Encoder:
+    """Encodes pieces with the tokenizer of a directory, and chooses the split of each document.
+
+    A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`.
+    """
+
+    def __init__(self, out: Path, settings: Settings) -> None:
+        self._tokenizer = load_tokenizer(out / TOKENIZER_FILE)
+        self._encode = fast_encoder(self._tokenizer) or self._tokenizer.encode
+        self._end = np.array([self._tokenizer.eos_id], token_dtype(self._tokenizer.vocab_size))
+        self._is_end_before = settings.format == "llm.c"
+        self._val_below = int(settings.val_fraction * 2.0**64)
+
+    def __call__(self, pieces: Sequence[Piece]) -> list[Encoded]:
+        return [self._encoded(piece) for piece in pieces]
+
+    def _encoded(self, piece: Piece) -> Encoded:
+        try:
+            text = piece.text()
+            ids = self._ids(piece.where, text)
+        except UserError as e:
+            if not (piece.first and piece.last):
+                raise  # the beginning of the document may be written
+            return Encoded(b"", "train", 0, True, str(e))
+        if piece.first and self._is_end_before:
+            ids = [self._end, *ids]
+        if piece.last and not self._is_end_before:
+            ids = [*ids, self._end]
+        data = text.encode()
+        digest = piece.digest or hashlib.sha256(data).digest()
+        split = "val" if int.from_bytes(digest[:8], "big") < self._val_below else "train"
+        return Encoded(
+            np.concatenate(ids, dtype=self._end.dtype, casting="unsafe").tobytes(), split, len(data), piece.first
+        )
+
+    def _ids(self, where: str, text: str) -> list[np.ndarray]:
+        pieces = cut(text, self._tokenizer.find)
+        check_cuts(where, pieces)
+        try:
+            return [self._encode(piece) for piece in pieces]
+        except UserError as e:
+            raise UserError(f"{where}: {e}") from None
+
+
+_encoder: Encoder  # set in a worker process
+
+
+def _start_worker(out: Path, settings: Settings) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops its workers
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _encoder = Encoder(load_tokenizer(Path(tokenizer)), style, val_fraction)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _encoder = Encoder(out, settings)
 
 
-def _end_with_parent() -> None:
-    """End this process when its parent is killed, which leaves it waiting for work."""
+def _exit_with_parent() -> None:
+    """Exit when the parent is killed; otherwise this process would wait for work forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _encode_in_worker(chunk: Chunk) -> Encoded:
-    assert _encoder is not None
-    return _encoder(chunk)
-
-
-def _cores() -> int:
-    with suppress(AttributeError):  # only on Linux
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _encode_in_worker(pieces: Sequence[Piece]) -> list[Encoded]:
+    return _encoder(pieces)

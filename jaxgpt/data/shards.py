@@ -1,16 +1,19 @@
-"""Write token ids and document starts to shards, and read the index of a folder of shards."""
+"""Token shards: write and read a directory with the ids of documents, their tokenizer, and an index.
+
+train_000000.bin, ...   ids (llm.c's format), or train.bin (nanoGPT's); the same for val
+tokenizer.json          the tokenizer, and the files that name its special tokens
+index.json              settings, counts, checksums; written last, with "complete": true
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -19,13 +22,12 @@ from jaxgpt.data.special import GENERATION, TOKENIZER
 from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC, is_token_path
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_json
+from jaxgpt.files import read_json, sha256_file, write_atomically
 
 INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
-KIND = "jaxgpt token shards"  # the value of "kind" in index.json
-PART = ".part"  # suffix of the files of an unfinished shard
-STARTS = np.dtype("<u8")
+KIND, VERSION = "jaxgpt token shards", 2  # values of "kind" and "version" in index.json
 SPLITS = ("train", "val")
+BUFFER = 1 << 20  # bytes to write at a time
 PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # distinguishes tokenizers
 Format = Literal["llm.c", "nanogpt"]
 
@@ -36,201 +38,144 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class ShardWriter:
-    """Writes one split: files of ids, each with a file of the positions at which documents start.
+    """Writes one split. A shard is `NAME.bin.part` until it is complete.
 
-    In the format of llm.c, each file except the last has exactly `shard_tokens` ids, and documents continue from one file to
-    the next. In nanoGPT's format there is one file without a header.
+    In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
+    nanoGPT's format is one file without a header.
 
-    Attributes:
-        shards: finished shards, as in index.json.
-        documents: documents of the split so far.
-        size: bytes of their text so far.
+    Args:
+        directory: directory of the shards.
+        index: content of index.json. Its entry of the split is updated, and says where to continue.
+        split: `train` or `val`.
     """
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], style: Format, shard_tokens: int) -> None:
-        self.shards = list[dict[str, Any]]()
-        self.documents, self.size = 0, 0
-        self._folder, self._split, self._dtype, self._style = folder, split, dtype, style
-        self._limit = shard_tokens if style == "llm.c" else 1 << 62
-        self._tokens, self._starts = 0, 0  # of the unfinished shard
-        self._files: tuple[FileIO, FileIO] | None = None
+    def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
+        self.entry: dict[str, Any] = index["splits"][split]
+        self._directory, self._split, self._dtype = directory, split, np.dtype(index["dtype"])
+        self._has_header = index["format"] == "llm.c"
+        self._limit = index["settings"]["shard_tokens"] if self._has_header else 1 << 62
+        self._tokens = self.entry["tokens"] - sum(shard["tokens"] for shard in self.entry["shards"])
+        self._file = self._reopened() if self._tokens else None
 
-    @property
-    def tokens(self) -> int:
-        """Ids written so far."""
-        return sum(shard["tokens"] for shard in self.shards) + self._tokens
-
-    def write(self, ids: np.ndarray, starts: np.ndarray, size: int) -> None:
-        """Append ids.
-
-        Args:
-            ids: of the type given.
-            starts: increasing indices into `ids` at which documents start.
-            size: bytes of the text of the ids.
-        """
-        self.documents, self.size = self.documents + len(starts), self.size + size
-        while len(ids):
-            taken, begun = ids[: self._limit - self._tokens], starts[starts < self._limit - self._tokens]
-            data, positions = self._opened()
-            _write(data, taken)
-            _write(positions, (begun + self._tokens).astype(STARTS))
-            ids, starts = ids[len(taken) :], starts[len(begun) :] - len(taken)
-            self._tokens, self._starts = self._tokens + len(taken), self._starts + len(begun)
+    def write(self, ids: bytes) -> bool:
+        """Append ids; return whether a shard is now complete."""
+        shards, left = len(self.entry["shards"]), memoryview(ids)
+        while left:
+            self._file = self._file or self._created()
+            taken = left[: (self._limit - self._tokens) * self._dtype.itemsize]
+            self._file.write(taken)
+            self._tokens += len(taken) // self._dtype.itemsize
+            self.entry["tokens"] += len(taken) // self._dtype.itemsize
+            left = left[len(taken) :]
             if self._tokens == self._limit:
                 self.finish()
+        return len(self.entry["shards"]) > shards
+
+    def sync(self) -> None:
+        """Write everything to disk."""
+        if self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        """Finish the shard, if any ids have been written to it."""
-        if self._files is None:
+        """Complete the last shard, if it has ids."""
+        if self._file is None:
             return
-        data, positions = self._files
-        if self._style == "llm.c":
+        if self._has_header:
             header = np.zeros(HEADER, "<i4")
             magic = next(magic for magic, (_, dtype) in LLMC.items() if dtype == self._dtype)
             header[:3] = magic, LLMC[magic][0], self._tokens
-            data.seek(0)
-            _write(data, header)
-        shard: dict[str, Any] = {"file": self._path().name, "tokens": self._tokens, "documents": self._starts}
-        for key, file, path in (("sha256", data, self._path()), ("starts_sha256", positions, self._path(".starts"))):
-            os.fsync(file.fileno())
-            file.close()
-            shard[key] = file_sha256(_part(path))
-            os.replace(_part(path), path)
-        self.shards.append(shard)
-        self._tokens, self._starts, self._files = 0, 0, None
-
-    def save(self) -> dict[str, Any]:
-        """Write everything to disk, and return what `restore` needs."""
-        for file in self._files or ():
-            os.fsync(file.fileno())
-        return self.facts() | {"unfinished": {"tokens": self._tokens, "documents": self._starts}}
-
-    def facts(self) -> dict[str, Any]:
-        """Return the entry of the split in index.json."""
-        return {"documents": self.documents, "tokens": self.tokens, "bytes": self.size, "shards": self.shards}
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue after `save`, in a new process. Deletes what was written after it.
-
-        Raises:
-            UserError: the files are not those that were saved.
-        """
-        self.documents, self.size, self.shards = saved["documents"], saved["bytes"], list(saved["shards"])
-        self._tokens, self._starts = saved["unfinished"]["tokens"], saved["unfinished"]["documents"]
-        for shard in self.shards:
-            if not (self._folder / shard["file"]).is_file():
-                raise UserError(f"{self._folder / shard['file']} is missing: delete {self._folder} and start again")
-        for path in (self._path(), self._path(".starts")):
-            if path.exists() and not _part(path).exists():  # it was finished after `save`
-                os.replace(path, _part(path))
-        kept = {shard["file"] for shard in self.shards}
-        kept |= {Path(name).with_suffix(".starts").name for name in kept}
-        if self._tokens:
-            data, positions = self._opened()
-            for file, size in (
-                (data, self._offset() + self._tokens * self._dtype.itemsize),
-                (positions, self._starts * STARTS.itemsize),
-            ):
-                if os.fstat(file.fileno()).st_size < size:
-                    raise UserError(
-                        f"{file.name} is shorter than index.json says: delete {self._folder} and start again"
-                    )
-                file.truncate(size)
-                file.seek(size)
-            kept |= {_part(self._path()).name, _part(self._path(".starts")).name}
-        for path in [*self._folder.glob(f"{self._split}*.bin*"), *self._folder.glob(f"{self._split}*.starts*")]:
-            if path.name not in kept:
-                path.unlink()
+            self._file.seek(0)
+            self._file.write(header.tobytes())
+        self.sync()
+        self._file.close()
+        os.replace(self._part, self._path)
+        shard = {"file": self._path.name, "tokens": self._tokens, "sha256": sha256_file(self._path)}
+        self.entry["shards"].append(shard)
+        self._file, self._tokens = None, 0
 
     def close(self) -> None:
-        """Close the files of the unfinished shard."""
-        for file in self._files or ():
-            file.close()
+        """Close the file of the unfinished shard."""
+        if self._file:
+            self._file.close()
 
+    @property
+    def _path(self) -> Path:
+        number = f"_{len(self.entry['shards']):06d}" if self._has_header else ""
+        return self._directory / f"{self._split}{number}.bin"
+
+    @property
+    def _part(self) -> Path:
+        return self._path.with_name(self._path.name + ".part")
+
+    @property
     def _offset(self) -> int:
-        return 4 * HEADER if self._style == "llm.c" else 0
+        return 4 * HEADER if self._has_header else 0
 
-    def _path(self, suffix: str = ".bin") -> Path:
-        number = f"_{len(self.shards):06d}" if self._style == "llm.c" else ""
-        return self._folder / f"{self._split}{number}{suffix}"
+    def _created(self) -> BinaryIO:
+        file = self._part.open("wb", BUFFER)
+        file.write(bytes(self._offset))
+        return file
 
-    def _opened(self) -> tuple[FileIO, FileIO]:
-        if self._files is None:
-            paths = (_part(self._path()), _part(self._path(".starts")))
-            flag = os.O_RDWR | os.O_CREAT
-            data, positions = (FileIO(path, "r+", opener=lambda p, _: os.open(p, flag, 0o644)) for path in paths)
-            if not self._tokens:
-                data.truncate(0)
-                positions.truncate(0)
-                _write(data, np.zeros(self._offset(), np.uint8))
-            self._files = data, positions
-        return self._files
-
-
-def _part(path: Path) -> Path:
-    return path.with_name(path.name + PART)
+    def _reopened(self) -> BinaryIO:
+        """Open the unfinished shard, without what was written after the index."""
+        if self._path.exists():  # completed after the index was written
+            os.replace(self._path, self._part)
+        size = self._offset + self._tokens * self._dtype.itemsize
+        if not self._part.exists() or self._part.stat().st_size < size:
+            raise UserError(f"{self._part} is shorter than in {INDEX}: delete {self._directory} and start again")
+        file = self._part.open("r+b", BUFFER)
+        file.truncate(size)
+        file.seek(size)
+        return file
 
 
-def _write(file: FileIO, array: np.ndarray) -> None:
-    left = memoryview(array.tobytes())
-    try:
-        while len(left):
-            left = left[file.write(left) :]
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, str(file.name)) from None
-
-
-def file_sha256(path: Path) -> str:
-    """Hash a file: SHA-256, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically, through a file of the same name with the suffix `.part`."""
-    data = (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
-    try:
-        with _part(path).open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(_part(path), path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from None
-
-
-def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write a tokenizer to a folder, with the files that name its special tokens, and return its entry in index.json.
-
-    Replaces those of another tokenizer.
-    """
-    special = tokenizer.special
-    for name, content in ((GENERATION, special.generation), (TOKENIZER, special.tokenizer)):
-        (folder / name).unlink(missing_ok=True)
+def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Write a tokenizer and the files that name its special tokens, and return its entry in index.json."""
+    for name, content in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
+        (directory / name).unlink(missing_ok=True)
         if content:
-            write_json(folder / name, content)
-    path = folder / TOKENIZER_FILE
-    part = _part(path)
-    part.write_text(tokenizer.to_json(), "utf-8")
-    os.replace(part, path)
-    return {"file": TOKENIZER_FILE, "sha256": file_sha256(path), "vocab_size": tokenizer.vocab_size}
+            write_atomically(directory / name, json.dumps(content, indent=1))
+    write_atomically(directory / TOKENIZER_FILE, tokenizer.to_json())
+    sha256 = sha256_file(directory / TOKENIZER_FILE)
+    return {"file": TOKENIZER_FILE, "sha256": sha256, "vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_id}
+
+
+def write_index(directory: Path, index: Mapping[str, Any]) -> None:
+    """Write index.json."""
+    write_atomically(directory / INDEX, json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_index(directory: Path) -> dict[str, Any] | None:
+    """Read index.json; return None if the file is missing or has different content.
+
+    Raises:
+        UserError: if a different version of jaxgpt wrote it.
+    """
+    if not (directory / INDEX).is_file():
+        return None
+    index = read_json(directory / INDEX)
+    if index.get("kind") != KIND:
+        return None
+    if index.get("version") != VERSION:
+        raise UserError(
+            f"{directory / INDEX} has version {index.get('version')}, not {VERSION}: prepare the data again"
+        )
+    if missing := {"complete", "pieces", "settings", "sources", "splits"} - index.keys():
+        raise UserError(f"{directory / INDEX} is damaged: {min(missing)!r} is missing; prepare the data again")
+    return index
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder written by `jaxgpt data prepare`.
+    """A directory written by `jaxgpt data prepare`.
 
     Attributes:
-        folder: the folder.
-        index: the content of its index.json.
+        directory: its path.
+        index: content of index.json.
     """
 
-    folder: Path
+    directory: Path
     index: Mapping[str, Any]
 
     @property
@@ -240,71 +185,57 @@ class Prepared:
 
     @property
     def tokenizer_path(self) -> Path:
-        """Path of the tokenizer.json."""
-        return self.folder / TOKENIZER_FILE
+        """Path of tokenizer.json."""
+        return self.directory / TOKENIZER_FILE
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the ids.
 
         Raises:
-            UserError: it is not the one that made the ids.
+            UserError: if the file has changed.
         """
         path = self.tokenizer_path
-        if not path.is_file() or file_sha256(path) != self.index["tokenizer"]["sha256"]:
-            raise UserError(f"{path} is missing or not the tokenizer of {self.folder / INDEX}: prepare the data again")
+        if not path.is_file() or sha256_file(path) != self.index["tokenizer"]["sha256"]:
+            raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data again")
         return load_tokenizer(path)
 
     def check(self, checksums: bool = False) -> None:
-        """Compare the index with the files that it names, by their sizes, or by their checksums too.
+        """Compare the files with the sizes, or the checksums too, in the index.
 
         Raises:
-            UserError: they differ.
+            UserError: if they differ.
         """
-        itemsize = np.dtype(self.index["dtype"]).itemsize
-        offset = 4 * HEADER if self.index["format"] == "llm.c" else 0
-        named = set[str]()
-        for shards in (self.index["splits"][split]["shards"] for split in SPLITS):
-            for shard in shards:
-                path = self.folder / shard["file"]
-                starts = path.with_suffix(".starts")
-                named.add(path.name)
-                for file, size, sha256 in (
-                    (path, offset + shard["tokens"] * itemsize, shard["sha256"]),
-                    (starts, shard["documents"] * STARTS.itemsize, shard["starts_sha256"]),
-                ):
-                    found = file.stat().st_size if file.is_file() else None
-                    if found != size:
-                        has = "is missing" if found is None else f"has {found:,} bytes"
-                        self._contradiction(f"{file} {has}, but {INDEX} says {size:,} bytes")
-                    if checksums and file_sha256(file) != sha256:
-                        self._contradiction(f"{file} does not have the SHA-256 in {INDEX}")
-        if others := sorted({path.name for path in self.folder.glob("[!.]*.bin")} - named):
-            self._contradiction(f"{self.folder / others[0]} is not in {INDEX}")
-        for split in SPLITS:
-            facts = self.index["splits"][split]
-            for key in ("tokens", "documents"):
-                if sum(shard[key] for shard in facts["shards"]) != facts[key]:
-                    self._contradiction(f"{self.folder / INDEX}: the {key} of the {split} shards do not add up")
-
-    def _contradiction(self, what: str) -> None:
-        raise UserError(f"{what}: prepare the data again, or delete {INDEX} to read the .bin files without it")
+        fix = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
+        itemsize, offset = np.dtype(self.index["dtype"]).itemsize, 4 * HEADER if self.index["format"] == "llm.c" else 0
+        shards = [shard for split in SPLITS for shard in self.index["splits"][split]["shards"]]
+        for shard in shards:
+            path, size = self.directory / shard["file"], offset + shard["tokens"] * itemsize
+            if not path.is_file():
+                raise UserError(f"{path} is missing: {fix}")
+            if path.stat().st_size != size:
+                raise UserError(f"{path} has {path.stat().st_size:,} bytes, not {size:,} as in {INDEX}: {fix}")
+            if checksums and sha256_file(path) != shard["sha256"]:
+                raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {fix}")
+        names = {path.name for path in self.directory.glob("[!.]*.bin")}
+        if others := sorted(names - {shard["file"] for shard in shards}):
+            raise UserError(f"{self.directory / others[0]} is not in {INDEX}: {fix}")
 
 
 def find_prepared(path: Path) -> Prepared | None:
-    """Open a folder written by `jaxgpt data prepare`, and check its index against the sizes of its files.
+    """Open a directory written by `jaxgpt data prepare`, and compare its index with the sizes of its files.
 
     Returns:
-        None if the path is not such a folder.
+        The directory, or None if the path is something else.
 
     Raises:
-        UserError: the index is damaged or contradicts the files, or the folder is not finished.
+        UserError: if the index is damaged or contradicts the files, or the directory is unfinished.
     """
     index = read_index(path)
     if index is None:
         return None
     if not index.get("complete"):
-        raise UserError(f"{path} is not finished: run its jaxgpt data prepare command again, which resumes it")
+        raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
     prepared = Prepared(path, index)
     try:
         prepared.check()
@@ -313,33 +244,21 @@ def find_prepared(path: Path) -> Prepared | None:
         raise UserError(f"{path / INDEX} is damaged ({type(e).__name__}: {e}): prepare the data again") from None
 
 
-def read_index(path: Path) -> dict[str, Any] | None:
-    """Read the index.json of a folder; None if there is none, or one that something else has written."""
-    if not (path / INDEX).is_file():
-        return None
-    index = read_json(path / INDEX)
-    return index if index.get("kind") == KIND else None
-
-
 def holds_ids(path: Path) -> bool:
-    """Return whether a path is a token file, a folder of them (`is_token_path`), or one written by `jaxgpt data prepare`.
-
-    Raises:
-        UserError: as `find_prepared`.
-    """
+    """Return whether a path is a token file, a directory of token files, or one written by `jaxgpt data prepare`."""
     return find_prepared(path) is not None or is_token_path(path)
 
 
 def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a folder written by `jaxgpt data prepare`; None if the path is not such a folder.
+    """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None if the path is something else.
 
     Args:
-        path: the data.
-        kind: `data.tokenizer`. Kinds that are built from a text (char, word and bpe) do not matter; others must agree.
-        tokenizer: an existing tokenizer, such as that of a resumed run, which must agree.
+        path: path of the data.
+        kind: `data.tokenizer`. Kinds that are made from text (char, word and bpe) are ignored; others must match.
+        tokenizer: an existing tokenizer that must match, such as the tokenizer of a resumed run.
 
     Raises:
-        UserError: another tokenizer than that of the index is asked for, or the index contradicts the files.
+        UserError: if the tokenizers differ, or the index contradicts the files.
     """
     prepared = find_prepared(path)
     if prepared is None:
@@ -347,47 +266,20 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
     own, name = prepared.tokenizer_path, "the tokenizer of the model" if tokenizer else f"data.tokenizer {kind}"
     if tokenizer is None and kind not in ("char", "word", "bpe", prepared.index["tokenizer"]["name"], str(own)):
         if kind == "ids":
-            raise UserError(f"{path} has a tokenizer, {own}: leave out --data.tokenizer ids")
+            raise UserError(f"{path} has a tokenizer, {own}: omit --data.tokenizer ids")
         tokenizer = make_tokenizer(kind, "", 0, 0)
     if tokenizer is not None and not same_ids(tokenizer, prepared.tokenizer):
         raise UserError(
-            f"{path} was prepared with another tokenizer ({prepared.index['tokenizer']['name']}, {TOKENIZER_FILE}) than "
-            f"{name}: leave out --data.tokenizer, or prepare the data with this tokenizer"
+            f"{path} was prepared with a different tokenizer ({prepared.index['tokenizer']['name']}, {TOKENIZER_FILE}) "
+            f"than {name}: omit --data.tokenizer, or prepare the data with this tokenizer"
         )
     return tokenizer or prepared.tokenizer
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers give the same ids: equal files, or equal vocabularies and merges that agree on a probe."""
-    texts = a.to_json(), b.to_json()
-    if texts[0] == texts[1]:
+    """Return whether two tokenizers give the same ids: equal files, or equal vocabularies, merges, and ids of a probe."""
+    if a.to_json() == b.to_json():
         return True
-    models = [json.loads(text)["model"] for text in texts]
-    if any(models[0].get(key) != models[1].get(key) for key in ("type", "vocab", "merges")):
-        return False
-    try:
-        return np.array_equal(a.encode(PROBE), b.encode(PROBE))
-    except UserError:  # a character or word outside both vocabularies
-        return True
-
-
-def document_starts(folder: Path) -> dict[str, list[np.ndarray]]:
-    """Map the starts of the documents in each shard of a folder written by `jaxgpt data prepare`.
-
-    Returns:
-        For `train` and `val`, one uint64 array for each shard, in order: the indices, within the shard, of the first id of
-        each document. In the format of llm.c this is the end-of-text id before the text. A document that continues from the
-        shard before has no start in this one.
-
-    Raises:
-        UserError: as `find_prepared`, or the folder has no index.
-    """
-    prepared = find_prepared(folder)
-    if prepared is None:
-        raise UserError(f"{folder} has no {INDEX} of jaxgpt data prepare, which holds the document starts")
-
-    def read(shard: Mapping[str, Any]) -> np.ndarray:
-        path = (folder / shard["file"]).with_suffix(".starts")
-        return np.memmap(path, STARTS, "r") if shard["documents"] else np.zeros(0, STARTS)
-
-    return {split: [read(shard) for shard in prepared.index["splits"][split]["shards"]] for split in SPLITS}
+    models = [json.loads(each.to_json())["model"] for each in (a, b)]
+    is_equal = all(models[0].get(key) == models[1].get(key) for key in ("type", "vocab", "merges"))
+    return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

@@ -300,7 +300,7 @@ def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]
         bins = [p for p in visible if p.suffix == ".bin"]
         files = {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
         beside = {"index.json", "tokenizer.json"}  # what jaxgpt data prepare writes beside the shards
-        others = [p for p in visible if p.name not in beside and p.suffix != ".starts"]
+        others = [p for p in visible if p.name not in beside]
         skipped = len(others) - sum(map(len, files.values()))
         if not files["train"]:
             raise UserError(

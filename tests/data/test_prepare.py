@@ -1,4 +1,4 @@
-"""Preparing data: shards equal documents encoded one by one, whatever the workers, chunks and crashes."""
+"""Preparing data: shards equal documents encoded one by one, with any block size, number of workers, and crashes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import bz2
 import contextlib
 import gzip
 import hashlib
-import itertools
 import json
 import lzma
-import multiprocessing
 import os
 import random
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,25 +22,15 @@ from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import open_data, shards
-from jaxgpt.data.documents import (
-    Chunk,
-    Files,
-    Lines,
-    Part,
-    Rows,
-    Table,
-    Unreadable,
-    list_sources,
-    read_chunks,
-    sample_text,
-)
-from jaxgpt.data.fast import batch_encoder
+from jaxgpt.data.documents import list_sources, read_pieces, sample_text
+from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.pieces import GPT2_CUTS, LLAMA3, find_by, split_by
 from jaxgpt.data.prepare import Settings, prepare
-from jaxgpt.data.shards import document_starts, find_prepared
+from jaxgpt.data.shards import find_prepared
 from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, train_bpe
 
 WORDS = ("the", "Tea", "naïve", "is", "42", "\n", "\n\n", "  ", "don't", "東京、", "<|endoftext|>", "ab", "'s", "🙂")
+OUT = Path("out")
 
 
 def documents(n: int, seed: int = 0, longest: int = 60) -> list[str]:
@@ -61,7 +49,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(tokenizer_path: Path) -> Settings:
-    return Settings(("src",), str(tokenizer_path), shard_tokens=1000, val_fraction=0.2)
+    return Settings(str(tokenizer_path), shard_tokens=1000, val_fraction=0.2)
 
 
 @pytest.fixture(autouse=True)
@@ -69,457 +57,364 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
-@pytest.fixture(params=[1 << 20, 300], ids=["large chunks", "small chunks"])
-def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Divide the documents into chunks of two sizes; the smaller one divides text files, too."""
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", request.param)
-    monkeypatch.setattr("jaxgpt.data.prepare.BATCH", request.param)
-    if request.param < 1000:
-        monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut text files above 300 bytes into pieces, and record the progress after every piece."""
+    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
+    monkeypatch.setattr("jaxgpt.data.prepare.BATCH", 1000)
+    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
+    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
 
 
-def write_sources(folder: Path = Path("src"), arrow: bool = False) -> list[str]:
-    """Write documents in every format, and return their texts in the order in which they are to be read."""
-    folder.mkdir()
+def write_sources(parquet: bool = False) -> list[str]:
+    """Write documents in every format, and return their texts in the order in which they are read."""
+    Path("src/g").mkdir(parents=True)
     texts = list[str]()
 
+    def chosen(n: int, seed: int) -> list[str]:
+        texts.extend(documents(n, seed))
+        return documents(n, seed)
+
     def lines(seed: int) -> bytes:
-        found = documents(40, seed)
-        texts.extend(found)
-        return "\n".join(json.dumps({"id": 1, "text": text}) for text in found).encode()
+        return "\n".join(json.dumps({"id": 1, "text": text}) for text in chosen(40, seed)).encode()
 
-    (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(1) + b"\n\n")
-    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines(2)))
-    (folder / "c.jsonl.xz").write_bytes(lzma.compress(lines(3)))
-    (folder / "d.ndjson.bz2").write_bytes(bz2.compress(lines(4)))
-    if arrow:
+    Path("src/a.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(1) + b"\n\n")
+    Path("src/b.jsonl.gz").write_bytes(gzip.compress(lines(2)))
+    Path("src/c.jsonl.xz").write_bytes(lzma.compress(lines(3)))
+    Path("src/d.NDJSON.bz2").write_bytes(bz2.compress(lines(4)))
+    Path("src/e.json").write_text(json.dumps([{"text": text} for text in chosen(20, 5)], indent=1))
+    if parquet:
         import pyarrow
-        from pyarrow import parquet
+        from pyarrow import parquet as pq
 
-        with pyarrow.CompressedOutputStream(str(folder / "e.jsonl.zst"), "zstd") as out:
-            out.write(lines(5))
-        found = documents(300, 6)
-        texts.extend(found)
-        parquet.write_table(
-            pyarrow.table({"n": [0] * len(found), "text": found}), folder / "f.parquet", row_group_size=77
-        )
-    (folder / "g").mkdir()
+        columns = {"n": [0] * 302, "text": chosen(300, 6)}
+        pq.write_table(pyarrow.table(columns), "src/f.parquet", row_group_size=77)
     for i, text in enumerate(documents(10, 7)):
-        (folder / "g" / f"{i:02}.txt").write_bytes(text.encode())
+        Path(f"src/g/{i:02}.txt").write_text(text, newline="")
         texts.extend([text] if text else [])
     long = documents(100, 8, 90)
-    (folder / "h.txt").write_bytes(b"\xef\xbb\xbf" + " ".join(long).encode())
-    (folder / "i.txt.gz").write_bytes(gzip.compress("\n".join(long).encode()))
-    (folder / ".hidden").write_text("not read")
+    Path("src/h.txt").write_bytes(b"\xef\xbb\xbf" + " ".join(long).encode())
+    Path("src/i.txt.gz").write_bytes(gzip.compress("\n".join(long).encode()))
+    Path("src/.hidden").write_text("not read")
     return [*texts, " ".join(long), "\n".join(long)]
-
-
-def is_val(text: str, fraction: float) -> bool:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < fraction * 2**64
 
 
 def split(texts: Sequence[str], fraction: float) -> tuple[list[str], list[str]]:
     """Choose the training and validation documents."""
-    val = [bool(i) and is_val(text, fraction) for i, text in enumerate(texts)]
+    hashes = [hashlib.sha256(text.encode()).digest()[:8] for text in texts]
+    val = [i > 0 and int.from_bytes(each, "big") < fraction * 2**64 for i, each in enumerate(hashes)]
     return [t for t, v in zip(texts, val, strict=True) if not v], [t for t, v in zip(texts, val, strict=True) if v]
 
 
-def llmc_shards(tokenizer: Tokenizer, texts: Sequence[str], shard: int) -> list[bytes]:
-    """Write files as the fineweb.py of llm.c does: the end-of-text id before each document, shards filled exactly."""
+def llmc_shards(path: str, texts: Sequence[str]) -> list[bytes]:
+    """Write files as the fineweb.py of llm.c does: the end-of-text id before each document, 1,000 ids in each shard."""
+    tokenizer = load_tokenizer(Path(path))
     ids = [i for text in texts for i in (tokenizer.eos_id, *tokenizer.encode(text).tolist())]
-    parts = [ids[i : i + shard] for i in range(0, len(ids), shard)]
+    parts = [ids[i : i + 1000] for i in range(0, len(ids), 1000)]
     return [struct.pack("<256i", 20240520, 1, len(p), *[0] * 253) + struct.pack(f"<{len(p)}H", *p) for p in parts]
 
 
-def nanogpt_bin(tokenizer: Tokenizer, texts: Sequence[str]) -> bytes:
+def nanogpt_bin(path: str, texts: Sequence[str]) -> bytes:
     """Write a file as the prepare.py of nanoGPT does: the end-of-text id after each document, no header."""
+    tokenizer = load_tokenizer(Path(path))
     ids = [i for text in texts for i in (*tokenizer.encode(text).tolist(), tokenizer.eos_id)]
     return struct.pack(f"<{len(ids)}H", *ids)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.glob("[!.]*"))}
 
 
-def shards_of(folder: Path, name: str) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(folder.glob(f"{name}*.bin"))]
-
-
-@pytest.mark.parametrize("arrow", [False, True])
-@pytest.mark.usefixtures("chunks")
-def test_shards_equal_those_of_llmc(settings: Settings, arrow: bool) -> None:
-    if arrow:
-        pytest.importorskip("pyarrow")
-    texts = write_sources(arrow=arrow)
-    index = prepare(settings, Path("out"), 1)
-    tokenizer = load_tokenizer(Path(settings.tokenizer))
-    train, val = split(texts, 0.2)
-    assert len(val) > 10
-    assert shards_of(Path("out"), "train") == llmc_shards(tokenizer, train, 1000)
-    assert shards_of(Path("out"), "val") == llmc_shards(tokenizer, val, 1000)
-    assert (index["splits"]["train"]["documents"], index["splits"]["val"]["documents"]) == (len(train), len(val))
-    assert index["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in train)
-    assert index["sources"][0]["documents"] == len(texts)
-    # Without validation documents, the shards are those of llm.c, whose first one is for validation.
-    prepare(replace(settings, val_fraction=0.0), Path("all"), 1)
-    assert shards_of(Path("all"), "train") == llmc_shards(tokenizer, texts, 1000)
-    assert find_prepared(Path("all")) is not None
-
-
-@pytest.mark.usefixtures("chunks")
-def test_files_equal_those_of_nanogpt(settings: Settings) -> None:
-    texts = write_sources()
-    prepare(replace(settings, format="nanogpt"), Path("out"), 1)
-    tokenizer = load_tokenizer(Path(settings.tokenizer))
-    train, val = split(texts, 0.2)
-    assert Path("out/train.bin").read_bytes() == nanogpt_bin(tokenizer, train)
-    assert Path("out/val.bin").read_bytes() == nanogpt_bin(tokenizer, val)
-
-
-@pytest.mark.parametrize("style", ["llm.c", "nanogpt"])
-def test_documents_start_where_the_index_says(settings: Settings, style: Any) -> None:
-    texts = write_sources()
-    prepare(replace(settings, format=style), Path("out"), 1)
-    tokenizer = load_tokenizer(Path(settings.tokenizer))
-    data = open_data(config(documents="flow"))
-    for name, tokens, expected in zip(("train", "val"), (data.train, data.val), split(texts, 0.2), strict=True):
-        starts, offset = list[int](), 0
-        for part, found in zip(tokens.parts, document_starts(Path("out"))[name], strict=True):
-            starts, offset = starts + [int(start) + offset for start in found], offset + len(part)
-        ids = tokens.take(0, len(tokens))
-        ends = [tokenizer.eos_id]
-        for text, start, end in zip(expected, starts, [*starts[1:], len(ids)], strict=True):
-            document = tokenizer.encode(text).tolist()
-            assert ids[start:end].tolist() == (ends + document if style == "llm.c" else document + ends)
+def shards_of(directory: Path, name: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(directory.glob(f"{name}*.bin"))]
 
 
 def config(**data: Any) -> Config:
     return Config(data=DataConfig(path="out", **data), model=ModelConfig(block_size=16))
 
 
-def test_training_reads_the_folder(settings: Settings) -> None:
+def check_llmc(settings: Settings, parquet: bool) -> None:
+    texts = write_sources(parquet)
+    index = prepare(["src"], OUT, settings, 1)
+    train, val = split(texts, 0.2)
+    assert len(val) > 10
+    assert shards_of(OUT, "train") == llmc_shards(settings.tokenizer, train)
+    assert shards_of(OUT, "val") == llmc_shards(settings.tokenizer, val)
+    assert (index["splits"]["train"]["documents"], index["splits"]["val"]["documents"]) == (len(train), len(val))
+    assert index["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in train)
+    # Without validation documents, the shards are those of llm.c. Its first shard is for validation.
+    prepare(["src"], Path("all"), replace(settings, val_fraction=0.0), 1)
+    assert shards_of(Path("all"), "train") == llmc_shards(settings.tokenizer, texts)
+    assert find_prepared(Path("all")) is not None
+
+
+def test_shards_equal_those_of_llmc(settings: Settings) -> None:
+    check_llmc(settings, parquet=False)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_shards_in_pieces_equal_those_of_llmc(settings: Settings) -> None:
+    pytest.importorskip("pyarrow")
+    check_llmc(settings, parquet=True)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_files_equal_those_of_nanogpt(settings: Settings) -> None:
+    train, val = split(write_sources(), 0.2)
+    prepare(["src"], OUT, replace(settings, format="nanogpt"), 1)
+    assert Path("out/train.bin").read_bytes() == nanogpt_bin(settings.tokenizer, train)
+    assert Path("out/val.bin").read_bytes() == nanogpt_bin(settings.tokenizer, val)
+
+
+def test_training_reads_the_directory(settings: Settings) -> None:
     write_sources()
-    prepare(settings, Path("out"), 1)
+    prepare(["src"], OUT, settings, 1)
     data = open_data(config(documents="mask"))
     assert data.held_out
     assert data.tokenizer.to_json() == load_tokenizer(Path(settings.tokenizer)).to_json()
     assert data.train.end_ids == data.tokenizer.end_ids
     open_data(config(tokenizer=settings.tokenizer))
-    with pytest.raises(UserError, match=r"another tokenizer .* than data\.tokenizer byte: leave out --data\.tokenizer"):
-        open_data(config(tokenizer="byte"))
-    with pytest.raises(UserError, match=r"leave out --data.tokenizer ids"):
-        open_data(config(tokenizer="ids"))
+    for kind, message in (("byte", "different tokenizer"), ("ids", "omit --data.tokenizer ids")):
+        with pytest.raises(UserError, match=message):
+            open_data(config(tokenizer=kind))
     with pytest.raises(UserError, match="than the tokenizer of the model"):
         open_data(config(), make_tokenizer("char", TEXT, 0, 0))
 
 
 def test_a_mixture_uses_the_tokenizer_of_its_prepared_sources(settings: Settings) -> None:
     write_sources()
-    prepare(settings, Path("out"), 1)
+    prepare(["src"], OUT, settings, 1)
     Path("text.txt").write_text(TEXT)
     mixed = Config(data=DataConfig(mix=("out=1", "text.txt=1")), model=ModelConfig(block_size=16))
     assert open_data(mixed).tokenizer.to_json() == load_tokenizer(Path(settings.tokenizer)).to_json()
-    prepare(replace(settings, tokenizer="bpe", vocab_size=300), Path("other"), 1)
-    mixed = Config(data=DataConfig(mix=("out=1", "other=1")), model=ModelConfig(block_size=16))
-    with pytest.raises(
-        UserError, match=r"other was prepared with another tokenizer .* than the tokenizer of the model"
-    ):
-        open_data(mixed)
+    prepare(["src"], Path("other"), replace(settings, tokenizer="bpe", vocab_size=300), 1)
+    with pytest.raises(UserError, match="other was prepared with a different tokenizer"):
+        open_data(replace(mixed, data=DataConfig(mix=("out=1", "other=1"))))
 
 
-def damage_index(change: Callable[[dict[str, Any]], None]) -> None:
+def change_index(**change: Any) -> None:
     index = json.loads(Path("out/index.json").read_text())
-    change(index)
-    Path("out/index.json").write_text(json.dumps(index))
+    Path("out/index.json").write_text(json.dumps(index | change))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda: Path("out/train_000001.bin").unlink(), "train_000001.bin is missing, but index.json says 3,024 bytes"),
-        (
-            lambda: os.truncate("out/train_000000.bin", 1024),
-            "train_000000.bin has 1,024 bytes, but index.json says 3,024",
-        ),
-        (lambda: os.truncate("out/val_000000.starts", 8), "val_000000.starts has 8 bytes"),
+        (lambda: Path("out/train_000001.bin").unlink(), "train_000001.bin is missing"),
+        (lambda: os.truncate("out/train_000000.bin", 1024), "train_000000.bin has 1,024 bytes, not 3,024"),
         (lambda: Path("out/train_9.bin").write_bytes(b"ab"), "train_9.bin is not in index.json"),
-        (lambda: Path("out/tokenizer.json").write_text("{}"), "not the tokenizer of out/index.json"),
-        (lambda: damage_index(lambda index: index.update(complete=False)), "out is not finished: run its"),
-        (lambda: damage_index(lambda index: index.pop("splits")), "index.json is damaged"),
-        (
-            lambda: damage_index(lambda index: index["splits"]["val"].update(tokens=7)),
-            "tokens of the val shards do not",
-        ),
+        (lambda: Path("out/tokenizer.json").write_text("{}"), "out/tokenizer.json is missing or does not match"),
+        (lambda: change_index(complete=False), "out is unfinished: run its"),
+        (lambda: change_index(version=1), "out/index.json has version 1, not 2: prepare the data again"),
+        (lambda: change_index(splits={}), "index.json is damaged"),
+        (lambda: Path("out/index.json").write_text('{"kind": "jaxgpt token shards", "version": 2}'), "is damaged"),
         (lambda: Path("out/index.json").write_text("{"), "out/index.json: not valid JSON"),
+        (lambda: Path("out/index.json").write_text('{"shards": []}'), "holds token ids, not text"),
     ],
 )
-def test_an_index_that_contradicts_its_files_is_refused(
+def test_an_index_that_contradicts_its_files_is_rejected(
     settings: Settings, damage: Callable[[], None], message: str
 ) -> None:
     write_sources()
-    prepare(replace(settings, val_fraction=0.4), Path("out"), 1)
+    prepare(["src"], OUT, settings, 1)
     damage()
     with pytest.raises(UserError, match=message):
         open_data(config())
 
 
-def test_a_foreign_index_is_ignored(settings: Settings) -> None:
+def test_a_directory_of_something_else_is_not_overwritten(settings: Settings) -> None:
     write_sources()
-    prepare(settings, Path("out"), 1)
+    OUT.mkdir()
     Path("out/index.json").write_text('{"shards": []}')
-    with pytest.raises(UserError, match="holds token ids, not text: choose their tokenizer"):
-        open_data(config())
     with pytest.raises(UserError, match="not empty and was not written by jaxgpt data prepare"):
-        prepare(settings, Path("out"), 1)
-
-
-def flattened(chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
-    """Join the parts of each document."""
-    merged = list[tuple[str, str]]()
-    for place, text in ((place, str(text)) for chunk in chunks for place, text in chunk.payload.documents()):
-        if merged and merged[-1][0] == place:
-            merged[-1] = place, merged[-1][1] + text
-        else:
-            merged.append((place, text))
-    return merged
-
-
-def test_reading_continues_from_any_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 500)
-    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
-    write_sources()
-    _, files = list_sources(["src"], Table())
-    found = list(read_chunks(files, Table(), find_by(GPT2_CUTS)))
-    assert len(found) > 50
-    for i, chunk in enumerate(found):
-        rest = read_chunks(files, Table(), find_by(GPT2_CUTS), chunk.span.end)
-        assert flattened(list(rest)) == flattened(found[i + 1 :]), chunk.span
-
-
-def test_every_kind_of_chunk_can_be_sent_to_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pyarrow")
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
-    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
-    write_sources(arrow=True)
-    Path("src/j.pdf").write_bytes(b"%PDF-1.7" + b"-" * 400)
-    Path("src/k.jsonl.gz").write_bytes(b"plain")
-    found = list(read_chunks(list_sources(["src"], Table())[1], Table(), find_by(GPT2_CUTS)))
-    assert {type(chunk.payload) for chunk in found} == {Files, Lines, Part, Rows, Unreadable}
-    here, there = multiprocessing.Pipe()
-    sent = []
-    for chunk in found:
-        here.send(chunk)
-        sent.append(there.recv())
-    assert flattened(sent) == flattened(found)
-    assert [chunk.span for chunk in sent] == [chunk.span for chunk in found]
-
-
-@pytest.mark.usefixtures("chunks")
-def test_json_lines_named_json_are_recognized_by_their_first_line() -> None:
-    texts = documents(40)
-    lines = "\n".join(json.dumps({"id": 1, "body": text}) for text in texts).encode()
-    for name, data in (("a.json", lines), ("b.json.gz", gzip.compress(b"\xef\xbb\xbf" + lines))):
-        Path(name).write_bytes(data)
-        _, files = list_sources([name], Table("body"))
-        read = read_chunks(files, Table("body"), find_by(GPT2_CUTS))
-        assert [text for chunk in read for _, text in chunk.payload.documents()] == texts
-    pretty = json.dumps({"body": ["a b"] * 100}, indent=1)
-    for other in (pretty, f"[{pretty}]", '{"text": 1}\n{"body": "a"}', "body\n", "3"):
-        Path("a.json").write_text(other)
-        read = read_chunks(list_sources(["a.json"], Table("body"))[1], Table("body"), find_by(GPT2_CUTS))
-        assert flattened(list(read)) == [("a.json", other)]
+        prepare(["src"], OUT, settings, 1)
+    assert contents(OUT) == {"index.json": b'{"shards": []}'}
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing catches it."""
+    """Takes the place of kill -9: nothing catches it."""
 
 
-@pytest.mark.parametrize("crashes", [7, pytest.param(70, marks=pytest.mark.long)])
+@pytest.mark.parametrize("crashes", [5, pytest.param(70, marks=pytest.mark.long)])
 @pytest.mark.parametrize("style", ["llm.c", "nanogpt"])
+@pytest.mark.usefixtures("small_blocks")
 def test_a_crash_at_any_write_changes_nothing(
     settings: Settings, style: Any, crashes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stop before each operation on the file system, tear the write, and start again."""
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 3000)
-    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
+    """Stop before each operation on the file system, with half of the data of a write, and start again."""
     write_sources()
     settings = replace(settings, format=style, shard_tokens=4000)
-    prepare(settings, Path("whole"), 1)
+    prepare(["src"], Path("whole"), settings, 1)
     expected = contents(Path("whole"))
     left = total = 0
 
+    def counted() -> None:
+        nonlocal left, total
+        left, total = left - 1, total + 1
+        if left < 0:
+            raise Killed
+
     def crashing(operation: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            nonlocal left, total
-            left, total = left - 1, total + 1
-            if left < 0:
-                if operation is write and len(args[1]) > 1:
-                    write(args[0], args[1][: len(args[1]) // 2])
-                raise Killed
+            counted()
             return operation(*args)
 
         return run
 
-    write = shards._write
-    monkeypatch.setattr(shards, "_write", crashing(write))
+    def write(self: Any, ids: bytes) -> bool:
+        try:
+            counted()
+        except Killed:
+            whole(self, ids[: len(ids) // 4 * 2])
+            self._file.flush()
+            raise
+        return whole(self, ids)
+
+    whole = shards.ShardWriter.write
+    monkeypatch.setattr(shards.ShardWriter, "write", write)
     monkeypatch.setattr(os, "replace", crashing(os.replace))
     monkeypatch.setattr(os, "fsync", crashing(os.fsync))
     left = 10**9
-    prepare(settings, Path("counted"), 1)
+    prepare(["src"], Path("counted"), settings, 1)
     operations = total
     assert operations > 100
     for first in range(0, operations, operations // crashes):
         out, left = Path(f"out{first}"), first
         with pytest.raises(Killed):
-            prepare(settings, out, 1)
+            prepare(["src"], out, settings, 1)
         left = operations // 3  # and once more
         with contextlib.suppress(Killed):
-            prepare(settings, out, 1)
+            prepare(["src"], out, settings, 1)
         left = 10**9
-        prepare(settings, out, 1)
+        prepare(["src"], out, settings, 1)
         assert contents(out) == expected, f"crash before operation {first} of {operations}"
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.ci)])
 def test_workers_change_nothing(settings: Settings, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 3000)
+    monkeypatch.setattr("jaxgpt.data.prepare.BATCH", 3000)
     write_sources()
-    prepare(settings, Path("one"), 1)
-    prepare(settings, Path("several"), workers)
+    Path("src/z.jsonl").write_text("{}")
+    prepare(["src"], Path("one"), settings, 1, "skip")
+    prepare(["src"], Path("several"), settings, workers, "skip")
     assert contents(Path("several")) == contents(Path("one"))
 
 
-def test_a_finished_folder_is_compared_with_its_checksums(settings: Settings) -> None:
+def test_a_complete_directory_is_compared_with_its_checksums(settings: Settings) -> None:
     write_sources()
-    prepare(settings, Path("out"), 1)
-    before, notes = contents(Path("out")), list[str]()
-    prepare(settings, Path("out"), 1, note=notes.append)
-    assert contents(Path("out")) == before
-    assert "is complete" in notes[0]
+    prepare(["src"], OUT, settings, 1)
+    before, notes = contents(OUT), list[str]()
+    prepare(["src"], OUT, settings, 1, note=notes.append)
+    assert contents(OUT) == before
+    assert "out is complete" in notes[0]
     data = bytearray(before["train_000000.bin"])
     data[2000] ^= 1
     Path("out/train_000000.bin").write_bytes(data)
-    with pytest.raises(UserError, match=r"train_000000.bin does not have the SHA-256 in index.json"):
-        prepare(settings, Path("out"), 1)
+    with pytest.raises(UserError, match=r"train_000000.bin does not match its SHA-256"):
+        prepare(["src"], OUT, settings, 1)
 
 
-def interrupted(settings: Settings, **options: Any) -> None:
+def interrupt(settings: Settings) -> None:
     """Write some documents, and stop."""
 
-    def report(status: Any) -> None:
+    def report(index: Any, read: int, total: int) -> None:
+        assert 0 < read <= total
         raise Killed
 
     with pytest.raises(Killed):
-        prepare(settings, Path("out"), 1, report=report, **options)
-
-
-def test_a_finished_shard_is_saved(settings: Settings) -> None:
-    write_sources()
-    interrupted(settings)
-    index = json.loads(Path("out/index.json").read_text())
-    assert index["progress"]["splits"]["train"]["shards"][0]["file"] == "train_000000.bin"
+        prepare(["src"], OUT, settings, 1, report=report)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("names", "change", "message"),
     [
-        ({"shard_tokens": 2000}, "begun with --shard-tokens 1000, not --shard-tokens 2000"),
-        ({"val_fraction": 0.1}, "begun with --val-fraction 0.2"),
-        ({"format": "nanogpt"}, "begun with --format llm.c"),
-        ({"table": Table("body")}, "begun with --field text"),
-        ({"sources": ("src/a.jsonl",)}, "begun with the sources src: use the same"),
-        ({"tokenizer": "bpe"}, "begun with --tokenizer "),
+        (["src"], {"shard_tokens": 2000}, "created with --shard-tokens 1000, not 2000: use 1000, or another --out"),
+        (["src"], {"val_fraction": 0.1}, "created with --val-fraction 0.2, not 0.1"),
+        (["src"], {"format": "nanogpt"}, "created with --format llm.c"),
+        (["src"], {"field": "body"}, "created with --field text"),
+        (["src"], {"tokenizer": "bpe"}, "created with --tokenizer "),
+        (["src/a.jsonl"], {}, "created with the sources src, not src/a.jsonl"),
     ],
 )
-def test_other_settings_are_refused(
-    settings: Settings, change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+def test_other_settings_are_rejected(
+    settings: Settings, names: list[str], change: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 3000)
-    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
     write_sources()
-    interrupted(settings)
-    before = contents(Path("out"))
+    interrupt(settings)
+    before = contents(OUT)
     with pytest.raises(UserError, match=message):
-        prepare(replace(settings, **change), Path("out"), 1)
-    assert contents(Path("out")) == before
-
-
-def test_changed_sources_and_tokenizers_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
-    write_sources()
-    Path("tokenizer.json").write_text(Path(settings.tokenizer).read_text())
-    settings = replace(settings, tokenizer="tokenizer.json")
-    interrupted(settings)
-    Path("tokenizer.json").write_text(train_bpe([[TEXT]], 300).to_json())
-    with pytest.raises(UserError, match=r"tokenizer.json has changed since out was begun"):
-        prepare(settings, Path("out"), 1)
-    Path("src/new.txt").write_text("new")
-    with pytest.raises(UserError, match=r"src has changed since out was begun \(then 18 files"):
-        prepare(settings, Path("out"), 1)
-
-
-def test_an_unfinished_folder_is_not_read_as_text(settings: Settings) -> None:
-    write_sources()
-    interrupted(replace(settings, shard_tokens=10**6))
-    assert not list(Path("out").glob("*.bin"))
-    with pytest.raises(UserError, match="out is not finished: run its jaxgpt data prepare command again"):
+        prepare(names, OUT, replace(settings, **change), 1)
+    assert contents(OUT) == before
+    with pytest.raises(UserError, match="out is unfinished: run its jaxgpt data prepare command again"):
         open_data(config())
 
 
-def test_nothing_is_lost_by_other_settings_before_the_first_ids(settings: Settings) -> None:
+def test_changed_sources_and_tokenizers_are_rejected(settings: Settings) -> None:
     write_sources()
-    Path("bad.jsonl").write_text("{}\n")
-    bad = replace(settings, sources=("bad.jsonl",))
-    with pytest.raises(UserError, match=r"bad.jsonl, line 1"):
-        prepare(bad, Path("out"), 1)
-    assert prepare(settings, Path("out"), 1)["complete"]
+    Path("tokenizer.json").write_text(Path(settings.tokenizer).read_text())
+    settings = replace(settings, tokenizer="tokenizer.json")
+    interrupt(settings)
+    Path("tokenizer.json").write_text(train_bpe([[TEXT]], 300).to_json())
+    with pytest.raises(UserError, match=r"tokenizer.json has changed since out was created"):
+        prepare(["src"], OUT, settings, 1)
+    Path("src/new.txt").write_text("new")
+    with pytest.raises(UserError, match=r"src has changed since out was created \(then 18 files"):
+        prepare(["src"], OUT, settings, 1)
 
 
-def test_the_special_tokens_of_an_earlier_tokenizer_are_not_kept(settings: Settings) -> None:
-    """If nothing has been written with it."""
+def test_nothing_is_lost_by_other_settings_before_the_first_document(settings: Settings) -> None:
+    write_sources()
     Path("model").mkdir()
     Path("model/tokenizer.json").write_text(Path(settings.tokenizer).read_text())
-    Path("model/generation_config.json").write_text('{"eos_token_id": 1}')
     Path("model/tokenizer_config.json").write_text('{"chat_template": "a"}')
     Path("bad.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"bad.jsonl, line 1"):
-        prepare(replace(settings, sources=("bad.jsonl",), tokenizer="model"), Path("out"), 1)
-    assert load_tokenizer(Path("out")).special.chat_template == "a"
-    write_sources()
-    prepare(settings, Path("out"), 1)
-    prepare(settings, Path("new"), 1)
-    assert contents(Path("out")) == contents(Path("new"))
+        prepare(["bad.jsonl"], OUT, replace(settings, tokenizer="model"), 1)
+    assert load_tokenizer(OUT).special.chat_template == "a"
+    Path("out/train_000007.bin.part").touch()
+    prepare(["src"], OUT, settings, 1)
+    prepare(["src"], Path("new"), settings, 1)
+    assert contents(OUT) == contents(Path("new"))
 
 
 BAD: dict[str, tuple[str, bytes, str]] = {
     "invalid JSON": ("b.jsonl", b'{"text": "a"\n', r"b.jsonl, line 1: not valid JSON \(Expecting"),
     "no object": ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list"),
-    "missing field": ("b.jsonl", b'\n{"body": "a"}\n', r"b.jsonl, line 2: no field 'text', but \['body'\]: name the"),
-    "not a string": ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: the field 'text' is not a string: 3"),
-    "null": ("b.jsonl", b'{"text": null}', "b.jsonl, line 1: the field 'text' is not a string: None"),
-    "NUL in JSON": ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(NUL at character 1"),
-    "half a character": ("b.jsonl", b'{"text": "\\ud83d"}', "b.jsonl, line 1: not valid JSON"),
+    "missing field": (
+        "b.jsonl",
+        b'\n{"body": "a"}\n',
+        r"line 2: no field 'text' in \['body'\]: choose one with --field",
+    ),
+    "missing field in a list": ("b.json", b'[{"text": "a"}, {"body": "b"}]', "b.json, item 1: no field 'text'"),
+    "strings in a list": ("b.json", b'["a"]', "b.json, item 0: expected an object, found str"),
+    "lines named .json": (
+        "b.json",
+        b'{"text": "a"}\n{"text": "b"}\n',
+        r"b.json: not valid JSON \(Extra data.*: rename a file with one object per line to .jsonl",
+    ),
+    "blank line in lines named .json": ("b.json.gz", gzip.compress(b'\n{"text": "a"}\n{"text": "b"}\n'), "Extra data"),
+    "text named .json": ("b.json", b"prose", "b.json: not valid JSON"),
+    "not a string": ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: expected a string, found 3"),
+    "null": ("b.jsonl", b'{"text": null}', "b.jsonl, line 1: expected a string, found None"),
+    "NUL in JSON": ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(it has a NUL"),
+    "half a character in JSON": ("b.jsonl", b'{"text": "\\ud83d"}', "b.jsonl, line 1: not valid JSON"),
     "deep JSON": ("b.jsonl", b"[" * 4000, "b.jsonl, line 1: not valid JSON"),
     "not UTF-8 in JSON": ("b.jsonl", b'{"text": "\xe9"}', "b.jsonl, line 1: not valid JSON"),
-    "a long line": ("b.jsonl", b'{"text": "' + b"a" * 9000 + b'"}', "b.jsonl, line 1 is longer than 5,000 bytes"),
-    "a long line in the middle": (
-        "b.jsonl",
-        b'{"text": "a"}\n{"text": "' + b"a" * 9000 + b'"}\n{"text": "b"}\n',
-        "b.jsonl, line 2 is longer than 5,000 bytes: shorten it",
-    ),
-    "not UTF-8": ("b.txt", b"caf\xe9 ", r"b.txt: not UTF-8 \(byte 3\)"),
-    "not UTF-8, long": ("b.txt", b"caf\xc3\xa9 " * 100 + b"\xe9 ", r"b.txt: not UTF-8 \(byte 600\)"),
-    "half a character, long": ("b.txt", b"caf\xc3\xa9 " * 100 + b"\xc3", r"b.txt: not UTF-8 \(byte 600\)"),
+    "not UTF-8": ("b.txt", b"caf\xe9 ", r"b.txt: not UTF-8 text \(byte 3\): convert it to UTF-8 text, JSON Lines"),
+    "not UTF-8, long": ("b.txt", b"caf\xc3\xa9 " * 100 + b"\xe9 ", r"b.txt: not UTF-8 text \(byte 600\)"),
+    "not UTF-8, with a mark": ("b.txt", b"\xef\xbb\xbf" + b"a " * 300 + b"\xe9 ", r"not UTF-8 text \(byte 603\)"),
+    "half a character, long": ("b.txt", b"caf\xc3\xa9 " * 100 + b"\xc3", r"b.txt: not UTF-8 text \(byte 600\)"),
     "NUL": ("b.txt", b"a" * 700 + b" \0 b", "b.txt: not text"),
-    "UTF-16": ("b.txt", "text".encode("utf-16"), "b.txt is UTF-16, not plain UTF-8 text"),
+    "UTF-16": ("b.txt", "text".encode("utf-16"), r"b.txt: not UTF-8 text \(byte 0\)"),
+    "Zstandard": ("b.txt.zst", b"\x28\xb5\x2f\xfd\x24", r"b.txt.zst: not UTF-8 text \(byte 1\)"),
     "no cut in JSON": (
         "b.jsonl",
         b'{"text": "a"}\n{"text": "' + b"a" * 2000 + b'"}\n{"text": "b"}\n',
         "b.jsonl, line 2: 2,000 characters without a place to cut them",
     ),
     "no cut": ("b.txt", b"a" * 3000, r"b.txt: 1,\d+ characters without a place to cut them"),
-    "a PDF": ("b.pdf", b"%PDF-1.7", "b.pdf is PDF, not plain"),
-    "Parquet without its suffix": ("b", b"PAR1", "b is Parquet, not plain UTF-8 text: rename it to end in .parquet"),
+    "not Parquet": ("b.parquet", b"text " * 9, "cannot read b.parquet: Parquet magic bytes not found"),
     "not gzip": ("b.jsonl.gz", b"plain", "cannot read b.jsonl.gz: Not a gzipped file"),
     "truncated gzip": (
         "b.jsonl.gz",
@@ -530,103 +425,86 @@ BAD: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("BLOCK", 500), ("LONGEST", 5000), ("UNCUT", 1000)):
-        monkeypatch.setattr(f"jaxgpt.data.documents.{name}", value)
-
-
 @pytest.mark.parametrize("case", BAD)
-@pytest.mark.usefixtures("limits")
-def test_an_unreadable_document_is_named(settings: Settings, case: str) -> None:
+def test_an_unreadable_document_is_named(settings: Settings, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case == "not Parquet":
+        pytest.importorskip("pyarrow")
+    for name, value in (("BLOCK", 500), ("UNCUT", 1000)):
+        monkeypatch.setattr(f"jaxgpt.data.documents.{name}", value)
     name, data, message = BAD[case]
     Path("a.jsonl").write_text('{"text": "before"}\n')
     Path(name).write_bytes(data)
     Path("c.txt").write_text("after")
-    settings = replace(settings, sources=("a.jsonl", name, "c.txt"), val_fraction=0.0)
+    names, settings = ["a.jsonl", name, "c.txt"], replace(settings, val_fraction=0.0)
     with pytest.raises(UserError, match=message) as raised:
-        prepare(settings, Path("out"), 1)
-    assert str(raised.value).endswith("to skip such documents, use --on-error skip")
-    index = prepare(settings, Path("out"), 1, "skip")
+        prepare(names, OUT, settings, 1)
+    assert str(raised.value).endswith("; to skip such documents, use --on-error skip")
+    index = prepare(names, OUT, settings, 1, "skip")
     assert index["skipped"]["documents"] == 1
     assert str(raised.value).startswith(index["skipped"]["first"][0])
-    between = "middle" in case or case == "no cut in JSON"
-    kept = ["before", *(["a"] if between or "object" in case else []), *(["b"] if between else [])]
+    between = {"no object": "a", "missing field in a list": "a", "no cut in JSON": "ab"}.get(case, "")
     if case == "truncated gzip":
-        kept += ["a"] * (index["splits"]["train"]["documents"] - 2)
-    tokenizer = load_tokenizer(Path(settings.tokenizer))
-    assert shards_of(Path("out"), "train") == llmc_shards(tokenizer, [*kept, "after"], 1000)
+        between = "a" * (index["splits"]["train"]["documents"] - 2)
+    assert shards_of(OUT, "train") == llmc_shards(settings.tokenizer, ["before", *between, "after"])
 
 
-def test_unreadable_rows_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_rows_are_named(settings: Settings) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    monkeypatch.setattr("jaxgpt.data.documents.LONGEST", 50)
-    column = pyarrow.array([b"good", None, b"b\0d", b"\xe9", b"x" * 99, b"end"])
+    column = pyarrow.array([b"good", None, b"b\0d", b"\xe9", b"end"])
     column = pyarrow.Array.from_buffers(pyarrow.string(), len(column), column.buffers())
-    parquet.write_table(pyarrow.table({"text": column}), "a.parquet")
-    settings = replace(settings, sources=("a.parquet",), val_fraction=0.0)
-    index = prepare(settings, Path("out"), 1, "skip")
-    tokenizer = load_tokenizer(Path(settings.tokenizer))
-    assert shards_of(Path("out"), "train") == llmc_shards(tokenizer, ["good", "end"], 1000)
-    first = index["skipped"]["first"]
-    assert [text.split(":")[0] for text in first] == [
-        "a.parquet, row 1",
-        "a.parquet, row 2",
-        "a.parquet, row 3",
-        "a.parquet, row 4 is longer than 50 characters",
-    ]
-    with pytest.raises(UserError, match=r"a.parquet has no column 'body': name one of \['text'\] with --field"):
-        prepare(replace(settings, table=Table("body")), Path("other"), 1)
+    parquet.write_table(pyarrow.table({"text": column, "n": [1] * 5}), "a.parquet")
+    settings = replace(settings, val_fraction=0.0)
+    index = prepare(["a.parquet"], OUT, settings, 1, "skip")
+    assert shards_of(OUT, "train") == llmc_shards(settings.tokenizer, ["good", "end"])
+    assert [text.split(":")[0] for text in index["skipped"]["first"]] == [f"a.parquet, row {i}" for i in (1, 2, 3)]
+    with pytest.raises(UserError, match=r"a.parquet has no column 'body': choose one of \['text', 'n'\] with --field"):
+        prepare(["a.parquet"], Path("other"), replace(settings, field="body"), 1)
+    with pytest.raises(UserError, match=r"cannot read a.parquet: .*int64"):
+        prepare(["a.parquet"], Path("other"), replace(settings, field="n"), 1)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("names", "change", "message"),
     [
-        ({"sources": ("none",)}, "no such file or folder: none; for a Hugging Face dataset: hf:none"),
-        ({"sources": ("empty",)}, "empty contains no files"),
-        ({"sources": ("empty.txt",)}, "empty.txt is empty"),
-        ({"tokenizer": "byte"}, "the tokenizer byte has no end-of-text token"),
-        ({"tokenizer": "nowhere"}, "no tokenizer at nowhere"),
-        ({"tokenizer": "char"}, "--tokenizer char is not supported: use gpt2, bpe, or the path of a tokenizer or run"),
-        ({"sources": (".",)}, "--out out is inside the source ."),
-        ({"shard_tokens": 0}, "--shard-tokens must be at least 1"),
-        ({"shard_tokens": 2**31}, "--shard-tokens must be at most 2,147,483,647"),
-        ({"val_fraction": 1.0}, "--val-fraction must be at least 0 and below 1"),
-        ({"vocab_size": 10}, "--vocab-size must be at least 257"),
-        (
-            {"tokenizer": "bpe", "vocab_size": 70_000, "format": "nanogpt"},
-            "16-bit ids cannot hold a vocabulary of 70,000",
-        ),
+        (["none"], {}, "no such file or directory: none; a Hugging Face dataset is hf:NAME"),
+        (["empty"], {}, "empty has no files, or only empty files"),
+        (["empty.txt"], {}, "empty.txt has no files, or only empty files"),
+        (["."], {}, "--out out is inside the source ."),
+        ([], {}, "no sources"),
+        (["caf\udce9.txt"], {}, "is not UTF-8"),
+        (["src"], {"field": "t\udce9"}, "is not UTF-8"),
+        (["src"], {"tokenizer": "byte"}, "the tokenizer byte has no end-of-text token"),
+        (["src"], {"tokenizer": "nowhere"}, "no tokenizer at nowhere"),
+        (["src"], {"tokenizer": "char"}, "--tokenizer char is not supported"),
+        (["src"], {"shard_tokens": 0}, "--shard-tokens must be at least 1"),
+        (["src"], {"shard_tokens": 2**31}, "--shard-tokens must be at most 2,147,483,647"),
+        (["src"], {"val_fraction": 1.0}, "--val-fraction must be at least 0 and below 1"),
+        (["src"], {"vocab_size": 10}, "--vocab-size must be at least 257"),
+        (["src"], {"tokenizer": "bpe", "vocab_size": 70_000, "format": "nanogpt"}, "cannot hold .* 70,000"),
     ],
 )
-def test_bad_arguments_write_nothing(settings: Settings, change: dict[str, Any], message: str) -> None:
+def test_bad_arguments_write_nothing(
+    settings: Settings, names: list[str], change: dict[str, Any], message: str
+) -> None:
     write_sources()
     Path("empty").mkdir()
     Path("empty.txt").touch()
     with pytest.raises(UserError, match=message):
-        prepare(replace(settings, **change), Path("out"), 1)
-    assert not Path("out").exists()
+        prepare(names, OUT, replace(settings, **change), 1)
+    assert not OUT.exists()
 
 
-def test_bpe_is_trained_on_a_sample_of_every_file(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bpe_is_trained_on_a_sample_of_every_file(settings: Settings) -> None:
     Path("src").mkdir()
     for letter in "abc":
         Path(f"src/{letter}.jsonl").write_text(f'{{"text": "{letter * 8} {letter * 8}"}}\n' * 500)
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 100)
-    monkeypatch.setattr("jaxgpt.data.prepare.BPE_SAMPLE", 3000)
-    read = 0
-
-    def counting(pieces: Iterator[Sequence[str]], vocab_size: int) -> Any:
-        nonlocal read
-        kept = [*pieces]
-        read = sum(len(text) for texts in kept for text in texts)
-        return train_bpe(kept, vocab_size)
-
-    monkeypatch.setattr("jaxgpt.data.prepare.train_bpe", counting)
-    index = prepare(replace(settings, tokenizer="bpe", vocab_size=290), Path("out"), 1)
-    assert 2000 < read < 4000
+        Path(f"src/{letter}.empty").touch()
+    sample = [*sample_text(list_sources(["src"], "", ""), "text", find_by(GPT2_CUTS), 3000, skip=False)]
+    texts = [text for pieces in sample for text in pieces]
+    assert all(1000 <= sum(map(len, [text for text in texts if text[0] == letter])) < 1100 for letter in "abc")
+    index = prepare(["src"], OUT, replace(settings, tokenizer="bpe", vocab_size=290), 1)
     tokenizer = load_tokenizer(Path("out/tokenizer.json"))
     assert all(len(tokenizer.encode(letter * 8)) == 1 for letter in "abc")
     assert index["tokenizer"]["name"] == "bpe"
@@ -634,19 +512,19 @@ def test_bpe_is_trained_on_a_sample_of_every_file(settings: Settings, monkeypatc
 
 
 def test_the_end_token_of_a_model_separates_documents(settings: Settings) -> None:
-    """The files beside its tokenizer.json name it, and are written again."""
+    """It is set by the files next to its tokenizer.json, which are written again."""
     value = json.loads(Path(settings.tokenizer).read_text())
-    value["added_tokens"].append(value["added_tokens"][0] | {"id": len(value["model"]["vocab"]), "content": "<|turn|>"})
+    end = len(value["model"]["vocab"])
+    value["added_tokens"].append(value["added_tokens"][0] | {"id": end, "content": "<|turn|>"})
     Path("model").mkdir()
     Path("model/tokenizer.json").write_text(json.dumps(value))
-    Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": [len(value["model"]["vocab"]), 0]}))
-    Path("src").mkdir()
-    Path("src/a.txt").write_text("one text " * 900)
-    index = prepare(replace(settings, tokenizer="model"), Path("out"), 1)
-    assert index["tokenizer"]["end_id"] == len(value["model"]["vocab"])
+    Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": [end, 0]}))
+    Path("a.txt").write_text("one text " * 900)
+    index = prepare(["a.txt"], OUT, replace(settings, tokenizer="model"), 1)
+    assert index["tokenizer"]["end_id"] == end
     data = open_data(config(documents="mask"))
-    assert data.train.end_ids == (len(value["model"]["vocab"]), 0)
-    assert data.train.take(0, 1) == len(value["model"]["vocab"])
+    assert data.train.end_ids == (end, 0)
+    assert data.train.take(0, 1) == end
 
 
 def test_large_vocabularies_have_32_bit_ids(settings: Settings) -> None:
@@ -654,48 +532,49 @@ def test_large_vocabularies_have_32_bit_ids(settings: Settings) -> None:
     value["model"]["vocab"]["never"] = 70_000
     Path("large.json").write_text(json.dumps(value))
     Path("a.txt").write_text("text")
-    prepare(replace(settings, sources=("a.txt",), tokenizer="large.json"), Path("out"), 1)
+    prepare(["a.txt"], OUT, replace(settings, tokenizer="large.json"), 1)
     data = Path("out/train_000000.bin").read_bytes()
-    assert struct.unpack("<3i", data[:12])[:2] == (20240801, 7)
-    ids = open_data(Config(data=DataConfig(path="out", train_fraction=1.0), model=ModelConfig(block_size=1))).train
+    assert struct.unpack("<3i", data[:12]) == (20240801, 7, (len(data) - 1024) // 4)
     tokenizer = load_tokenizer(Path("large.json"))
-    assert ids.take(0, len(ids)).tolist() == [tokenizer.eos_id, *tokenizer.encode("text").tolist()]
-    assert np.frombuffer(data[1024:], "<u4").tolist() == ids.take(0, len(ids)).tolist()
+    assert np.frombuffer(data[1024:], "<u4").tolist() == [tokenizer.eos_id, *tokenizer.encode("text").tolist()]
+    ids = open_data(Config(data=DataConfig(path="out", train_fraction=1.0), model=ModelConfig(block_size=1))).train
+    assert ids.take(0, len(ids)).tolist() == np.frombuffer(data[1024:], "<u4").tolist()
 
 
 @pytest.mark.ci
-def test_a_dataset_folder_is_read(settings: Settings) -> None:
-    datasets = pytest.importorskip("datasets")
-    assert datasets
+def test_a_directory_of_a_dataset_is_read(settings: Settings) -> None:
+    pytest.importorskip("datasets")
     texts = documents(30)
     Path("set").mkdir()
     Path("set/train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = replace(settings, sources=("hf:set",), val_fraction=0.0)
-    prepare(settings, Path("out"), 1)
-    tokenizer = load_tokenizer(Path(settings.tokenizer))
-    assert shards_of(Path("out"), "train") == llmc_shards(tokenizer, texts, 1000)
+    settings = replace(settings, val_fraction=0.0)
+    prepare(["hf:set"], OUT, settings, 1)
+    assert shards_of(OUT, "train") == llmc_shards(settings.tokenizer, texts)
     with pytest.raises(UserError, match="hf:set has no column 'body'"):
-        prepare(replace(settings, table=Table("body")), Path("other"), 1)
-    with pytest.raises(UserError, match=r"cannot open hf:set: .*[Ss]plit"):
-        prepare(replace(settings, table=Table("text", "", "test")), Path("another"), 1)
+        prepare(["hf:set"], Path("other"), replace(settings, field="body"), 1)
+    with pytest.raises(UserError, match=r"cannot read hf:set: .*[Ss]plit"):
+        prepare(["hf:set"], Path("other"), replace(settings, split="test"), 1)
 
 
 def test_a_dataset_that_cannot_be_reached_is_one_line(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
-    monkeypatch.setattr("jaxgpt.data.documents.reachable", lambda: False)
-    with pytest.raises(UserError, match="hf:no/where: no such folder, and the Hugging Face Hub cannot be reached"):
-        prepare(replace(settings, sources=("hf:no/where",)), Path("out"), 1)
+    monkeypatch.setattr("huggingface_hub.dataset_info", lambda *args, **options: 1 / 0)
+    with pytest.raises(UserError, match="hf:no/where is no directory, and cannot be read from the Hugging Face Hub"):
+        prepare(["hf:no/where"], OUT, settings, 1)
+
+
+def check_fast(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    encode = fast_encoder(tokenizer)
+    assert encode is not None
+    for text in texts:
+        assert encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
 def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, data_dir: Path) -> None:
     pytest.importorskip("tiktoken")
-    texts = [TEXT, *documents(50, 3), " " * 500 + "a" * 500, "\r\n\t x\u3000y\u00a0 \x1c z"]
     for path in (tokenizer_path, data_dir / "gpt2-bpe"):
-        tokenizer = load_tokenizer(path)
-        fast, library = batch_encoder(tokenizer)
-        assert library == "tiktoken"
-        for text, ids in zip(texts, fast(texts), strict=True):
-            assert ids.tolist() == tokenizer.encode(text).tolist()
+        texts = [TEXT, *documents(50, 3), " " * 500 + "a" * 500, "\r\n\t x\u3000y\u00a0 \x1c z", " " * 10**6 + "a"]
+        check_fast(load_tokenizer(path), texts)
 
 
 @pytest.mark.parametrize("pattern", LLAMA3)
@@ -705,56 +584,47 @@ def test_tiktoken_gives_the_same_ids_with_the_words_of_llama_and_qwen(tokenizer_
     level = value["pre_tokenizer"] | {"use_regex": False}
     value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split_by(pattern), level]}
     Path("llama.json").write_text(json.dumps(value))
-    tokenizer = load_tokenizer(Path("llama.json"))
-    fast, library = batch_encoder(tokenizer)
-    assert library == "tiktoken"
     texts = [TEXT, *documents(200, 4), "12345 x'S  \r\n\r\n y!!\n z", " \n " * 9 + "١٢٣٤ ²½ e\u0301"]
-    for text, ids in zip(texts, fast(texts), strict=True):
-        assert ids.tolist() == tokenizer.encode(text).tolist()
+    check_fast(load_tokenizer(Path("llama.json")), texts)
 
 
 @pytest.mark.ci
 def test_tiktoken_classifies_every_character_as_tokenizers_does(data_dir: Path) -> None:
-    """Words depend on the class of each character alone, and the two libraries have tables of Unicode of their own."""
+    """Words depend on the class of each character alone, and each library has a Unicode table of its own."""
     pytest.importorskip("tiktoken")
-    tokenizer = load_tokenizer(data_dir / "gpt2-bpe")
-    fast, library = batch_encoder(tokenizer)
-    assert library == "tiktoken"
     planes = [*range(0x32000), *range(0x32000, 0x110000, 97)]  # there are hardly any characters beyond the third plane
     characters = [chr(c) for c in planes if not 0xD800 <= c < 0xE000]
-    for i in range(0, len(characters), 1000):
-        text = "".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in characters[i : i + 1000])
-        assert fast([text])[0].tolist() == tokenizer.encode(text).tolist(), hex(ord(characters[i]))
+    blocks = [characters[i : i + 1000] for i in range(0, len(characters), 1000)]
+    check_fast(load_tokenizer(data_dir / "gpt2-bpe"), ["".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in b) for b in blocks])
 
 
-def test_a_tokenizer_with_other_merges_is_not_given_to_tiktoken(tokenizer_path: Path) -> None:
+def test_tiktoken_does_not_run_a_tokenizer_with_other_merges(tokenizer_path: Path) -> None:
+    """With `ignore_merges`, a token encoded alone is itself for any merges, so that proves nothing."""
     pytest.importorskip("tiktoken")
     value = json.loads(tokenizer_path.read_text())
-    value["model"]["merges"] = value["model"]["merges"][1:]  # its token can no longer be reached
+    assert fast_encoder(load_tokenizer(tokenizer_path)) is not None
+    value["model"]["ignore_merges"] = True
+    Path("whole.json").write_text(json.dumps(value))
+    assert fast_encoder(load_tokenizer(Path("whole.json"))) is None
+    value["model"] |= {"ignore_merges": False, "merges": value["model"]["merges"][1:]}  # a token cannot be reached
     Path("other.json").write_text(json.dumps(value))
-    assert batch_encoder(load_tokenizer(Path("other.json")))[1] == "tokenizers"
+    assert fast_encoder(load_tokenizer(Path("other.json"))) is None
 
 
-def test_tiktoken_does_not_run_a_tokenizer_that_takes_whole_words(tokenizer_path: Path) -> None:
-    """With `ignore_merges`, a token encoded alone is itself whatever the merges are, so that proves nothing."""
-    pytest.importorskip("tiktoken")
-    value = json.loads(tokenizer_path.read_text())
-    for ignore, expected in ((False, "tiktoken"), (True, "tokenizers")):
-        value["model"]["ignore_merges"] = ignore
-        Path("tokenizer.json").write_text(json.dumps(value))
-        assert batch_encoder(load_tokenizer(Path("tokenizer.json")))[1] == expected
-
-
-def test_empty_files_take_no_share_of_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
-    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
-    Path("src").mkdir()
-    Path("src/text.txt").write_text("some words. " * 2000)
-    for i in range(20):
-        Path(f"src/empty{i}.txt").touch()
-    files = list_sources(["src"], Table())[1]
-    texts = sample_text(files, Table(), find_by(GPT2_CUTS), 20_000, skip=True)
-    assert len("".join(itertools.chain.from_iterable(texts))) >= 20_000
+def test_a_suffix_means_one_thing(settings: Settings) -> None:
+    """The same objects give the same documents in every format, with any compression."""
+    texts = documents(20)
+    lines = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+    names = {
+        "a.jsonl": lines,
+        "a.ndjson": b"\n\n" + lines + b"\r\n",
+        "a.json": b"[" + lines.replace(b"\n", b",") + b"]",
+    }
+    for name, data in names.items():
+        for suffix, compress in (("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)):
+            Path(name + suffix).write_bytes(compress(data))
+            pieces = read_pieces(list_sources([name + suffix], "", ""), "text", find_by(GPT2_CUTS))
+            assert [piece.text() for piece, _ in pieces] == texts
 
 
 def test_bytes_that_are_not_text_are_named(tokenizer_path: Path) -> None:

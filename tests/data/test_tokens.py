@@ -109,7 +109,7 @@ def test_skipped_files_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "._train.bin", "nanogpt")
     write(tmp_path / "test.bin", "nanogpt")
     (tmp_path / "input.txt").write_text("text")
-    for name in ("index.json", "tokenizer.json", "train.starts"):  # those of jaxgpt data prepare
+    for name in ("index.json", "tokenizer.json"):  # those of jaxgpt data prepare
         (tmp_path / name).write_text("{}")
     train, _, source = open_splits(tmp_path, 1.0)
     assert len(train) == len(IDS)
