@@ -1,12 +1,12 @@
 """Small model folders of other systems, written without torch."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
@@ -67,8 +67,10 @@ def run_folder(path, model, seed=0):
     model = replace(model, vocab_size=tokenizer.vocab_size)
     leaves = {p: rng.normal(float(p.endswith("scale")), 0.3, s) for p, s in leaf_shapes(model).items()}
     path.mkdir()
-    describe(Run(path), Config(preset="test", model=model, data=DataConfig(dataset="none")), tokenizer)
-    save_params(path / "checkpoints", nest((p, v.astype(np.float32)) for p, v in leaves.items()), {})
+    config = Config(preset="test", model=model, data=DataConfig(dataset="none"))
+    write_settings(Run(path), config, tokenizer)
+    params = nest((p, v.astype(np.float32)) for p, v in leaves.items())
+    save_params(path / "checkpoints", params, {"config": asdict(config)})
     return path
 
 

@@ -80,7 +80,6 @@ OTHERS = {
     "export",
     "git",
     "gcloud",
-    "sha256sum",
     "source",
     "srun",
     "xdg-open",

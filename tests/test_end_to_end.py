@@ -19,7 +19,8 @@ import pytest
 from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
 import jaxgpt as package
-from jaxgpt.checkpoint.index import resolve_step, steps
+from jaxgpt.checkpoint.store import checkpoints as checkpoints_of
+from jaxgpt.checkpoint.store import resolve_step
 from jaxgpt.cli import main
 from jaxgpt.presets import PRESETS
 
@@ -201,7 +202,7 @@ def test_interrupted_and_resumed() -> None:
     while "tok/s" not in process.stdout.readline():
         assert time.monotonic() < deadline
     # Meanwhile, other processes can read the run but not write to it.
-    while not steps(Path("run/checkpoints")):
+    while not list(checkpoints_of(Path("run/checkpoints"))):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     for which in ("last", "best"):
@@ -353,7 +354,7 @@ def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
         stack.enter_context(contextlib.redirect_stderr(err))
         code = main(["train", "shakespeare", "--data.path", "text.txt", "--out", "run", *TINY])
     assert code == 0
-    assert steps(Path("run/checkpoints")) == [10, 20]
+    assert list(checkpoints_of(Path("run/checkpoints"))) == [10, 20]
     assert Path("run/loss.png").is_file()
     if not both:
         assert "standard output was closed: training continues" in err.getvalue()

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import noted
-from jaxgpt.checkpoint.run import Run, split_checkpoint
+from jaxgpt.checkpoint.run import Run, parse_checkpoint
+from jaxgpt.checkpoint.store import read_info
 from jaxgpt.config import Config, UserError
 
 
-class Base(NamedTuple):
+class FrozenBase(NamedTuple):
     """The frozen weights of a run with adapters.
 
     Attributes:
@@ -40,13 +40,13 @@ def checksum(tree: Any) -> str:
     return digest.hexdigest()
 
 
-def find_base(run: Run, config: Config) -> Path:
+def locate_base(run: Run, config: Config) -> Path:
     """Return the path of a run's base, or of a folder of its name beside the run, if both have been moved.
 
     Raises:
         UserError: neither exists.
     """
-    base, step = split_checkpoint(config.init_from)
+    base, step = parse_checkpoint(config.init_from)
     for place in (base, run.path.absolute().parent / base.name):
         if (place / "checkpoints" / step).is_dir():
             return place / "checkpoints" / step
@@ -69,7 +69,7 @@ def check_base(run: Run, config: Config, step: int, found: str, where: Path | st
     Raises:
         UserError: they differ.
     """
-    if noted(run.checkpoints / str(step)).get("base", found) != found:
+    if read_info(run.checkpoints / str(step)).about.get("base", found) != found:
         raise UserError(
             f"{where} is not the base of {run.path}: its weights differ from those that the adapters were trained on; restore "
             f"them, or {_other_base(run, config)}"

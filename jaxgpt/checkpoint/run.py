@@ -59,7 +59,7 @@ class Run:
         return load_tokenizer(self.path / "tokenizer.json")
 
 
-def split_checkpoint(init_from: str) -> tuple[Path, str]:
+def parse_checkpoint(init_from: str) -> tuple[Path, str]:
     """Split `--init-from`, a run or one of its checkpoints (RUN/checkpoints/STEP), into the run and `best` or the step."""
     path = Path(init_from)
     if path.parent.name == "checkpoints" and path.name.isdecimal():
@@ -140,7 +140,7 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
         stack.callback(shutil.rmtree, draft, ignore_errors=True)
         _make(draft, path)
         try:
-            describe(Run(draft), config, tokenizer)
+            write_settings(Run(draft), config, tokenizer)
             yield Run(draft)
             if old.exists():
                 _replace(old, config, tokenizer)
@@ -173,7 +173,7 @@ def _appear(path: Path, config: Config, tokenizer: Tokenizer, stack: ExitStack) 
         _make(draft, path)
         with ExitStack() as own:
             own.enter_context(sole_writer(draft))  # the lock moves with the folder
-            describe(Run(draft), config, tokenizer)
+            write_settings(Run(draft), config, tokenizer)
             try:
                 draft.rename(path)
             except OSError as e:
@@ -194,7 +194,7 @@ def _replace(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     remove_replaced(run)
     if run.checkpoints.exists():
         run.checkpoints.rename(run.path / REPLACED)
-    describe(run, config, tokenizer)
+    write_settings(run, config, tokenizer)
     for file in (run.metrics, run.plot, run.baselines):
         file.unlink(missing_ok=True)
     remove_replaced(run)
@@ -205,7 +205,7 @@ def remove_replaced(run: Run) -> None:
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)
 
 
-def describe(run: Run, config: Config, tokenizer: Tokenizer) -> None:
+def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     """Write a run's settings and tokenizer: config.json, tokenizer.json and what names its special tokens, each atomically."""
     write_atomically(run.path / "tokenizer.json", tokenizer.to_json())
     special = tokenizer.special

@@ -1,275 +1,384 @@
-"""Write and read checkpoints with Orbax.
+"""Checkpoints of a run: written in the background, sealed by one file, listed, checked and restored.
 
-`checkpoints/<step>/` appears complete, with the checksums of its files, or not at all. Weights, average and optimizer state are
-separate parts, so that sampling reads only the weights. index.py lists and checks the checkpoints of a run.
+    checkpoints/300/params/         weights: one directory for each part, by Orbax, so that sampling reads only the weights
+                    opt_state/      state of the optimizer
+                    skip/           statistics of skipped updates, if the run skips any
+                    ema/            EMA of the weights, if the run keeps one
+                    checkpoint.json `Info`, with the SHA-256 of every file; written last, atomically
+    checkpoints/310.damaged/        renamed by a resume
+
+A directory without checkpoint.json is not a checkpoint: its writer was killed. The digests include the other values of
+checkpoint.json, so a flipped bit in any file is found before Orbax reads it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
-from functools import partial
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from orbax.checkpoint import v1 as ocp
 
-from jaxgpt.checkpoint import manifest
-from jaxgpt.checkpoint.eventloop import loops_that_finish
-from jaxgpt.checkpoint.index import COMMIT, METADATA, METRICS, damage, resolve_step, steps, val_losses
 from jaxgpt.checkpoint.run import check_path
-from jaxgpt.config import UserError
-from jaxgpt.errors import TrainingFailed
-from jaxgpt.files import read_json, write_atomically
-from jaxgpt.parallel.processes import is_peer_failure, on_leader
+from jaxgpt.config import Config, TrainConfig, UserError, flat, from_json
+from jaxgpt.errors import TrainingFailed, short_repr
+from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
+from jaxgpt.parallel.processes import is_peer_failure, leader
 
-if TYPE_CHECKING:  # imported where a state is made: who reads weights needs no optimizer, and no optax
+if TYPE_CHECKING:
     from jaxgpt.train.step import TrainState
 
-__all__ = ["Checkpoints", "read_params", "resolve_step", "restore_params", "restore_state", "save_params", "steps"]
-__all__ += ["val_losses"]
+# Functions that need Orbax or optax import them: both are slow to import, and listing checkpoints needs neither.
 
-# Orbax reports errors as exceptions as well.
-logging.getLogger("absl").setLevel(logging.CRITICAL)
-
-FORMAT = 2
-LATE = (METADATA, COMMIT)  # files that Orbax writes after the others
+SEAL = "checkpoint.json"
+PARTS = ("params", "opt_state", "skip", "ema")
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs the errors that it raises
 
 
-class Keep:
-    """Decide which checkpoints are kept: the last n, the best n by validation loss, every n steps, and always the newest.
+@dataclass(frozen=True)
+class Info:
+    """Content of checkpoint.json."""
 
-    A temporary checkpoint is kept until the next one is written, and is not counted.
-    """
-
-    def __init__(self, last: int = 2, best: int = 1, every: int = 0) -> None:
-        policies = ocp.training.preservation_policies
-        rules: list[Any] = [
-            policies.LatestN(last),
-            policies.BestN(
-                get_metric_fn=lambda metrics: metrics["val_loss"],
-                reverse=True,
-                n=best,
-                keep_checkpoints_without_metrics=False,
-            ),
-        ]
-        self.rule = policies.AnyPreservationPolicy(rules + ([policies.EveryNSteps(every)] if every else []))
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """Implement Orbax's preservation policy."""
-        lasting = [c for c in checkpoints if not (c.metrics and c.metrics.get("temporary"))]
-        kept = {
-            c.step for c, keep in zip(lasting, self.rule.should_preserve(lasting, context=context), strict=True) if keep
-        }
-        return [c is checkpoints[-1] or c.step in kept for c in checkpoints]
+    step: int  # number of steps taken
+    val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
+    tokens: int = 0  # number of tokens trained on
+    temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # config, versions, fingerprint of the data, checksum of the base
+    sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path in the checkpoint
 
 
-class Checkpoints:
-    """The writer of a run's checkpoints. Use as a context manager: leaving it waits for the last write."""
+TYPES = {"step": int, "val_loss": float | None, "tokens": int, "temporary": bool, "about": dict, "sha256": dict}
 
-    def __init__(self, directory: Path, keep: Keep | None = None, options: ocp.Context | None = None) -> None:
+
+class Saver:
+    """Writes checkpoints in the background, one at a time, and deletes those that `kept` omits. Use as a context manager."""
+
+    def __init__(self, directory: Path, train: TrainConfig) -> None:
         check_path(directory)
-        self.directory = directory
-        self._options = ocp.Context(options)
-        self._unsealed: tuple[int, dict[str, str]] | None = None
-        self._checkpointer = ocp.training.Checkpointer(
-            directory.absolute(),
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=keep or Keep(),
-            cleanup_tmp_directories=True,
-            custom_metadata={"jaxgpt_format": FORMAT},
-        )
+        self.directory, self.train = directory, train
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
+        if leader():  # delete what killed processes left
+            for path in directory.glob("*"):
+                if path.name.split(".orbax-checkpoint-tmp")[0].isdecimal() and not (path / SEAL).exists():
+                    shutil.rmtree(path, ignore_errors=True)
 
-    def __enter__(self) -> Checkpoints:
+    def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
+        self._thread.shutdown()
+        if kind is None:  # otherwise the first error is reported
             self.wait()
-        except TrainingFailed:
-            if kind is None:  # otherwise the first error is reported
-                raise
-        finally:
-            self._checkpointer.close()
 
-    def save(
-        self, state: TrainState, val_loss: float | None, metadata: Mapping[str, Any], *, temporary: bool = False
-    ) -> None:
-        """Write a state in the background. The state may be donated as soon as this returns.
+    def save(self, state: TrainState, info: Info) -> None:
+        """Write a state in the background, after the previous one. The state may be donated on return.
 
         Raises:
-            TrainingFailed: the previous checkpoint could not be written, or a later one exists.
+            TrainingFailed: if this or the previous checkpoint cannot be written.
         """
-        step = int(state.step)
+        from orbax.checkpoint import v1 as ocp
+
         self.wait()
-        parts = {"params": state.params}
-        if state.opt_state is not None:  # an imported model has none
-            parts["opt_state"] = state.opt_state
-        if state.ema is not None:
-            parts["ema"] = state.ema
-        metrics = {"temporary": True} if temporary else None if val_loss is None else {"val_loss": val_loss}
-        options = ocp.Context(self._options)
-        options.async_options.post_finalization_callback = partial(self._list, step)
-        try:
-            with options:
-                saved = self._checkpointer.save_checkpointables_async(
-                    step, parts, metrics=metrics, custom_metadata={"manifest": True, **metadata}, force=True
-                )
-        except Exception as e:
-            raise TrainingFailed(f"checkpoint of step {step} could not be written ({_reason(e)})") from None
-        if saved is None:
-            raise TrainingFailed(f"checkpoint of step {step} was refused: {self.directory} holds a later one")
+        path = self.directory / str(info.step)
+        with _failures():
+            response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
+        self._writing = self._thread.submit(self._finish, response.result, path, info)
+
+    def note_val_loss(self, step: int, val_loss: float) -> None:
+        """Add the validation loss to a checkpoint that was written before its evaluation."""
+        self.wait()
+        if leader():
+            path = self.directory / str(step)
+            _write_info(path, replace(read_info(path), val_loss=val_loss, temporary=False))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk.
 
         Raises:
-            TrainingFailed: it could not be written.
+            TrainingFailed: if it cannot be written.
         """
-        try:
-            self._checkpointer.wait()
-            unsealed, self._unsealed = self._unsealed, None
-            if unsealed:
-                step, sums = unsealed
-                folder = self.directory / str(step)
-                manifest.write(folder, sums | manifest.checksums(folder, LATE))
-        except Exception as e:
-            raise TrainingFailed(f"a checkpoint could not be written ({_reason(e)})") from None
+        writing, self._writing = self._writing, None
+        with _failures():
+            if writing is not None:
+                writing.result()
 
-    def note_val_loss(self, step: int, val_loss: float) -> None:
-        """Record the validation loss of a checkpoint that was written before its evaluation."""
-        self.wait()
-        on_leader(partial(self._add_val_loss, self.directory / str(step), val_loss))
-        self._checkpointer.reload()
-
-    def _add_val_loss(self, folder: Path, val_loss: float) -> None:
-        sums = manifest.read(folder)
-        # In between, the file is in no manifest, so that it never contradicts one.
-        manifest.write(folder, {name: digest for name, digest in sums.items() if name != METRICS})
-        (folder / METRICS).parent.mkdir(exist_ok=True)
-        write_atomically(folder / METRICS, json.dumps({"val_loss": val_loss}))
-        manifest.write(folder, sums | manifest.checksums(folder, [METRICS]))
-
-    def _list(self, step: int) -> None:
-        """Write the manifest; called in process 0 when all have written, before the checkpoint gets its final name."""
-        folder = next(self.directory.glob(f"{step}.orbax-checkpoint-tmp*"), self.directory / str(step))
-        sums = manifest.checksums(folder)
-        sums = {name: digest for name, digest in sums.items() if name not in LATE}
-        manifest.write(folder, sums)
-        self._unsealed = (step, sums)
+    def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
+        """Wait for all processes, seal the checkpoint and delete others; called in the thread."""
+        written()
+        if leader():
+            seal(path, info)
+            infos = checkpoints(self.directory)
+            for step in infos.keys() - kept(infos, self.train):
+                (self.directory / str(step) / SEAL).unlink()  # first, as a deletion may be interrupted
+                shutil.rmtree(self.directory / str(step), ignore_errors=True)
 
 
-def save_params(directory: Path, params: Any, metadata: Mapping[str, Any]) -> None:
+def kept(infos: Mapping[int, Info], train: TrainConfig) -> set[int]:
+    """Return the steps to keep: the newest, the last n, the best n, and every n. Older temporary checkpoints are not kept."""
+    lasting = sorted(step for step, info in infos.items() if not info.temporary)
+    best = sorted((loss, step) for step in lasting if (loss := infos[step].val_loss) is not None)
+    every = [step for step in lasting if train.keep_every and step % train.keep_every == 0]
+    return {max(infos), *lasting[-train.keep_last :], *(step for _, step in best[: train.keep_best]), *every}
+
+
+def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
     """Write weights without an optimizer as the checkpoint of step 0, with little additional memory."""
+    from orbax.checkpoint import v1 as ocp
+
     from jaxgpt.train.step import TrainState
 
     options = ocp.Context()
-    # Compression copies the weights first, and saves only 8 %.
-    options.array.saving.use_compression = False
+    options.array.saving.use_compression = False  # compression copies the weights first, and saves only 8%
     options.memory.deepcopy_host_arrays = False  # they do not change while they are written
-    with Checkpoints(directory, options=options) as checkpoints:
-        checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), None, metadata)
+    with options, Saver(directory, TrainConfig()) as saver:
+        saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
 
 
-def read_params(directory: Path, which: str, abstract: Any, ema: bool) -> tuple[Any, int]:
+def restore(directory: Path, step: int, like: TrainState) -> TrainState:
+    """Restore a train state with the shapes and shardings of `like`. `latest_valid` has checked the files.
+
+    If a run starts to skip updates when it is resumed, their statistics start from scratch.
+    """
+    from jaxgpt.train.skip import SkipState, init_skip_state
+    from jaxgpt.train.step import TrainState
+
+    path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
+    present = (name for name in wanted if name != "skip" or (path / name).is_dir())
+    parts = {name: _load(path, name, wanted[name]) for name in present}
+    opt_state = parts["opt_state"]
+    if "skip" in wanted:
+        applied, statistics = parts.get("skip") or jax.device_put(init_skip_state(None)[:2], sharding)
+        opt_state = SkipState(applied, statistics, opt_state)
+    return TrainState(jax.device_put(np.int32(step), sharding), parts["params"], opt_state, parts.get("ema"))
+
+
+def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
     """Read the weights of a checkpoint, while training may be writing newer ones and deleting this one.
 
+    Args:
+        directory: checkpoints of the run.
+        which: `best`, `last` or a step.
+        like: abstract weights with shardings.
+        part: `params`, or `ema` for the EMA.
+
     Returns:
-        The weights, and the step of their checkpoint.
+        The weights, and the step of the checkpoint.
 
     Raises:
-        UserError: there is no such checkpoint, or it is damaged.
+        UserError: if the checkpoint does not exist or is damaged.
     """
     while True:
         step = resolve_step(directory, which)
+        path = directory / str(step)
         try:
-            return restore_params(directory, step, abstract, ema), step
+            if damage := find_damage(path, (part,)):
+                others = [other for other in checkpoints(directory) if other != step]
+                fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
+                raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
+            return _load(path, part, like), step
         except UserError:
             if resolve_step(directory, which) == step:
                 raise
 
 
-def restore_state(directory: Path, step: int, abstract: TrainState) -> TrainState:
-    """Read a whole state, placed as `abstract` says. Its files were checked when the step was chosen."""
-    from jaxgpt.train.step import TrainState
-
-    path = directory / str(step)
-    parts = {"params": abstract.params} | ({} if abstract.ema is None else {"ema": abstract.ema})
-    loaded = _load(path, parts)
-    opt_state = _load_opt_state(path, abstract.opt_state, abstract.step.sharding)
-    count = jax.device_put(np.int32(step), abstract.step.sharding)
-    return TrainState(count, loaded["params"], opt_state, loaded.get("ema"))
+def checkpoints(directory: Path) -> dict[int, Info]:
+    """Read the info of a run's checkpoints, by step, ascending. Those with a damaged checkpoint.json are omitted."""
+    infos = {}
+    for step in _steps(directory):
+        with suppress(UserError):  # `find_damage` returns the reason
+            infos[step] = read_info(directory / str(step))
+    return infos
 
 
-def _load_opt_state(path: Path, abstract: Any, replicated: jax.sharding.Sharding) -> Any:
-    """Read the state of an optimizer, also if only the saved one or only the one to restore skips bad updates.
-
-    Older versions saved the statistics of skipped updates as a part of their own, `guard`. Without any, they start anew.
-    """
-    from jaxgpt.train.skip import SkipState, init_skip_state
-
-    skips = isinstance(abstract, SkipState)
-    inner = abstract.inner_state if skips else abstract
-    fresh = jax.device_put(init_skip_state(None), replicated)
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), fresh)
-    if _saved_names(path, "opt_state") == set(SkipState._fields):
-        state = _load(path, {"opt_state": like._replace(inner_state=inner)})["opt_state"]
-        return state if skips else state.inner_state
-    state = _load(path, {"opt_state": inner})["opt_state"]
-    if skips and (path / "guard").is_dir():
-        fresh = fresh._replace(statistics=_load(path, {"guard": like.statistics})["guard"])
-    return fresh._replace(inner_state=state) if skips else state
+def val_losses(directory: Path) -> dict[int, float]:
+    """Read the validation losses of the evaluated checkpoints, by step."""
+    return {step: info.val_loss for step, info in checkpoints(directory).items() if info.val_loss is not None}
 
 
-def _saved_names(path: Path, part: str) -> set[str]:
-    """Read the names of the children of a saved tree's root."""
-    leaves = read_json(path / part / "_METADATA").get("tree_metadata", {})
-    return {key["key"] for leaf in leaves.values() for key in leaf["key_metadata"][:1]}
+def kept_checkpoint_message(directory: Path) -> str:
+    """Describe the checkpoint that a failed run can resume from."""
+    steps = _steps(directory)
+    return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
 
 
-def restore_params(directory: Path, step: int, abstract: Any, ema: bool) -> Any:
-    """Read the weights, or their average, and verify their checksums.
+def resolve_step(directory: Path, which: str) -> int:
+    """Resolve `last`, `best` (lowest validation loss; last if none is known) or a number to the step of a checkpoint.
 
     Raises:
-        UserError: they are damaged, or of another model.
+        UserError: if there is no such checkpoint.
     """
-    part, path = "ema" if ema else "params", directory / str(step)
-    if why := damage(path, [part]):
-        others = [str(other) for other in steps(directory) if other != step]
-        way_out = f"try --checkpoint {others[-1]}" if others else "there is no other"
-        raise UserError(f"checkpoint {path} is damaged: {why}; {way_out}")
-    return _load(path, {part: abstract})[part]
+    steps = _steps(directory)
+    if not steps:
+        raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
+    losses = val_losses(directory) if which == "best" else {}
+    if which in ("best", "last"):
+        return min(losses, key=losses.__getitem__, default=steps[-1])
+    if which.isdecimal() and len(which) < 20 and int(which) in steps:
+        return int(which)
+    raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
 
 
-def _load(path: Path, parts: dict[str, Any]) -> dict[str, Any]:
-    """Read parts of a checkpoint, one call each: when one of several fails, Orbax abandons the coroutines of the others, and
-    Python warns about them on standard error.
+def latest_valid(directory: Path, config: Config, note: Callable[[str], None]) -> int | None:
+    """Return the step of the last checkpoint that is intact and matches a config, or None if the run has none yet.
+
+    Newer checkpoints are renamed and reported through `note`.
+
+    Raises:
+        UserError: if no checkpoint is valid. None is renamed then, because config.json may be the damaged file.
     """
-    loaded: dict[str, Any] = {}
-    for name, abstract in parts.items():
-        try:
-            with loops_that_finish():
-                loaded |= ocp.load_checkpointables(path.absolute(), {name: abstract})
-        except Exception as e:
-            if is_peer_failure(e):
-                raise
-            cause = e.__cause__ or e  # Orbax's own error lists the kinds of files that it knows
-            raise UserError(
-                f"{path} cannot be read as a checkpoint of this run: {name} does not match the run's settings or is "
-                f"damaged ({type(cause).__name__}: {_reason(cause)})"
-            ) from None
-    return loaded
+    rejected: dict[Path, str] = {}
+    for step in reversed(_steps(directory)):
+        path = directory / str(step)
+        if reason := find_damage(path) or _difference(path, config):
+            rejected[path] = reason
+            continue
+        for newer, reason in rejected.items():
+            note(f"checkpoint {newer.name} is not used: {reason}; it is kept as {_set_aside(newer)}")
+        return step
+    if rejected:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in rejected.items())
+        raise UserError(
+            f"no valid checkpoint in {directory}: {reasons}; restore one or config.json, or start a new run"
+        )
+    return None
+
+
+def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
+    """Return which file of some parts of a checkpoint is damaged, or "" if all match their digests."""
+    try:
+        digests = read_info(path).sha256
+    except UserError as e:
+        return str(e)
+    for name, digest in digests.items():
+        if name != SEAL and ("/" not in name or name.split("/")[0] in parts):
+            try:
+                if sha256_file(path / name) != digest:
+                    return f"{name} has changed since it was written"
+            except (OSError, ValueError) as e:
+                return f"{name} cannot be read ({_reason(e)})"
+    return ""
+
+
+def _steps(directory: Path) -> list[int]:
+    """List the steps of the sealed checkpoints, ascending."""
+    if any(directory.glob("*/MANIFEST.sha256")):
+        raise UserError(
+            f"{directory} was written before jaxgpt 0.1.0 and cannot be read: train again, with a new --out"
+        )
+    return sorted(int(path.parent.name) for path in directory.glob(f"*/{SEAL}") if path.parent.name.isdecimal())
+
+
+def _difference(path: Path, config: Config) -> str:
+    """Return the first setting of a checkpoint's arrays that differs from a config, or ""."""
+    about = read_info(path).about
+    try:
+        saved, ours = flat(from_json(json.dumps(about.get("config")), f"the config in {SEAL}")), flat(config)
+    except UserError as e:
+        return str(e)
+    for settings in (saved, ours):
+        settings["optim.ema_decay > 0"] = settings["optim.ema_decay"] > 0
+    for name, value in ours.items():
+        of_arrays = name.startswith(("model.", "lora.")) or name in ("optim.name", "optim.ema_decay > 0")
+        if of_arrays and saved[name] != value:
+            return f"its {name} is {short_repr(saved[name])}, the run's is {value!r}"
+    return ""
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint and return its new path."""
+    names = (path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else "")) for number in count(1))
+    return path.rename(next(name for name in names if not name.exists()))
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """Return the parts of a state, by the names of their directories. The state of an imported model is only params."""
+    from jaxgpt.train.skip import SkipState
+
+    parts = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
+    if isinstance(state.opt_state, SkipState):
+        parts |= {"skip": state.opt_state[:2], "opt_state": state.opt_state.inner_state}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _load(path: Path, part: str, like: Any) -> Any:
+    """Restore one part of a checkpoint."""
+    from orbax.checkpoint import v1 as ocp
+
+    try:
+        return ocp.load_checkpointables(path.absolute(), {part: like})[part]
+    except Exception as e:
+        if is_peer_failure(e):
+            raise
+        cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
+        raise UserError(
+            f"{path} does not match the run's settings: {part} ({type(cause).__name__}: {_reason(cause)}); restore config.json"
+        ) from None
+
+
+def seal(path: Path, info: Info) -> None:
+    """Flush the files of a checkpoint to disk, and write checkpoint.json with their digests."""
+    digests = {}
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        digests[file.relative_to(path).as_posix()] = sha256_file(file)
+    _write_info(path, replace(info, sha256=digests))
+
+
+def read_info(path: Path) -> Info:
+    """Read the checkpoint.json of a checkpoint.
+
+    Raises:
+        UserError: if it cannot be read or has changed since it was written.
+    """
+    text = read_bytes(path / SEAL)
+    with suppress(TypeError, ValueError):  # neither JSON nor an `Info`
+        info = Info(**parse_json(text, SEAL))
+        typed = all(isinstance(value, TYPES[name]) for name, value in vars(info).items())
+        if typed and info.step == int(path.name) and _render(info).encode() == text:
+            return info
+    raise UserError(f"{SEAL} has changed since it was written")
+
+
+def _write_info(path: Path, info: Info) -> None:
+    write_atomically(path / SEAL, _render(info))
+
+
+def _render(info: Info) -> str:
+    """Format the content of checkpoint.json, with its own digest among those of the files."""
+    files = {name: digest for name, digest in info.sha256.items() if name != SEAL}
+    values = json.dumps(asdict(replace(info, sha256=files)), allow_nan=False)
+    own = {SEAL: hashlib.sha256(values.encode()).hexdigest()}
+    return json.dumps(asdict(replace(info, sha256=files | own)), indent=1) + "\n"
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn the errors of Orbax and of the file system into `TrainingFailed`."""
+    try:
+        yield
+    except Exception as e:
+        raise TrainingFailed(f"a checkpoint could not be written ({_reason(e)})") from None
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's way of telling it
+    if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's notation
         return os.strerror(int(code[1]))
     return " ".join(str(error).split())[:200]

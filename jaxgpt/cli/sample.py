@@ -152,8 +152,8 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     Raises:
         UserError: the run has none, it cannot be read, or it has changed since the checkpoint.
     """
-    from jaxgpt.checkpoint.index import noted, resolve_step
     from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.store import read_info, resolve_step
     from jaxgpt.data import open_data
 
     if not (lm.config.data.path or lm.config.data.mix) and lm.config.data.dataset == "none":
@@ -161,9 +161,9 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
             f"--check-memorized needs the training data, and {target} names none: it was imported or saved from Python"
         )
     data = open_data(lm.config, lm.tokenizer, progress)
-    checkpoints = Run(Path(target)).checkpoints
-    step = resolve_step(checkpoints, checkpoint)
-    if noted(checkpoints / str(step)).get("data", data.fingerprint) != data.fingerprint:
+    directory = Run(Path(target)).checkpoints
+    step = resolve_step(directory, checkpoint)
+    if read_info(directory / str(step)).about.get("data", data.fingerprint) != data.fingerprint:
         raise UserError(
             f"--check-memorized: the data of {target} has changed since step {step}: {data.source}; restore it"
         )

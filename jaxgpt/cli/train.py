@@ -94,9 +94,9 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
     use_cores(config.mesh, count(), config.model)
     keep_memory(config)
-    from jaxgpt.checkpoint.base import check_base, find_base
-    from jaxgpt.checkpoint.index import last_saved
-    from jaxgpt.checkpoint.run import Run, describe, new_run, open_run, split_checkpoint
+    from jaxgpt.checkpoint.base import check_base, locate_base
+    from jaxgpt.checkpoint.run import Run, new_run, open_run, parse_checkpoint, write_settings
+    from jaxgpt.checkpoint.store import kept_checkpoint_message
     from jaxgpt.checkpoint.versions import versions
     from jaxgpt.cli.background import plot_losses
     from jaxgpt.cli.progress import progress
@@ -124,7 +124,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
             return str(stack.enter_context(new_run(args.out, config, data.tokenizer, args.overwrite)).path)
         if last is not None:
             check_data(run, last, data, (old.data.path, old.data.mix) != (config.data.path, config.data.mix))
-        describe(run, config, data.tokenizer)
+        write_settings(run, config, data.tokenizer)
         return args.out
 
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         if config.lora.rank and (args.init_from or not finished):
             from jaxgpt.lm.model import load_base
 
-            where = where if old is None else find_base(run, config)
+            where = where if old is None else locate_base(run, config)
             read = lambda: load_base(where, config.model)  # noqa: E731
             base, tokenizer = assert_same_on_all(read, lambda read: {"the weights of --init-from": read[0].checksum})
             if last is not None:
@@ -151,7 +151,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         if config.init_from and last is None and base is None:
             from jaxgpt.lm import load
 
-            _, params, tokenizer, _ = load(*split_checkpoint(config.init_from))
+            _, params, tokenizer, _ = load(*parse_checkpoint(config.init_from))
         if old is not None and (last is not None or (run.path / "tokenizer.json").exists()):
             tokenizer = run.tokenizer()
         if old is not None:
@@ -165,7 +165,7 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
         base = None  # the program has a copy on its devices
         directory = Run(Path(on_leader(begin)))
         assert_same_on_all(lambda: open_run(directory.path), lambda _: {})  # every process must see the directory
-        on_peer_failure(lambda: f"{last_saved(directory.checkpoints)}; resume with: {_resume(directory)}")
+        on_peer_failure(lambda: f"{kept_checkpoint_message(directory.checkpoints)}; resume with: {_resume(directory)}")
         start = None if params is None else program.init(cropped(params, config.model))
         with Report(program, data, directory, last or 0) as reporter:
             outcome = fit(program, data, directory, reporter, last, start)
@@ -178,17 +178,17 @@ def _train(config: Config, args: Args, old: Config | None) -> int:
 
 def _check_overwrite(out: Path, init_from: str) -> None:
     """Check that `--overwrite` deletes neither the weights to start from nor the bases of their adapters."""
-    from jaxgpt.checkpoint.base import find_base
-    from jaxgpt.checkpoint.run import Run, split_checkpoint
+    from jaxgpt.checkpoint.base import locate_base
+    from jaxgpt.checkpoint.run import Run, parse_checkpoint
 
     weights, what = Path(init_from), "the weights to start from"
     while init_from:
         if out.resolve() in weights.resolve().parents:
             raise UserError(f"--out {out} --overwrite would delete {what}: choose another --out")
-        run = Run(split_checkpoint(str(weights))[0])
+        run = Run(parse_checkpoint(str(weights))[0])
         config = run.config()
         init_from, what = config.init_from if config.lora.rank else "", f"the base of {run.path}"
-        weights = find_base(run, config) if init_from else weights
+        weights = locate_base(run, config) if init_from else weights
 
 
 def _resume(run: Run) -> str:
@@ -236,12 +236,12 @@ def _existing(out: str, name: str) -> Config | None:
 
 def _checked_resume(old: Config, config: Config, args: Args) -> Config:
     """Check the settings that change when a run is resumed."""
-    from jaxgpt.checkpoint.run import split_checkpoint
+    from jaxgpt.checkpoint.run import parse_checkpoint
     from jaxgpt.trainer.resume import resumed_config
 
     if old.lora.rank and args.init_from:  # the base has been moved; its checksum says whether it is the same
         return _checked_start(old, resumed_config(old, config), args.init_from)
-    source = Path(old.init_from), split_checkpoint(old.init_from)[0]
+    source = Path(old.init_from), parse_checkpoint(old.init_from)[0]
     if args.init_from and (not old.init_from or Path(args.init_from) not in source):
         started = f"started from {old.init_from}" if old.init_from else "did not start from another run's weights"
         raise UserError(f"--init-from {args.init_from}: {args.out} {started}; leave out the flag, or start a new run")
@@ -270,17 +270,17 @@ def _with_prepared_tokenizer(config: Config, named: bool) -> Config:
 
 def _begun(base: Config, init_from: str) -> Config:
     """Replace the model and tokenizer of a preset by those of the run that provides the initial weights."""
-    from jaxgpt.checkpoint.run import open_run, split_checkpoint
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
 
-    path, _ = split_checkpoint(init_from)
+    path, _ = parse_checkpoint(init_from)
     model = open_run(path).config().model
     return replace(base, model=model, data=replace(base.data, tokenizer=str(path / "tokenizer.json")))
 
 
 def _checked_start(base: Config, config: Config, init_from: str) -> Config:
     """Check that a run can start from the weights of another run, and record the checkpoint."""
-    from jaxgpt.checkpoint.index import resolve_step
-    from jaxgpt.checkpoint.run import Run, split_checkpoint
+    from jaxgpt.checkpoint.run import Run, parse_checkpoint
+    from jaxgpt.checkpoint.store import resolve_step
     from jaxgpt.trainer.init_from import check_start
 
     check_start(base.model, config.model)
@@ -289,7 +289,7 @@ def _checked_start(base: Config, config: Config, init_from: str) -> Config:
             f"--data.tokenizer {config.data.tokenizer} cannot be used with --init-from: the weights need the tokenizer "
             f"of {init_from}; leave out --data.tokenizer"
         )
-    path, which = split_checkpoint(init_from)
+    path, which = parse_checkpoint(init_from)
     checkpoints = Run(path).checkpoints
     checkpoint = checkpoints / str(resolve_step(checkpoints, which))
     if not config.lora.rank:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
@@ -98,7 +98,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
             data=DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json")),
             train=TrainConfig(batch_size=4),
         )
-        describe(Run(folder), config, words)
+        write_settings(Run(folder), config, words)
         save_params(Run(folder).checkpoints, params, {"config": asdict(config)})
         before, parameters = probe(model, params), _count(params)
         again = folder / SINGLE

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint.base import checksum
-from jaxgpt.checkpoint.index import resolve_step
-from jaxgpt.checkpoint.run import Run, describe, open_run, split_checkpoint
-from jaxgpt.checkpoint.store import save_params
+from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint, write_settings
+from jaxgpt.checkpoint.store import resolve_step, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert.files import Weights, building, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form
@@ -100,7 +99,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     Raises:
         UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
     """
-    path, which = split_checkpoint(init_from)
+    path, which = parse_checkpoint(init_from)
     step = resolve_step(open_run(path).checkpoints, which)
     base = load(path, step)
     lora, adapters = read_adapter(source, base.config.model, base.params)
@@ -113,7 +112,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
         lora=lora,
     )
     with building(target) as folder:
-        describe(Run(folder), config, base.tokenizer)
+        write_settings(Run(folder), config, base.tokenizer)
         metadata = {"config": asdict(config), "base": checksum(base.params)}
         save_params(Run(folder).checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
         write_adapter(folder, config, adapters)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint.base import Base, check_base, checksum, find_base
-from jaxgpt.checkpoint.run import Run, complete_run, open_run, split_checkpoint
+from jaxgpt.checkpoint.base import FrozenBase, check_base, checksum, locate_base
+from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, UserError
 from jaxgpt.data import Tokenizer
@@ -101,13 +101,13 @@ def read_base(run: Run, config: Config, step: int) -> Any:
     Raises:
         UserError: they are missing, or others.
     """
-    where = find_base(run, config)
+    where = locate_base(run, config)
     base, _ = load_base(where, config.model)
     check_base(run, config, step, base.checksum, where)
     return base.params
 
 
-def load_base(path: str | Path, model: ModelConfig) -> tuple[Base, Tokenizer]:
+def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
     """Read the weights that adapters of a model change, without the positions past its context, and their tokenizer.
 
     Args:
@@ -117,14 +117,14 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[Base, Tokenizer]:
     Raises:
         UserError: the run cannot be read, or has another model.
     """
-    run, which = split_checkpoint(str(path))
+    run, which = parse_checkpoint(str(path))
     _, params, tokenizer, _ = load(run, which)
     cropped = crop_positions(params, model)
     if _shapes(cropped) != _shapes(abstract_params(model)):
         raise UserError(
             f"{path} is not the base of these adapters: it has another model; restore it, or choose another path"
         )
-    return Base(cropped, checksum(params)), tokenizer
+    return FrozenBase(cropped, checksum(params)), tokenizer
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
@@ -138,7 +138,7 @@ def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         abstract_trained(config.model, config.lora),
     )
-    return read_params(run.checkpoints, checkpoint, abstract, ema=config.optim.ema_decay > 0)
+    return read_params(run.checkpoints, checkpoint, abstract, "ema" if config.optim.ema_decay else "params")
 
 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.base import checksum
-from jaxgpt.checkpoint.index import latest_valid
-from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.run import Run, write_settings
+from jaxgpt.checkpoint.store import latest_valid
 from jaxgpt.config import Config, UserError, from_json
 from jaxgpt.data import Batches, open_data
 from jaxgpt.errors import TrainingFailed
@@ -63,7 +63,7 @@ def leg(file: Path) -> dict[str, str]:
     data = open_data(config, run.tokenizer() if job["resume"] else None)
     config = config if config.model.vocab_size else config.with_model(vocab_size=data.tokenizer.vocab_size)
     run.path.mkdir(exist_ok=True)
-    describe(run, config, data.tokenizer)
+    write_settings(run, config, data.tokenizer)
     program = build(config)
     silent = Reporter()
     last = latest_valid(run.checkpoints, config, silent.note) if job["resume"] else None

@@ -11,13 +11,13 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import last_saved, val_losses
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message, restore, val_losses
 from jaxgpt.checkpoint.versions import versions
 from jaxgpt.config import Config
 from jaxgpt.data import Batches, Data
@@ -33,9 +33,6 @@ from jaxgpt.trainer.metrics import MetricsFile, flops_per_token
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program, compiling, explain_failure
 from jaxgpt.trainer.resume import tokens_seen
-
-if TYPE_CHECKING:
-    from jaxgpt.checkpoint.store import Checkpoints
 
 LAG = 2  # calls in flight before the metrics of the oldest are read
 SAVING = "saving a checkpoint"
@@ -96,7 +93,7 @@ def fit(
         data: the ids to train and evaluate on.
         run: the run directory, with its config.json and tokenizer.json.
         reporter: receives the events of the run.
-        resume_step: the checkpoint to resume from (see `checkpoint.index.latest_valid`); None: start at step 0.
+        resume_step: the checkpoint to resume from (see `checkpoint.store.latest_valid`); None: start at step 0.
         start: the state at step 0; None: random weights.
         until: stop and save at this step, as on a signal; None: train to the end.
 
@@ -108,15 +105,15 @@ def fit(
     began = time.perf_counter()
     layout = program.layout
     train = layout.config.train
-    seen = 0 if resume_step is None else on_leader(lambda: tokens_seen(run, resume_step, layout.config))
+    seen = 0 if resume_step is None else on_leader(lambda: tokens_seen(run, resume_step))
     unfinished = (resume_step or 0) < (until or train.steps)
     with stop_on_signal(STOPPING if leader() else "") as stop:
         reporter.stage("compiling" if unfinished else "reading the checkpoint")
         with compiling(program) if unfinished else nullcontext():
-            from jaxgpt.checkpoint.store import Checkpoints, Keep, restore_state  # importing Orbax is slow
+            from orbax.checkpoint import v1  # noqa: F401 (takes a second, which compiling takes as well)
 
             if resume_step is not None:
-                state = program.from_checkpoint(restore_state(run.checkpoints, resume_step, layout.abstract_checkpoint))
+                state = program.from_checkpoint(restore(run.checkpoints, resume_step, layout.abstract_checkpoint))
             else:
                 state = program.init() if start is None else start
         reporter.stage("")
@@ -125,23 +122,22 @@ def fit(
         try:
             metrics = MetricsFile(run.metrics if leader() else Path(os.devnull), resume_step=resume_step)
             try:
-                keep = Keep(train.keep_last, train.keep_best, train.keep_every)
-                with Checkpoints(run.checkpoints, keep) as checkpoints:
+                with Saver(run.checkpoints, train) as checkpoints:
                     loop = _Loop(program, data, reporter, checkpoints, metrics, stop, resume_step, seen)
                     return loop.run(state, until or train.steps)
             finally:
                 metrics.close()
         except OSError as e:
             why = f"{e.filename or run.path}: {e.strerror or e}"
-            raise TrainingFailed(f"{why}: stopped, {last_saved(run.checkpoints)}") from None
+            raise TrainingFailed(f"{why}: stopped, {kept_checkpoint_message(run.checkpoints)}") from None
         except jax.errors.JaxRuntimeError as e:
             if "RESOURCE_EXHAUSTED" not in str(e):
                 raise
             why = explain_failure(e, layout.mesh, train.microbatch)
-            raise TrainingFailed(f"{why}: stopped, {last_saved(run.checkpoints)}") from None
+            raise TrainingFailed(f"{why}: stopped, {kept_checkpoint_message(run.checkpoints)}") from None
         except TrainingFailed as e:
             advice = " (a lower optim.learning_rate may help)" if isinstance(e, _Diverged) else ""
-            raise TrainingFailed(f"{e}: stopped, {last_saved(run.checkpoints)}{advice}") from None
+            raise TrainingFailed(f"{e}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}") from None
 
 
 class _Diverged(TrainingFailed):
@@ -154,7 +150,7 @@ class _Loop:
         program: Program,
         data: Data,
         reporter: Reporter,
-        checkpoints: Checkpoints,
+        checkpoints: Saver,
         metrics: MetricsFile,
         stop: Stop,
         resume_step: int | None,
@@ -164,9 +160,9 @@ class _Loop:
         self.checkpoints, self.metrics, self.stop = checkpoints, metrics, stop
         self.layout = program.layout
         self.config: Config = program.layout.config
-        self.metadata = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
+        self.about = {"config": asdict(self.config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
-            self.metadata["base"] = program.base.checksum
+            self.about["base"] = program.base.checksum
         self.first, self.tokens_seen = resume_step or 0, tokens_seen
         windows_seen = tokens_seen // self.config.model.block_size
         self.batches = Batches.of(self.config, data.train, windows_seen - self.first * self.config.train.batch_size)
@@ -315,11 +311,11 @@ class _Loop:
 
     def _save(self, state: TrainState, done: int, val_loss: float | None, *, temporary: bool = False) -> None:
         self._read(0)  # a state is saved only after the metrics of all its steps are checked
-        metadata = self.metadata | {"tokens": self._tokens(done)}
+        info = Info(done, val_loss, self._tokens(done), temporary, self.about)
         self.reporter.stage(
             SAVING
         )  # waits for the previous checkpoint and a copy of the state; written in the background
-        self.checkpoints.save(self.program.to_checkpoint(state), val_loss, metadata, temporary=temporary)
+        self.checkpoints.save(self.program.to_checkpoint(state), info)
         self.reporter.stage("")
         self.saved = done
         self.clock.saved()

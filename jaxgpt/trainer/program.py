@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxgpt.checkpoint.base import Base
+from jaxgpt.checkpoint.base import FrozenBase
 from jaxgpt.config import Config, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
@@ -44,7 +44,7 @@ class Program:
 
     layout: Layout
     note: str = ""
-    base: Base | None = field(default=None, repr=False, compare=False)
+    base: FrozenBase | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def frozen(self) -> Any:
@@ -277,7 +277,7 @@ def build(
     config: Config,
     optimizer: optax.GradientTransformation | None = None,
     rules: Rules | None = None,
-    base: Base | None = None,
+    base: FrozenBase | None = None,
     model: GPT | None = None,
     loss_fn: LossFn | None = None,
 ) -> Program:

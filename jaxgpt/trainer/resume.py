@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxgpt.checkpoint.index import latest_valid, noted, val_losses
 from jaxgpt.checkpoint.run import Run, remove_replaced
+from jaxgpt.checkpoint.store import latest_valid, read_info, val_losses
 from jaxgpt.config import Config, DataConfig, UserError, flat
 from jaxgpt.data import Data
 from jaxgpt.errors import short_repr
@@ -140,7 +140,7 @@ def check_data(run: Run, checkpoint: int, data: Data, moved: bool) -> None:
     Raises:
         UserError: it is not; or the checkpoint does not say, and the path has changed.
     """
-    trained_on = noted(run.checkpoints / str(checkpoint)).get("data")
+    trained_on = read_info(run.checkpoints / str(checkpoint)).about.get("data")
     if moved and not trained_on:
         raise UserError(
             f"the checkpoint of step {checkpoint} of {run.path} does not say what data it was trained on, so data at another "
@@ -153,9 +153,6 @@ def check_data(run: Run, checkpoint: int, data: Data, moved: bool) -> None:
         )
 
 
-def tokens_seen(run: Run, checkpoint: int, config: Config) -> int:
-    """Count the tokens that a checkpoint was trained on: as it says, or else its steps times its tokens per step."""
-    metadata = noted(run.checkpoints / str(checkpoint))
-    if type(tokens := metadata.get("tokens")) is int:
-        return tokens
-    return checkpoint * config.train.batch_size * config.model.block_size
+def tokens_seen(run: Run, checkpoint: int) -> int:
+    """Return the number of tokens that a checkpoint was trained on."""
+    return read_info(run.checkpoints / str(checkpoint)).tokens

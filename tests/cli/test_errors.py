@@ -12,7 +12,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
-from jaxgpt.checkpoint import manifest
+from jaxgpt.checkpoint.store import read_info, seal
 from jaxgpt.cli import main
 from jaxgpt.data.encode import quiet_stderr
 
@@ -42,7 +42,7 @@ def resealed(run: Path, name: str, change: Callable[[bytes], bytes]) -> None:
     """Change a file and its checksum, so that Orbax reads it."""
     folder = run / "checkpoints" / "0"
     (folder / name).write_bytes(change((folder / name).read_bytes()))
-    manifest.write(folder, manifest.checksums(folder, manifest.read(folder)))
+    seal(folder, read_info(folder))
 
 
 @pytest.mark.parametrize("damage", [panicking_tokenizer, unreadable_arrays, cut_metadata, bottomless_metadata])

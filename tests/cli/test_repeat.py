@@ -13,7 +13,7 @@ from helpers import jaxgpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import sample, train
 from jaxgpt.cli.parse import command_line, path_word
 from jaxgpt.cli.report import first_prompt, sample_command, typed_prompt
@@ -35,7 +35,7 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
     run = Run(run_folder(Path("a run"), SMALL))
     settings = Config(preset="gpt2-style", train=TrainConfig(steps=7), data=DataConfig(path="text.txt"))
     old = replace(settings, model=run.config().model)
-    describe(run, old, run.tokenizer())
+    write_settings(run, old, run.tokenizer())
     for args in (["a run"], ["--config", "a run/config.json"]):
         assert jaxgpt("train", *args, "--out", "new").code == 0
         assert jaxgpt("train", *args, "--out", "new", "--train.steps", "9", "--model.no-bias").code == 0
@@ -54,7 +54,7 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
     args = ["finetune", "--init-from", "base", "--data.path", "text.txt", "--model.block-size", "8"]
     assert jaxgpt("train", *args).code == 0
     run = Run(run_folder(Path("tuned"), SMALL))
-    describe(run, trained[-1], run.tokenizer())
+    write_settings(run, trained[-1], run.tokenizer())
     result = jaxgpt("train", "tuned", "--out", "again")
     assert "from the weights of base/checkpoints/0" in result.err
     assert trained[-1] == trained[0]

@@ -17,7 +17,7 @@ from helpers import jaxgpt
 from safetensors.numpy import load_file, save_file
 
 import jaxgpt as api
-from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, LoraConfig, UserError
 from jaxgpt.convert.peft import read_adapter, resolve_targets
@@ -30,7 +30,7 @@ def lora_run(path: Path, base: Path, lora: LoraConfig) -> dict[str, Any]:
     opened = Run(base)
     config = Config(preset="test", init_from=f"{base}/checkpoints/0", model=opened.config().model, lora=lora)
     path.mkdir()
-    describe(Run(path), config, opened.tokenizer())
+    write_settings(Run(path), config, opened.tokenizer())
     rng = np.random.default_rng(1)
     leaves, tree = jax.tree.flatten(abstract_trained(config.model, lora))
     adapters = tree.unflatten([rng.normal(0, 0.3, leaf.shape).astype(np.float32) for leaf in leaves])

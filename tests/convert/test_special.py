@@ -7,7 +7,7 @@ import pytest
 from folders import LLAMA, hf_folder, llama_tokenizer
 
 import jaxgpt
-from jaxgpt.checkpoint.run import Run, describe
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.config import UserError
 from jaxgpt.convert.models import export_model, import_model
@@ -69,9 +69,9 @@ def test_a_later_run_takes_them_over(folders, tmp_path):
     run = folders[1]
     again = make_tokenizer(str(run / "tokenizer.json"), "", 0, 0)
     config = Run(run).config()
-    describe(Run(tmp_path), config, again)
+    write_settings(Run(tmp_path), config, again)
     assert load_tokenizer(tmp_path).special == again.special
-    describe(Run(tmp_path), config, make_tokenizer("byte", "", 0, 0))
+    write_settings(Run(tmp_path), config, make_tokenizer("byte", "", 0, 0))
     assert load_tokenizer(tmp_path).special == SpecialTokens()
 
 

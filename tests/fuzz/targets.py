@@ -22,9 +22,8 @@ from folders import OF_FAMILIES, SMALL, hf_folder, run_folder
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.checkpoint import manifest
-from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import SEAL, latest_valid, read_info, seal
 from jaxgpt.cli import COMMANDS, module_of
 from jaxgpt.cli.background import plot_losses
 from jaxgpt.cli.parse import Settings, with_settings
@@ -128,18 +127,18 @@ def checkpoint(data: bytes) -> None:
     folder = run.checkpoints / "0"
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.parent.name != "d")
     file, sealed, content = files[(data + b"\0")[0] % len(files)], data[1:2] == b"\1", data[2:]
-    before, seal = file.read_bytes(), (folder / manifest.NAME).read_bytes()
+    before, info = file.read_bytes(), read_info(folder)
     try:
         file.write_bytes(content)
-        if sealed and file.name != manifest.NAME:
-            manifest.write(folder, manifest.checksums(folder, manifest.read(folder)))
+        if sealed and file.name != SEAL:
+            seal(folder, info)
         latest_valid(run.checkpoints, run.config(), lambda _: None)
         found = load(run.path).params
         assert sealed or content == before
         jax.tree.map(np.testing.assert_array_equal, found, saved)
     finally:
         file.write_bytes(before)
-        (folder / manifest.NAME).write_bytes(seal)
+        seal(folder, info)
 
 
 @lru_cache(maxsize=1)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
-from jaxgpt.checkpoint import store as checkpoint
 from jaxgpt.study import check_resume
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer import loop
 
 TINY = flags(
     data__path="text.txt",
@@ -66,7 +66,7 @@ def without_moments(*args: object) -> TrainState:
     return state._replace(opt_state=check_resume.jax.tree.map(check_resume.jax.numpy.zeros_like, state.opt_state))
 
 
-RESTORE = checkpoint.restore_state
+RESTORE = loop.restore
 
 
 @pytest.mark.ci
@@ -76,7 +76,7 @@ def test_a_resume_that_loses_state_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     sound = jaxgpt("prove-resume", "shakespeare", *TINY)
     assert sound.code == 0, sound.err
     assert "DIFFERENT" not in sound.out
-    monkeypatch.setattr(checkpoint, "restore_state", without_moments)
+    monkeypatch.setattr(loop, "restore", without_moments)
     broken = jaxgpt("prove-resume", "shakespeare", *TINY)
     assert broken.code == 1
     rows = {

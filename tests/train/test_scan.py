@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import make, random_ids, small
 
-from jaxgpt.checkpoint.store import Checkpoints, restore_state
+from jaxgpt.checkpoint.store import Info, Saver, restore
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
@@ -137,11 +137,11 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     assert kernel.addressable_shards[0].data.shape == (3, kernel.shape[1] // 2, kernel.shape[2] // 2)
 
     saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
-    with Checkpoints(Path("checkpoints")) as checkpoints:
-        checkpoints.save(saved, None, {})
-    back = restore_state(Path("checkpoints"), 3, plain.layout.abstract_checkpoint)
+    with Saver(Path("checkpoints"), c.train) as saver:
+        saver.save(saved, Info(3))
+    back = restore(Path("checkpoints"), 3, plain.layout.abstract_checkpoint)
     assert jax.tree.structure(back) == jax.tree.structure(state_plain)
-    again = scanned.from_checkpoint(restore_state(Path("checkpoints"), 3, scanned.layout.abstract_checkpoint))
+    again = scanned.from_checkpoint(restore(Path("checkpoints"), 3, scanned.layout.abstract_checkpoint))
     assert_same(jax.device_get(again), jax.device_get(state))
     places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
     assert places[0] == places[1]

@@ -33,9 +33,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxgpt.checkpoint.index import steps, val_losses
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import restore_state
+from jaxgpt.checkpoint.store import checkpoints, restore, val_losses
 from jaxgpt.cli import main
 from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
 from jaxgpt.trainer.metrics import TIMES, read_metrics
@@ -103,7 +102,7 @@ def campaign(folder: Path, kills: int, seed: int, tell: bool = False) -> Tally:
                 break
             assert process.exitcode == -signal.SIGKILL, f"{tally}\n{(folder / f'{name}.err').read_text()}"
             tally.kills[aim] += 1
-            last = max(steps(folder / name / "checkpoints"), default=None)
+            last = max(checkpoints(folder / name / "checkpoints"), default=None)
             tally.from_start += last is None
             tally.repeated.append(_done(folder / name) - (last or 0))
             if tell:
@@ -133,12 +132,13 @@ def differences(a: Path, b: Path) -> list[str]:
         found.append("config.json")
     if metrics(a) != metrics(b):
         found.append("metrics.jsonl")
-    kept = steps(a / "checkpoints")
-    if kept != steps(b / "checkpoints") or val_losses(a / "checkpoints") != val_losses(b / "checkpoints"):
+    kept = list(checkpoints(a / "checkpoints"))
+    losses, others = (val_losses(run / "checkpoints") for run in (a, b))
+    if kept != list(checkpoints(b / "checkpoints")) or losses != others:
         return [*found, "which checkpoints are kept"]
     abstract = build(Run(a).config()).layout.abstract_state
     for step in kept:
-        one, other = (restore_state(run / "checkpoints", step, abstract) for run in (a, b))
+        one, other = (restore(run / "checkpoints", step, abstract) for run in (a, b))
         pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
         found += [f"{step}: {path}" for (path, x), y in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
     names = {p.name for p in b.rglob("*") if not p.is_relative_to(b / "checkpoints")} | {"checkpoints"}

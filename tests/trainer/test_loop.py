@@ -16,9 +16,8 @@ from helpers import TEXT, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.checkpoint.index import latest_valid
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import resolve_step, restore_params, restore_state, steps, val_losses
+from jaxgpt.checkpoint.store import checkpoints, latest_valid, read_params, resolve_step, restore, val_losses
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Data, open_data
 from jaxgpt.train.loss import make_loss_fn
@@ -161,16 +160,16 @@ def test_a_damaged_checkpoint_is_set_aside() -> None:
 def test_temporary_checkpoints_by_time() -> None:
     """After every step here; later checkpoints replace them."""
     seen = []
-    watch = Silent({step: lambda: seen.append(steps(Path("out/checkpoints"))) for step in range(8)})
+    watch = Silent({step: lambda: seen.append(list(checkpoints(Path("out/checkpoints")))) for step in range(8)})
     run(small_run(steps=7, eval_every=100, checkpoint_seconds=1e-9), "out", reporter=watch)
     assert any(seen[1:6])
-    assert steps(Path("out/checkpoints")) == [7]
+    assert list(checkpoints(Path("out/checkpoints"))) == [7]
 
 
 def test_a_run_writes_checkpoints_and_metrics() -> None:
     run(small_run(), "out")
     losses = val_losses(Path("out/checkpoints"))
-    assert steps(Path("out/checkpoints")) == [4, 8]
+    assert list(checkpoints(Path("out/checkpoints"))) == [4, 8]
     lines = list(read_metrics(Path("out/metrics.jsonl")))
     assert [line["step"] for line in lines if "loss" in line] == list(range(8))
     assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
@@ -231,7 +230,7 @@ def test_best_and_last_are_kept() -> None:
     losses = {m["step"]: m["val_loss"] for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     best = min(losses, key=losses.__getitem__)
     assert best < 8, "otherwise this test shows nothing"
-    assert steps(folder) == [best, 10, 12]
+    assert list(checkpoints(folder)) == [best, 10, 12]
     assert (resolve_step(folder, "best"), resolve_step(folder, "last"), resolve_step(folder, "10")) == (best, 12, 10)
     with pytest.raises(UserError, match="no checkpoint '11'"):
         resolve_step(folder, "11")
@@ -240,9 +239,9 @@ def test_best_and_last_are_kept() -> None:
 def test_an_incomplete_checkpoint_is_skipped() -> None:
     run(small_run(), "out")
     Path("out/checkpoints/9").mkdir()
-    Path("out/checkpoints/8/commit_success.txt").unlink()
-    assert steps(Path("out/checkpoints")) == [4]
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    Path("out/checkpoints/8/checkpoint.json").unlink()
+    assert list(checkpoints(Path("out/checkpoints"))) == [4]
+    with pytest.raises(UserError, match="no complete checkpoint"):
         resolve_step(Path("nowhere"), "last")
 
 
@@ -250,14 +249,14 @@ def test_a_checkpoint_of_another_model_raises() -> None:
     config = small_run()
     run(config, "out")
     other, _, _ = prepare(config.with_model(n_embd=32), "other")
-    with pytest.raises(UserError, match="cannot be read as a checkpoint of this run") as error:
-        restore_params(Path("out/checkpoints"), 8, other.layout.abstract_state.params, ema=False)
+    with pytest.raises(UserError, match="out/checkpoints/8 does not match the run's settings: params") as error:
+        read_params(Path("out/checkpoints"), "8", other.layout.abstract_state.params)
     assert "\n" not in str(error.value)
 
 
 def test_checkpoint_every() -> None:
     run(small_run(steps=7, eval_every=100, checkpoint_every=3), "out")
-    assert steps(Path("out/checkpoints")) == [6, 7]
+    assert list(checkpoints(Path("out/checkpoints"))) == [6, 7]
 
 
 def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +269,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Program, "step", bad)
     with pytest.raises(TrainingFailed, match="loss is nan at step 6: stopped, the checkpoint of step 4 is kept"):
         run(small_run(), "out")
-    assert steps(Path("out/checkpoints")) == [4]
+    assert list(checkpoints(Path("out/checkpoints"))) == [4]
     assert max(line["step"] for line in read_metrics(Path("out/metrics.jsonl"))) == 5
 
 
@@ -304,7 +303,7 @@ def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:
     with pytest.raises(TrainingFailed, match="at step 2 after 3 skipped updates in a row, and no gradient is finite"):
         run(config, "out", reporter=reporter)
     assert [note.split(":")[0] for note in reporter.notes] == ["step 0", "step 1", "step 2"]
-    assert steps(Path("out/checkpoints")) == []
+    assert list(checkpoints(Path("out/checkpoints"))) == []
 
 
 def test_a_signal_during_compilation_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +318,7 @@ def test_a_signal_during_compilation_is_not_lost(monkeypatch: pytest.MonkeyPatch
         patch.setattr(Program, "lower", asked)
         for resume in (False, True, True):  # and again, still at step 0
             assert run(small_run(), "out", resume=resume).interrupted
-    assert steps(Path("out/checkpoints")) == [0]
+    assert list(checkpoints(Path("out/checkpoints"))) == [0]
     assert not run(small_run(), "out", resume=True).interrupted
 
 
@@ -388,7 +387,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     run(small_run(eval_windows=3), "out")
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data, _ = prepare(small_run(eval_windows=3), "out")
-    state = restore_state(Path("out/checkpoints"), 8, program.layout.abstract_checkpoint)
+    state = restore(Path("out/checkpoints"), 8, program.layout.abstract_checkpoint)
     some = evaluate(program, state.params, data.val, whole=False)
     every = evaluate(program, state.params, data.val)
     assert some.windows == lines[4]["val_windows"] == 3

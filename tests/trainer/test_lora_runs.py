@@ -18,8 +18,8 @@ from helpers import Result, flags, jaxgpt, make, small
 from jax.sharding import PartitionSpec
 
 import jaxgpt as api
-from jaxgpt.checkpoint.base import Base, checksum
-from jaxgpt.checkpoint.index import noted, steps
+from jaxgpt.checkpoint.base import FrozenBase, checksum
+from jaxgpt.checkpoint.store import checkpoints, read_info
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
@@ -43,7 +43,7 @@ def program(name: str = "llama", mesh: MeshConfig | None = None, **train: Any) -
         lora=LoraConfig(rank=2, alpha=8.0, targets=TARGETS),
     )
     params = jax.tree.map(np.asarray, make(config.model)[1])
-    return build(config, base=Base(params, checksum(params))), params
+    return build(config, base=FrozenBase(params, checksum(params))), params
 
 
 def train(p: Program, n: int) -> tuple[list[float], Any]:
@@ -194,7 +194,7 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, lm.params, merge(params, adapters, 8.0))
     base = api.load("base").params
     jax.tree.map(np.testing.assert_array_equal, params, base | {"wpe": {"embedding": base["wpe"]["embedding"][:8]}})
-    assert noted(Path("run/checkpoints/4"))["base"] == checksum(base)
+    assert read_info(Path("run/checkpoints/4")).about["base"] == checksum(base)
     # It can be the base of another run, and an ordinary one once it is saved.
     for config, path in ((lm.config, "merged"), (open_config("run"), "again")):
         api.save(lm._replace(config=config), path)
@@ -232,7 +232,7 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     assert result.code == 0, result.err
     assert "changed settings: init_from '/nowhere/base" in result.err
     assert open_config("run").init_from == f"{Path.cwd()}/elsewhere/checkpoints/0"
-    assert steps(Path("run/checkpoints"))[-1] == 6
+    assert max(checkpoints(Path("run/checkpoints"))) == 6
     Path("elsewhere").rename("last")
     assert (
         "already at 6/6" in (result := jaxgpt(*again[:4], "--init-from", "last")).err

@@ -21,8 +21,7 @@ from helpers import TEXT, flags, jaxgpt, small_run
 from jax.errors import JaxRuntimeError
 
 from jaxgpt.checkpoint import store as checkpoint
-from jaxgpt.checkpoint.index import damage, steps
-from jaxgpt.checkpoint.manifest import NAME, read
+from jaxgpt.checkpoint.store import checkpoints, find_damage
 from jaxgpt.config import DistributedConfig, MeshConfig, UserError
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel import processes as room
@@ -118,7 +117,7 @@ def lines_of(run: str) -> list[dict[str, Any]]:
 
 
 def reached(run: str, step: int) -> bool:
-    return any(line["step"] >= step for line in lines_of(run)) and len(steps(Path(run, "checkpoints"))) > 0
+    return any(line["step"] >= step for line in lines_of(run)) and bool(checkpoints(Path(run, "checkpoints")))
 
 
 def assert_same_figures(run: str, other: str, rtol: float = 1e-5) -> None:
@@ -182,11 +181,11 @@ def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: 
     assert "resume with: jaxgpt train --resume --out killed" in told[0]
     assert "process 1 was killed by signal 9 (SIGKILL)" in err
     assert "Traceback" not in err
-    for step in steps(Path("killed/checkpoints")):
+    for step, info in checkpoints(Path("killed/checkpoints")).items():
         folder = Path("killed/checkpoints", str(step))
-        assert damage(folder) == ""
-        files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {NAME}
-        assert set(read(folder)) == files, "every process's files are in the manifest"
+        assert find_damage(folder) == ""
+        files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+        assert info.sha256.keys() == files, "the files of every process have digests"
     assert any("process_1" in name for name in files), "the second process has written its shards"
     assert jaxgpt("train", "--resume", "--out", "killed", "--mesh.data", "1").code == 0
     assert jaxgpt("train", "shakespeare", *TINY, *length, "--out", "straight", "--mesh.data", "1").code == 0
@@ -239,9 +238,9 @@ def test_bad_launches(args: list[str], message: str) -> None:
         ({"num_processes": 2}, "need a distributed.coordinator"),
         (
             {"coordinator": "127.0.0.1:1", "num_processes": 2, "process_id": 2},
-            "process_id must be at least 0 and at most 1",
+            "process_id 2 must be at least 0 and below distributed.num_processes 2",
         ),
-        ({"coordinator": "127.0.0.1:1", "process_id": 0}, "num_processes must be at least 1"),
+        ({"coordinator": "127.0.0.1:1", "process_id": 0}, "below distributed.num_processes 0"),
         ({"coordinator": "127.0.0.1", "num_processes": 2, "process_id": 0}, "coordinator must be HOST:PORT"),
         ({"coordinator": "auto", "process_id": 1}, "need a distributed.coordinator"),
         ({"heartbeat_seconds": 0}, "heartbeat_seconds must be at least 2"),
@@ -301,15 +300,15 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(checkpoint.ocp, "load_checkpointables", fail)
-    with pytest.raises(UserError, match="cannot be read as a checkpoint of this run"):
-        checkpoint._load(Path("1"), {"params": None})
+    monkeypatch.setattr("orbax.checkpoint.v1.load_checkpointables", fail)
+    with pytest.raises(UserError, match="1 does not match the run's settings: params"):
+        checkpoint._load(Path("1"), "params", None)
     monkeypatch.setattr(room, "count", lambda: 2)
     with pytest.raises(JaxRuntimeError):
-        checkpoint._load(Path("1"), {"params": None})
+        checkpoint._load(Path("1"), "params", None)
     error = JaxRuntimeError("NOT_FOUND: no such array")
     with pytest.raises(UserError, match="no such array"):
-        checkpoint._load(Path("1"), {"params": None})
+        checkpoint._load(Path("1"), "params", None)
 
 
 def test_every_process_needs_devices_in_the_mesh() -> None:
@@ -389,7 +388,7 @@ def test_stopped_and_resumed_by_another_number_of_processes(
             os.kill(pid, number)
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
-    step = steps(Path("run/checkpoints"))[-1]
+    step = max(checkpoints(Path("run/checkpoints")))
     asked = "" if to == "one" else STOPPING  # process 0 reports, and only its own signals
     assert err == f"{asked}jaxgpt: stopped and saved at step {step}; resume with: jaxgpt train --resume --out run\n"
     with launched(after, "--resume", "--out", "run") as launcher:
@@ -410,10 +409,10 @@ def test_a_launcher_forwards_signals(place: None, number: int) -> None:
         launcher.send_signal(number)
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
-    [*_, last] = steps(Path("run/checkpoints"))
+    last = max(checkpoints(Path("run/checkpoints")))
     saved = f"jaxgpt: stopped and saved at step {last}; resume with: jaxgpt train --resume --out run\n"
     assert err == STOPPING + saved
-    assert damage(Path("run/checkpoints", str(last))) == ""
+    assert find_damage(Path("run/checkpoints", str(last))) == ""
     assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -431,7 +430,7 @@ def test_no_orphans(place: None) -> None:
             assert time.monotonic() < end
             time.sleep(0.1)
     done = max(line["step"] for line in lines_of("run") if "loss" in line) + 1
-    assert steps(Path("run/checkpoints"))[-1] == done
+    assert max(checkpoints(Path("run/checkpoints"))) == done
 
 
 @pytest.mark.long
