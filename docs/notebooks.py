@@ -1,7 +1,7 @@
 """Jupyter notebooks of the course's pages, which install jaxgpt where it is missing.
 
-`python -m sphinx` writes them beside the pages, with a wheel of jaxgpt that their first cell installs. For notebooks that run
-on Colab as they are, build the site with its address:
+`python -m sphinx` writes them beside the pages, with a wheel of jaxgpt and jaxgpt_course that their first cell installs. For
+notebooks that run on Colab as they are, build the site with its address:
 `python -m sphinx -D html_baseurl=https://example.org/jaxgpt/ docs build/site`.
 """
 
@@ -39,7 +39,7 @@ def notebook(text: str, wheel: str, base: str = "") -> dict[str, Any]:
     install = f"""# Install jaxgpt where it is missing, such as on Colab.{where}
 import importlib.util
 
-if importlib.util.find_spec("jaxgpt") is None:
+if importlib.util.find_spec("jaxgpt_course") is None:
     %pip install -q {urljoin(base, wheel)}"""
     parts = FENCE.split(re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.S))
     cells = [_cell("code", install, 0)]
@@ -109,7 +109,8 @@ def build_wheel(target: Path) -> str:
         # A copy: setuptools writes into the folder, and takes files of earlier builds that it finds there.
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, folder)
-        shutil.copytree(ROOT / "jaxgpt", Path(folder) / "jaxgpt", ignore=shutil.ignore_patterns("__pycache__"))
+        for package in (ROOT / "jaxgpt", ROOT / "docs" / "course" / "jaxgpt_course"):
+            shutil.copytree(package, Path(folder) / package.name, ignore=shutil.ignore_patterns("__pycache__"))
         code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
         made = subprocess.run(
             [sys.executable, "-c", code, str(target.resolve())], cwd=folder, capture_output=True, text=True, check=False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.runtime import set_compiler_flags
 
 if TYPE_CHECKING:
-    from jaxgpt import course, study
+    from jaxgpt import study
     from jaxgpt.config import Config, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.data.batches import batches
     from jaxgpt.lm import LM, chat, explain, generate, load, save, stream
@@ -40,7 +40,6 @@ __all__ = [
     "batches",
     "build",
     "chat",
-    "course",
     "explain",
     "generate",
     "init_params",
@@ -89,8 +88,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    if name in ("course", "study"):
-        return importlib.import_module("jaxgpt." + name)
+    if name == "study":
+        return importlib.import_module("jaxgpt.study")
     raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
 
 

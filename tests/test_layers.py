@@ -22,7 +22,7 @@ ORDER = [
     {"trainer", "lm"},
     {"convert", "report"},
     {"plan"},
-    {"study", "course"},
+    {"study"},
     {"cli"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}

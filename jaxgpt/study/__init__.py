@@ -1,6 +1,5 @@
 """Inspect a model: read and edit activations, ask questions of them, verify invariants, benchmark."""
 
-from jaxgpt.study.architecture import architecture
 from jaxgpt.study.capture import Captured, CapturedGeneration, capture, capture_generation
 from jaxgpt.study.heads import (
     Heads,
@@ -31,7 +30,6 @@ __all__ = [
     "Row",
     "ablate_heads",
     "ablate_neurons",
-    "architecture",
     "attribution",
     "capture",
     "capture_generation",

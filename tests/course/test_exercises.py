@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import repository
-
-import jaxgpt
-from jaxgpt.course import Exercise, check, exercises
+from jaxgpt_course import Exercise, check, exercises
 
 COURSE = repository() / "docs" / "course"
 each = pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.name)
@@ -312,10 +308,3 @@ def test_answers_may_use_numpy_or_jax(function: Any) -> None:
 def test_a_mistake_in_an_answer_for_jax_arrays_is_reported_as_such() -> None:
     assert "unexpected keyword argument 'axes'" in check("softmax", lambda x: x.at[:].set(0) + x.max(axes=0)).message
     assert "'numpy.ndarray' object has no attribute 'append'" in check("softmax", lambda x: x.append(0)).message
-
-
-def test_import_does_not_load_the_exercises() -> None:
-    code = "import sys, jaxgpt; assert 'jaxgpt.course' not in sys.modules; jaxgpt.course.exercises; "
-    code += "from jax._src import xla_bridge as b; assert not b.backends_are_initialized()"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert jaxgpt.course.check is check

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.course.attention import ATTENTION, BLOCK, MASK, SOFTMAX
-from jaxgpt.course.exercise import Exercise
-from jaxgpt.course.generation import CACHE, GREEDY, TOP_P
-from jaxgpt.course.training import ACCUMULATION, LOSS, STEP
 from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt_course.attention import ATTENTION, BLOCK, MASK, SOFTMAX
+from jaxgpt_course.exercise import Exercise
+from jaxgpt_course.generation import CACHE, GREEDY, TOP_P
+from jaxgpt_course.training import ACCUMULATION, LOSS, STEP
 
 _EXERCISES = (SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ACCUMULATION, GREEDY, TOP_P, CACHE)
 _RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in another order differ by about 1e-6

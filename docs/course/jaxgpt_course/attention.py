@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.course.exercise import Exercise, normal
 from jaxgpt.ops.attention import attend as attend_heads
 from jaxgpt.ops.attention import causal_mask as mask_of_slots
 from jaxgpt.ops.norms import layer_norm
+from jaxgpt_course.exercise import Exercise, normal
 
 Array = np.ndarray
 _EPS = 1e-5

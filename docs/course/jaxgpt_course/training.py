@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgpt.course.exercise import Exercise, normal
 from jaxgpt.train.loss import cross_entropy, make_loss_fn, token_count
 from jaxgpt.train.step import TrainState, gradients, loss_sum, train_step
+from jaxgpt_course.exercise import Exercise, normal
 
 Array = np.ndarray
 _V, _D = 7, 4

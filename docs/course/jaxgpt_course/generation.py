@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.course.exercise import Exercise, normal
 from jaxgpt.decoding import filters
 from jaxgpt.ops.attention import attend
+from jaxgpt_course.exercise import Exercise, normal
 
 Array = np.ndarray
 

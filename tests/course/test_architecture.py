@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 from helpers import every_model, small
+from jaxgpt_course import architecture
 
 from jaxgpt.config import ActivationName, ModelConfig, NormName, UserError
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.norms import NORMS
 from jaxgpt.presets import preset
-from jaxgpt.study import architecture
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = "\N{MULTIPLICATION SIGN}"
