@@ -64,7 +64,7 @@ NOT_RUN = {
     r"gpt2.*--data\.(path|mix)|train nanogpt-gpu|train gpt2-xl": "needs an accelerator and gigabytes of tokens",
     r"jaxgpt data prepare": "needs the user's documents and GPT-2's tokenizer: tests/data tests it on small files",
     r"jaxgpt launch|JAX_NUM_CPU_DEVICES": "starts processes or devices: tests/trainer/test_processes.py",
-    r"jaxgpt (verify|prove-resume|bench|replay)": "takes minutes: the tests of these commands use small models",
+    r"jaxgpt (verify|bench)": "takes minutes: the tests of these commands use small models",
     r"jaxgpt data report python-char": "counts 4M tokens: the same command runs on a small file",
     r"(jaxgpt|python) train(\.py)?\b": "takes minutes: .ci/run trains, evaluates and resumes for 20 steps",
     r"runs/(shakespeare|long|other|NAME)\b|prompts\.txt": "needs a run of minutes: the same command runs on another run",

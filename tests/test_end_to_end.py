@@ -264,7 +264,6 @@ def test_interrupted_and_resumed() -> None:
         (["eval", "taken"], "taken is not a run: it has no tokenizer.json"),
         (["info", "gpt3"], "no preset or run 'gpt3' (did you mean gpt2?)"),
         (["presets", "--jsn"], "unknown option --jsn (did you mean --json?)"),
-        (["replay", "nowhere"], "nowhere is not a recording"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:

@@ -35,14 +35,11 @@ COMMANDS = {
     "import": "convert a transformers or nanoGPT model to a run",
     "export": "convert a run to a transformers model",
     "verify": "check the numerical consistency of jaxgpt on this machine",
-    "prove-resume": "check that a resumed run equals an uninterrupted one bit for bit",
     "plan": "plan a run on hardware you do not have: memory, traffic, speed",
     "bench": "measure training and generation speed on this machine",
-    "replay": "replay a training run recorded from another trainer",
 }
 FILES = {  # commands whose names are not module names
     "import": "import_",
-    "prove-resume": "prove_resume",
     "data prepare": "data_prepare",
     "data report": "data_report",
 }

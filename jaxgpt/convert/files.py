@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +19,6 @@ from jaxgpt.files import read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-ARRAY_LIMIT = 1 << 30  # bytes of an array in an archive
 BLOCK = 1 << 22  # numbers read from a file at once
 LONGEST_NAME = 255  # bytes; file systems report longer names as an error, not as a missing file
 FLOATS = ("F32", "F16", "BF16")
@@ -153,42 +149,6 @@ def text_beside(folder: Path, name: str) -> Path:
             f"{folder / 'recipe.json'}: the text {short_repr(name)} is neither in its folder nor beside it: move it there"
         )
     return path
-
-
-def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Read arrays of integers from an `.npz` file, a zip archive. The sizes it claims are checked before it is unpacked.
-
-    Raises:
-        UserError: not such an archive, or an array is missing, not of integers, or larger than ARRAY_LIMIT.
-    """
-    out = []
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in names:
-                size = archive.getinfo(f"{name}.npy").file_size
-                if size > ARRAY_LIMIT:
-                    raise ValueError(f"{name} has {size:,} bytes unpacked, more than the limit of {ARRAY_LIMIT:,}")
-                # The archive limits the entry to the size it claims; the array is allocated at the size its own header claims.
-                with archive.open(f"{name}.npy") as entry:
-                    version = np.lib.format.read_magic(entry)
-                    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                    shape, fortran, dtype = read[version](entry)
-                    if dtype.kind not in "iu" or math.prod(shape) * dtype.itemsize != size - entry.tell():
-                        raise ValueError(f"{name} of type {dtype} and shape {shape} does not fit {size:,} bytes")
-                    flat = np.frombuffer(entry.read(), dtype)
-                out.append(flat.reshape(shape, order="F" if fortran else "C"))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        NotImplementedError,
-        RuntimeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as e:
-        raise UserError(f"{path}: cannot read {' and '.join(names)} ({type(e).__name__}: {e})") from None
-    return out
 
 
 @contextmanager

@@ -6,10 +6,7 @@ import io
 import os
 import pickle
 import zipfile
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 
 class Bomb:
@@ -28,16 +25,3 @@ def torch_zip() -> bytes:
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("archive/data.pkl", pickled())
     return out.getvalue()
-
-
-def npz(path: Path, **members: bytes) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(f"{name}.npy", data)
-    return path
-
-
-def npy(shape: tuple[int, ...], dtype: str, data: bytes) -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return out.getvalue() + data

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import LLAMA, SMALL, hf_folder, nanogpt_folder, run_folder
-from forged import npy, npz
+from folders import LLAMA, SMALL, hf_folder, run_folder
 from helpers import MODELS, jaxgpt, small
 
 from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
@@ -120,7 +119,7 @@ def test_a_model_type_of_any_json_type(tmp_path: Path) -> None:
 LITTLE_MEMORY = """
 import resource, sys
 from jaxgpt.cli import main
-import jaxgpt.lm, jaxgpt.convert.models, jaxgpt.convert.replay, jaxgpt.cli.sample
+import jaxgpt.lm, jaxgpt.convert.models, jaxgpt.cli.sample
 cases = sys.stdin.read().splitlines()
 main(cases[0].split("\\t"))  # what a first command makes once is not counted
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -153,9 +152,6 @@ def test_claims_allocate_no_memory(tmp_path: Path) -> None:
         saved["model"] |= claim
         (run / "config.json").write_text(json.dumps(saved))
         cases.append(["sample", str(run), "--prompt", "To"])
-    recording, _ = nanogpt_folder(tmp_path / "bomb")
-    npz(recording / "offsets.npz", split=npy((2**26,), "<i8", b"\0" * 2**29), ix=npy((2**26,), "<i8", b"\0" * 2**29))
-    cases.append(["replay", str(recording)])
     for name in ("config.json", "tokenizer.json"):
         run = run_folder(tmp_path / f"large-{name}", SMALL)
         with (run / name).open("r+b") as f:

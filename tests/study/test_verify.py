@@ -156,6 +156,16 @@ def loop_draws_with_another_number(patch: Patch) -> None:
     )
 
 
+def resume_loses_the_moments(patch: Patch) -> None:
+    right = training.store.restore
+
+    def restore(*args: object) -> object:
+        state = right(*args)
+        return state._replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
+
+    patch.setattr(training.store, "restore", restore)
+
+
 def checkpoint_rounds(patch: Patch) -> None:
     module = sys.modules["jaxgpt.lm.model"]
     right = module.save_params
@@ -213,13 +223,14 @@ BROKEN = [
     (layers_stacked_wrongly, {"scanned layers = unrolled"}, named("scanned layers = unrolled")),
     (compiled_to_something_else, {"jit = op by op"}, ()),
     (loop_draws_with_another_number, {"sampler loop = unrolled"}, ()),
+    (resume_loses_the_moments, {"resumed = uninterrupted"}, named("resumed = uninterrupted")),
     (checkpoint_rounds, {"checkpoint read = written", "export read = written"}, FILES),
     (export_rounds, {"export read = written"}, FILES),
     (export_swaps_queries_and_values, {"export read = written"}, FILES),
 ]
 
 
-QUICK = (positions_run_through_documents, checkpoint_rounds)
+QUICK = (positions_run_through_documents, resume_loses_the_moments, checkpoint_rounds)
 IN_CI = (mask_sees_the_next_token, pieces_not_divided)
 
 

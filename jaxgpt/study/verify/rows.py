@@ -86,6 +86,7 @@ LAWS = (
         f"start Python with {SAFE_FLAG} in XLA_FLAGS, or import jaxgpt before JAX is used",
     ),
     Law("checkpoint read = written", files.saved, BITS),
+    Law("resumed = uninterrupted", training.resumed, BITS),
     Law("export read = written", files.exported, BITS),
     Law("logits = transformers", files.transformers, SUMS),
 )

@@ -1,8 +1,8 @@
-"""Laws of gradients: remat, microbatches, devices, compilation; and a check for XLA's miscompiled reductions."""
+"""Laws of training: remat, microbatches, devices, compilation, resuming; and a check for XLA's miscompiled reductions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
-from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance
+from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance, same_bits
+from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.layout import make_layout
 from jaxgpt.trainer.program import Program
 
@@ -74,9 +76,7 @@ def devices(s: Subject) -> float:
     params = jax.device_get(s.params)
 
     def update(config: Config) -> tuple[Any, Any]:
-        shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-        grid = np.array(found[: int(np.prod(shape))]).reshape(shape)
-        program = Program(make_layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
+        program = _program(config, found)
         state, metrics = program.step(program.init(params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
@@ -84,6 +84,38 @@ def devices(s: Subject) -> float:
     one = update(replace(config, mesh=MeshConfig(data=1)))
     many = update(replace(config, mesh=split(config, len(found))))
     return max(distance(a, b) for a, b in zip(many, one, strict=True))
+
+
+def resumed(s: Subject) -> float:
+    """Train four steps, and again from the state saved after two; compare the bits of the final states.
+
+    With dropout and a weight average, so that all parts of a state matter.
+    """
+    config = s.config.with_model(dropout=0.1)
+    train = replace(config.train, batch_size=ROWS)
+    config = replace(config, train=train, optim=replace(config.optim, ema_decay=0.9), mesh=MeshConfig(data=1))
+    program = _program(config, jax.devices()[:1])
+    windows = np.asarray(s.random_ids((4, ROWS, min(BATCH_LENGTH, s.model_config.block_size) + 1)))
+
+    def steps(state: TrainState, batches: np.ndarray) -> TrainState:
+        for batch in batches:
+            state, _ = program.step(state, program.put(batch))
+        return state
+
+    middle = steps(program.init(jax.device_get(s.params)), windows[:2])
+    directory = s.folder / "checkpoints"
+    with store.Saver(directory, config.train) as saver:
+        saver.save(program.to_checkpoint(middle), store.Info(2))
+    straight = jax.device_get(steps(middle, windows[2:]))
+    saved = store.restore(directory, 2, program.layout.abstract_checkpoint)
+    return same_bits(steps(program.from_checkpoint(saved), windows[2:]), straight)
+
+
+def _program(config: Config, devices: Sequence[jax.Device]) -> Program:
+    """Build the program of a config on as many of the devices as its mesh has."""
+    shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    grid = np.array(devices[: int(np.prod(shape))]).reshape(shape)
+    return Program(make_layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
 
 
 def split(config: Config, n_devices: int) -> MeshConfig:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import TEXT, jaxgpt
+from helpers import TEXT, repository
 from safetensors.numpy import save_file
 
 from jaxgpt.convert.nanogpt import config_from_recipe
@@ -25,6 +28,9 @@ RECORDED = {
 }
 
 
+MAIN = runpy.run_path(str(repository() / "benchmarks" / "replay.py"))["main"]
+
+
 def check(rows: list[dict[str, float]], steps: int) -> None:
     assert [row["step"] for row in rows] == [step for step in RECORDED if step <= steps]
     for row in rows:
@@ -32,15 +38,10 @@ def check(rows: list[dict[str, float]], steps: int) -> None:
 
 
 @pytest.mark.long
-def test_nanogpt_250_steps(data_dir: Path) -> None:
-    result = jaxgpt("replay", str(data_dir / "nanogpt-golden"), "--steps", "250", "--json")
-    assert result.code == 0, result.err
-    check(result.json["rows"], 250)
-
-
-@pytest.mark.long
-def test_nanogpt_to_the_end(data_dir: Path) -> None:
-    check(jaxgpt("replay", str(data_dir / "nanogpt-golden"), "--json").json["rows"], 2000)
+@pytest.mark.parametrize("steps", [250, 2000])
+def test_nanogpt(data_dir: Path, steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert MAIN([str(data_dir / "nanogpt-golden"), "--steps", str(steps), "--json"]) == 0
+    check(json.loads(capsys.readouterr().out)["rows"], steps)
 
 
 D, T, L, V = 8, 6, 3, len(set(TEXT))
@@ -99,13 +100,11 @@ def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes:
 
 
 @pytest.mark.ci
-def test_another_recording() -> None:
-    result = jaxgpt("replay", recording(), "--json")
-    assert result.code == 0, result.err
-    rows = result.json["rows"]
+def test_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    assert MAIN([recording(), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["step"] for row in rows] == [0, 2, 4]
     assert rows[0]["train"] > rows[-1]["train"]
-    assert result.out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -124,13 +123,13 @@ def test_another_recording() -> None:
         ({"recipe": {"text": "other.txt"}}, "no such file or folder: other.txt"),
     ],
 )
-def test_an_inconsistent_recording_raises_one_line(kwargs: dict, message: str) -> None:  # type: ignore[type-arg]
-    import re
-
-    result = jaxgpt("replay", recording(**kwargs))
-    assert result.code == 2
-    assert re.search(message, result.err), result.err
-    assert result.err.count("\n") == 1
+def test_an_inconsistent_recording_raises_one_line(
+    kwargs: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert MAIN([recording(**kwargs)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert error.count("\n") == 1
 
 
 def test_the_activation_is_nanogpts_exact_gelu() -> None:
@@ -138,7 +137,6 @@ def test_the_activation_is_nanogpts_exact_gelu() -> None:
     assert config_from_recipe(RECIPE, 65).model.activation == "gelu"
 
 
-def test_a_folder_without_a_recording() -> None:
-    result = jaxgpt("replay", ".")
-    assert result.code == 2
-    assert "it has no recipe.json" in result.err
+def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    assert MAIN(["."]) == 2
+    assert "it has no recipe.json" in capsys.readouterr().err

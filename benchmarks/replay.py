@@ -1,23 +1,32 @@
-"""Replay the recorded run of another trainer: its recipe, its initial weights and the windows it drew."""
+"""Replay a training run recorded from another trainer: `python benchmarks/replay.py DIR [--steps N] [--json]`.
+
+DIR holds the recipe of the run (recipe.json), its initial weights (init.safetensors) and the windows it drew (offsets.npz).
+Prints the losses at each recorded evaluation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from safetensors.numpy import load_file
 
-from jaxgpt.config import Config, UserError
-from jaxgpt.convert.files import read_arrays, text_beside
+from jaxgpt.config import Config, MeshConfig, UserError
+from jaxgpt.convert.files import text_beside
 from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
 from jaxgpt.data import Tokens
 from jaxgpt.data.corpus import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import short_repr
 from jaxgpt.files import read_json
+from jaxgpt.parallel import use_cores
 from jaxgpt.trainer.program import Program, build
 
 TRAIN, VAL = 0, 1
@@ -50,25 +59,21 @@ def open_recording(path: Path, steps: int) -> Recording:
     """Read a recording.
 
     Args:
-        path: folder with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
+        path: directory with recipe.json, init.safetensors and offsets.npz; the recipe names the text.
         steps: steps to replay; 0: all.
 
     Raises:
-        UserError: something is missing or inconsistent.
+        UserError: if a file is missing, or the files do not match.
     """
-    from safetensors.numpy import load_file
-
     for name in ("recipe.json", "init.safetensors", "offsets.npz"):
         if not (path / name).is_file():
             raise UserError(
                 f"{path} is not a recording: it has no {name} (expected: recipe.json, init.safetensors, offsets.npz)"
             )
     recipe = read_json(path / "recipe.json")
-    split_n, offsets_nB = read_arrays(path / "offsets.npz", "split", "ix")
-    try:
-        tensors = load_file(path / "init.safetensors")
-    except Exception as e:
-        raise UserError(f"{path / 'init.safetensors'} cannot be read ({type(e).__name__}: {e})") from None
+    with np.load(path / "offsets.npz") as arrays:
+        split_n, offsets_nB = arrays["split"], arrays["ix"]
+    tensors = load_file(path / "init.safetensors")
     if not isinstance(recipe.get("text"), str):
         raise UserError(f"{path / 'recipe.json'}: 'text' must name the text, relative to the folder")
     fraction = recipe.get("train_fraction", 0.9)
@@ -139,3 +144,29 @@ class _Draws:
         sums = [program.eval(params, program.put(self.next(split))) for _ in range(self.recording.eval_iters)]
         losses, counts = np.asarray(jax.device_get(sums), np.float64).sum(axis=(0, 2))
         return float(losses / counts)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the losses; return the exit code, 2 for an invalid recording."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", help="the recording")
+    parser.add_argument("--steps", type=int, default=0, help="steps to replay; 0: all recorded steps")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    args = parser.parse_args(argv)
+    use_cores(MeshConfig())
+    rows = []
+    try:
+        for row in replay(open_recording(Path(args.directory), args.steps)):
+            rows.append(row)
+            if not args.json:
+                print(f"step {row['step']:>5}: train {row['train']:.4f}  val {row['val']:.4f}", flush=True)
+    except UserError as e:
+        print(e, file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps({"recording": args.directory, "rows": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
