@@ -11,11 +11,11 @@ from jaxgpt.convert.weights import Format
 
 
 class Family(NamedTuple):
-    """The names and functions for reading and writing a family of transformers. docs/families.md shows how to add one.
+    """The names and functions for reading and writing a transformers family. docs/families.md shows how to add a family.
 
     Attributes:
         name: `model_type` in config.json.
-        architectures: its classes; the first has a head. A file may hold the model without its head, if that is tied.
+        architectures: its classes; the first has a head. A file may contain the model without its head, if the head is tied.
         form: the names of its tensors.
         config_from_hf: converts the options of a config.json. It reads each option that can change the logits.
         adapt: returns a config of the same function that the family can express, or raises a `UserError` that names a setting.

@@ -19,13 +19,13 @@ from jaxgpt.files import read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-BLOCK = 1 << 22  # numbers read from a file at once
+READ_NUMBERS = 1 << 22  # numbers in a read
 LONGEST_NAME = 255  # bytes; file systems report longer names as an error, not as a missing file
 FLOATS = ("F32", "F16", "BF16")
 
 
 class Stored(NamedTuple):
-    """The place, type and shape of a tensor in a file."""
+    """The file, type and shape of a tensor."""
 
     file: Path
     dtype: str
@@ -56,15 +56,15 @@ class Weights:
                         raise UserError(f"tensor {name} is in both {self.tensors[name].file.name} and {file.name}")
                     piece = f.get_slice(name)
                     self.tensors[name] = Stored(file, piece.get_dtype(), tuple(piece.get_shape()))
-        for name, place in promised.items():
-            if name not in self.tensors or self.tensors[name].file.name != place:
-                raise UserError(f"tensor {name} is missing: {path / INDEX} says that {place} has it")
+        for name, file_name in promised.items():
+            if name not in self.tensors or self.tensors[name].file.name != file_name:
+                raise UserError(f"tensor {name} is missing: {path / INDEX} lists it in {file_name}")
 
     def read(self, name: str) -> np.ndarray:
         """Read one tensor as float32.
 
         Raises:
-            UserError: it contains numbers that are not finite.
+            UserError: if the tensor contains non-finite numbers.
         """
         stored = self.tensors[name]
         out = np.empty(stored.shape, np.float32)
@@ -73,7 +73,7 @@ class Weights:
             with _opened(stored.file) as f:
                 out[block] = f.get_slice(name)[block]
             if not np.isfinite(out[block]).all():
-                raise UserError(f"{stored.file}: tensor {name} contains numbers that are not finite")
+                raise UserError(f"{stored.file}: tensor {name} contains non-finite numbers")
         return out
 
     def same(self, one: str, other: str) -> bool:
@@ -88,10 +88,10 @@ class Weights:
         return True
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Check that exactly the expected tensors are there, with their shapes and types that float32 can represent.
+        """Check that exactly the expected tensors exist, with their shapes and types that float32 can represent.
 
         Raises:
-            UserError: the first tensor that is missing, unexpected, or of another shape or type.
+            UserError: if a tensor is missing, unexpected, or of a different shape or type.
         """
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
@@ -152,27 +152,27 @@ def text_beside(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def building(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `target`. It replaces `target` on success and is deleted on failure.
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary directory next to `target`, which replaces `target` on success and is deleted on failure.
 
-    If `target` is a link, the folder it leads to is replaced.
+    If `target` is a link, the directory it leads to is replaced.
 
     Raises:
-        UserError: `target` exists, or cannot be written.
+        UserError: if `target` exists, or cannot be written.
     """
     if target.name in ("", ".."):
-        raise UserError(f"cannot create {target}: name a new folder")
+        raise UserError(f"cannot create {target}: choose the path of a new directory")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} already exists: choose another name, or remove it")
     if target.is_symlink():
         target = Path(os.path.realpath(target))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        room = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
+        temporary = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
     except OSError as e:
         raise UserError(f"cannot write to {target.parent}: {e.strerror}") from None
-    with room:
-        folder = Path(room.name) / target.name
+    with temporary:
+        folder = Path(temporary.name) / target.name
         folder.mkdir()
         yield folder
         try:
@@ -184,25 +184,25 @@ def building(target: Path) -> Iterator[Path]:
 
 
 def _find(path: Path) -> tuple[list[Path], dict[str, str]]:
-    """Return the safetensors files of a folder, and the file of each tensor that its index names."""
+    """Return the safetensors files of a directory, and the file of each tensor by its index."""
     if path.is_file():
         _refuse_pickle(path)
         return [path], {}
     if (path / SINGLE).is_file():
         return [path / SINGLE], {}
     if (path / INDEX).is_file():
-        places = read_json(path / INDEX).get("weight_map")
-        if not isinstance(places, dict) or not places or not all(isinstance(p, str) for p in places.values()):
+        names = read_json(path / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
             raise UserError(f"{path / INDEX}: weight_map must map each tensor to a file name")
-        for place in places.values():
-            if not _is_name(place) or Path(place).name != place or not place.endswith(".safetensors"):
-                raise UserError(f"{path / INDEX}: {short_repr(place)} is not a safetensors file in this folder")
-        return [path / place for place in sorted(set(places.values()))], places
-    found = sorted(path.glob("*.safetensors"))
-    if len(found) == 1:
-        return found, {}
-    if found:
-        raise UserError(f"{path} has {len(found)} safetensors files and no {INDEX}: keep the files of one model")
+        for name in names.values():
+            if not _is_name(name) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise UserError(f"{path / INDEX}: {short_repr(name)} is not a safetensors file in this folder")
+        return [path / name for name in sorted(set(names.values()))], names
+    files = sorted(path.glob("*.safetensors"))
+    if len(files) == 1:
+        return files, {}
+    if files:
+        raise UserError(f"{path} has {len(files)} safetensors files and no {INDEX}: keep the files of one model")
     for file in sorted(path.iterdir()):
         _refuse_pickle(file)
     raise UserError(f"{path} has no weights: expected {SINGLE}, or shards and their {INDEX}")
@@ -225,12 +225,12 @@ def refuse_elsewhere(file: Path) -> None:
     """Check that a link leads to the same folder or, in the hub's cache, to the blobs of its repository.
 
     Raises:
-        UserError: it leads elsewhere: a downloaded folder must not read other files of this machine.
+        UserError: if the link leads outside: a downloaded directory must not read other files of this machine.
     """
-    folder, place = file.parent.resolve(), file.resolve().parent
-    cached = place.name == "blobs" and folder.parent == place.parent / "snapshots"
-    if file.is_symlink() and place != folder and not cached:
-        raise UserError(f"{file} is a link to {file.resolve()}, outside its folder: replace it by the file")
+    folder, target = file.parent.resolve(), file.resolve().parent
+    cached = target.name == "blobs" and folder.parent == target.parent / "snapshots"
+    if file.is_symlink() and target != folder and not cached:
+        raise UserError(f"{file} is a link to {file.resolve()}, outside its folder: replace it with the file")
 
 
 @contextmanager
@@ -245,11 +245,11 @@ def _opened(file: Path) -> Iterator[Any]:
             yield f
     except (SafetensorError, OSError) as e:
         reason = " ".join(str(e).split())[:200]
-        raise UserError(f"{file} is cut off or not a safetensors file ({reason}): download it again") from None
+        raise UserError(f"{file} is truncated or not a safetensors file ({reason}): download it again") from None
 
 
 def _blocks(shape: tuple[int, ...]) -> Iterator[slice]:
-    rows = max(1, BLOCK // max(1, int(np.prod(shape[1:]))))
+    rows = max(1, READ_NUMBERS // max(1, int(np.prod(shape[1:]))))
     for start in range(0, shape[0], rows):
         yield slice(start, min(start + rows, shape[0]))
 

@@ -1,4 +1,4 @@
-"""Gemma 3 of transformers, the text model. Gains are stored as their difference from 1."""
+"""transformers Gemma 3, the text model. Gains are stored as their difference from 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxgpt.config import MAX_LAYERS, ModelConfig, UserError
 from jaxgpt.convert import llama
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Table
+from jaxgpt.convert.tensors import WeightTable
 from jaxgpt.convert.weights import Format
 
 NORMS = {
@@ -20,7 +20,7 @@ NORMS = {
     "pre_feedforward_layernorm": "ln_2",
     "post_feedforward_layernorm": "ln_2_out",
 }
-DEFAULTS: dict[str, Any] = {  # of Gemma3TextConfig
+DEFAULTS: dict[str, Any] = {  # Gemma3TextConfig's
     "vocab_size": 262_208,
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -37,7 +37,7 @@ GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 SCALAR = 256
 
 
-def _table(q_gain: float = 1.0) -> Table:
+def _table(q_gain: float = 1.0) -> WeightTable:
     return llama.make_table(NORMS, offset=1.0, q_gain=q_gain)
 
 
@@ -87,13 +87,9 @@ def _rope(o: Options, block_size: int) -> dict[str, Any]:
         "full_attention": {"rope_theta": o.number("rope_theta", GLOBAL_THETA)},
         "sliding_attention": {"rope_theta": o.number("rope_local_base_freq", LOCAL_THETA)},
     }
-    scaling, new = o.take("rope_scaling"), o.take("rope_parameters")
-    for name, value in (("rope_scaling", scaling), ("rope_parameters", new)):
-        if value is not None and not isinstance(value, dict):
-            raise o.refuse(name, value, "it must be an object")
-    scaling, new = scaling or {}, new or {}
-    if not all(kind in llama.KINDS and isinstance(rope, dict) for kind, rope in new.items()):
-        raise o.refuse("rope_parameters", new, f"it must have an object for each of {', '.join(llama.KINDS)}")
+    scaling, new = o.object("rope_scaling"), o.object("rope_parameters")
+    if not all(kind in llama.LAYER_LETTERS and isinstance(rope, dict) for kind, rope in new.items()):
+        raise o.refuse("rope_parameters", new, f"it must have an object for each of {', '.join(llama.LAYER_LETTERS)}")
     full = old["full_attention"] | scaling | new.get("full_attention", {})
     if any(full[name] != value for name, value in scaling.items()):
         raise o.refuse("rope_scaling", scaling, "it contradicts rope_parameters")
@@ -109,7 +105,7 @@ def adapt(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with the options of Gemma 3.
 
     Raises:
-        UserError: a setting that Gemma 3 does not have; it is named.
+        UserError: if a setting has no Gemma 3 equivalent.
     """
     if config.n_embd % config.n_head:
         raise UserError(

@@ -1,4 +1,4 @@
-"""GPT-2 of transformers: `GPT2LMHeadModel`. Its Conv1D stores W as (in, out); q, k and v lie side by side in `c_attn`."""
+"""transformers GPT-2: `GPT2LMHeadModel`. Its Conv1D stores W as `[in, out]`; q, k and v are concatenated in `c_attn`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
-from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.convert.tensors import WeightRow, WeightTable
 from jaxgpt.convert.weights import Format
 
 PREFIX = "transformer."
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-def _table(output_first: bool) -> Table:
+def _table(output_first: bool) -> WeightTable:
     def attention(part: str) -> tuple[str, ...]:
         return tuple(f"h_{{}}/attn/{q}_proj/{part}" for q in "qkv")
 
-    def matrix(name: str, *leaves: str, n_in: int = 1) -> Tensor:
-        return Tensor(f"{PREFIX}h.{{}}.{name}.weight", leaves, n_in, output_first)
+    def matrix(name: str, *leaves: str, n_in: int = 1) -> WeightRow:
+        return WeightRow(f"{PREFIX}h.{{}}.{name}.weight", leaves, n_in, output_first)
 
-    def vector(name: str, *leaves: str) -> Tensor:
-        return Tensor(f"{PREFIX}h.{{}}.{name}", leaves)
+    def vector(name: str, *leaves: str) -> WeightRow:
+        return WeightRow(f"{PREFIX}h.{{}}.{name}", leaves)
 
     return (
-        Tensor(f"{PREFIX}wte.weight", ("wte/embedding",), 1),
-        Tensor(f"{PREFIX}wpe.weight", ("wpe/embedding",), 1),
+        WeightRow(f"{PREFIX}wte.weight", ("wte/embedding",), 1),
+        WeightRow(f"{PREFIX}wpe.weight", ("wpe/embedding",), 1),
         vector("ln_1.weight", "h_{}/ln_1/scale"),
         vector("ln_1.bias", "h_{}/ln_1/bias"),
         matrix("attn.c_attn", *attention("kernel")),
@@ -40,9 +40,9 @@ def _table(output_first: bool) -> Table:
         vector("mlp.c_fc.bias", "h_{}/mlp/up_proj/bias"),
         matrix("mlp.c_proj", "h_{}/mlp/down_proj/kernel"),
         vector("mlp.c_proj.bias", "h_{}/mlp/down_proj/bias"),
-        Tensor(f"{PREFIX}ln_f.weight", ("ln_f/scale",)),
-        Tensor(f"{PREFIX}ln_f.bias", ("ln_f/bias",)),
-        Tensor("lm_head.weight", ("lm_head/kernel",), 1, output_first=True),
+        WeightRow(f"{PREFIX}ln_f.weight", ("ln_f/scale",)),
+        WeightRow(f"{PREFIX}ln_f.bias", ("ln_f/bias",)),
+        WeightRow("lm_head.weight", ("lm_head/kernel",), 1, output_first=True),
     )
 
 
@@ -51,7 +51,7 @@ NANOGPT_TABLE = _table(output_first=True)  # the same names with torch.nn.Linear
 
 
 def config_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json. Defaults are those of GPT2Config."""
+    """Convert a config.json, with the defaults of GPT2Config."""
     o = options
     dropout = o.number("resid_pdrop", 0.1)
     for name in ("embd_pdrop", "attn_pdrop"):
@@ -82,32 +82,39 @@ def config_from_hf(options: Options) -> ModelConfig:
 
 
 def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with all biases, gains and offsets; those that the model lacks are zeros and ones.
+    """Return a config of the same function with all biases, gains and offsets; missing ones become zeros and ones.
 
     Raises:
-        UserError: a setting that GPT-2 does not have; it is named.
+        UserError: if a setting has no GPT-2 equivalent.
     """
-    if not config.tie_embeddings and config.head_bias:
-        raise UserError("model.head_bias True has no gpt2 equivalent: its head has no bias")
+    return adapt_to(config, "gpt2", positions="learned", parallel_residual=False)
+
+
+def adapt_to(config: ModelConfig, family: str, **needed: Any) -> ModelConfig:
+    """Return a config of the same function with the options that GPT-2 and GPT-NeoX share, and all biases.
+
+    Raises:
+        UserError: if a setting has no equivalent in the family.
+    """
     if config.n_head * config.head_width != config.n_embd:
         raise UserError(
-            f"model.head_dim {config.head_dim} has no gpt2 equivalent: heads must divide n_embd {config.n_embd} evenly"
+            f"model.head_dim {config.head_dim} has no {family} equivalent: n_head * head_dim must equal n_embd "
+            f"{config.n_embd}"
         )
     require(
         config,
-        "gpt2",
-        positions="learned",
+        family,
         norm="layernorm",
         norm_position="pre",
         final_norm=True,
         qk_norm=False,
         mlp="plain",
-        parallel_residual=False,
-        embed_scale=False,
         attn_proj=True,
+        embed_scale=False,
         kv_heads=config.n_head,
         logit_softcap=0.0,
         sliding_window=0,
+        **needed,
     )
     return replace(config, bias=True, norm_affine=True, n_kv_head=0, head_dim=0)
 

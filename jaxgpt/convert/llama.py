@@ -1,6 +1,6 @@
-"""Llama of transformers, and the code shared by the families whose options and tensors have Llama's names.
+"""transformers Llama, and the code shared by the families with Llama's names of options and tensors.
 
-torch.nn.Linear stores W as (out, in).
+torch.nn.Linear stores W as `[out, in]`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import Any
 from jaxgpt.config import MAX_LAYERS, ModelConfig, UserError
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
-from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.convert.tensors import WeightRow, WeightTable
 from jaxgpt.convert.weights import HEAD, Format
 from jaxgpt.errors import short_repr
 
 PREFIX = "model."
-KINDS = {"full_attention": "G", "sliding_attention": "L"}  # of layers, and their letters in model.window_pattern
-DEFAULTS: dict[str, Any] = {  # of LlamaConfig
+LAYER_LETTERS = {
+    "full_attention": "G",
+    "sliding_attention": "L",
+}  # layer types and their letters in model.window_pattern
+DEFAULTS: dict[str, Any] = {  # LlamaConfig's
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -44,7 +47,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0) -> Table:
+def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0) -> WeightTable:
     """Return the table of a family.
 
     Args:
@@ -53,17 +56,17 @@ def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.
         q_gain: factor of the gain of the norm of queries.
     """
 
-    def linear(name: str, leaf: str, n_in: int = 1) -> tuple[Tensor, Tensor]:
+    def linear(name: str, leaf: str, n_in: int = 1) -> tuple[WeightRow, WeightRow]:
         return (
-            Tensor(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), n_in, output_first=True),
-            Tensor(f"{PREFIX}layers.{{}}.{name}.bias", (f"h_{{}}/{leaf}/bias",)),
+            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), n_in, output_first=True),
+            WeightRow(f"{PREFIX}layers.{{}}.{name}.bias", (f"h_{{}}/{leaf}/bias",)),
         )
 
-    def norm(name: str, leaf: str, factor: float = 1.0) -> Tensor:
-        return Tensor(f"{PREFIX}{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor)
+    def norm(name: str, leaf: str, factor: float = 1.0) -> WeightRow:
+        return WeightRow(f"{PREFIX}{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor)
 
     return (
-        Tensor(f"{PREFIX}embed_tokens.weight", ("wte/embedding",), 1),
+        WeightRow(f"{PREFIX}embed_tokens.weight", ("wte/embedding",), 1),
         *(norm(f"layers.{{}}.{name}", f"h_{{}}/{leaf}") for name, leaf in norms.items()),
         *linear("self_attn.q_proj", "attn/q_proj"),
         *linear("self_attn.k_proj", "attn/k_proj"),
@@ -75,11 +78,11 @@ def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.
         *linear("mlp.up_proj", "mlp/up_proj"),
         *linear("mlp.down_proj", "mlp/down_proj"),
         norm("norm", "ln_f"),
-        Tensor(HEAD, ("lm_head/kernel",), 1, output_first=True),
+        WeightRow(HEAD, ("lm_head/kernel",), 1, output_first=True),
     )
 
 
-def make_format(table: Table) -> Format:
+def make_format(table: WeightTable) -> Format:
     """Return the names of the tensors of a family."""
     return Format(table, PREFIX, f"{PREFIX}embed_tokens.weight")
 
@@ -101,13 +104,10 @@ def config_from_hf(options: Options) -> ModelConfig:
 def read_rope(options: Options, block_size: int) -> dict[str, Any]:
     """Read the rotary settings: `rope_parameters` in transformers 5, `rope_theta` and `rope_scaling` in 4; many have both."""
     o = options
-    theta, scaling, new = o.take("rope_theta"), o.take("rope_scaling"), o.take("rope_parameters")
-    for name, value in (("rope_scaling", scaling), ("rope_parameters", new)):
-        if value is not None and not isinstance(value, dict):
-            raise o.refuse(name, value, "it must be an object")
+    theta, scaling, new = o.take("rope_theta"), o.object("rope_scaling"), o.object("rope_parameters")
     if new and scaling and any(new.get(k) != v for k, v in scaling.items() if k != "type"):
         raise o.refuse("rope_scaling", scaling, f"it contradicts rope_parameters {short_repr(new)}")
-    rope = dict(new or scaling or {})
+    rope = dict(new or scaling)
     rope.setdefault("rope_theta", 10_000.0 if theta is None else theta)
     return rope_settings(o, rope, block_size)
 
@@ -124,7 +124,7 @@ def read_config(
 
     Args:
         options: the options of a config.json.
-        defaults: those of the family's config class in transformers.
+        defaults: defaults of the family's config class in transformers.
         activation: the name of the option for the activation.
         rope: reads the rotary settings, given the context length.
         windows: reads the settings of the sliding window, given the number of layers.
@@ -163,13 +163,15 @@ def read_config(
 
 
 def read_windows(options: Options, n_layer: int, window: Any, pattern: str) -> dict[str, Any]:
-    """Return the settings of the sliding window, from `layer_types` or else from a pattern as in `model.window_pattern`."""
+    """Return the settings of the sliding window from `layer_types`, or from a pattern as in `model.window_pattern`."""
     kinds = options.take("layer_types")
     if kinds is not None:
-        if not isinstance(kinds, list) or len(kinds) != n_layer or any(kind not in [*KINDS] for kind in kinds):
-            raise options.refuse("layer_types", kinds, f"it must list {n_layer} layers, each one of {', '.join(KINDS)}")
-        pattern = "".join(KINDS[kind] for kind in kinds)
-    # A file may claim any number of layers; ModelConfig refuses too many.
+        if not isinstance(kinds, list) or len(kinds) != n_layer or any(kind not in [*LAYER_LETTERS] for kind in kinds):
+            raise options.refuse(
+                "layer_types", kinds, f"it must list {n_layer} layers, each one of {', '.join(LAYER_LETTERS)}"
+            )
+        pattern = "".join(LAYER_LETTERS[kind] for kind in kinds)
+    # ModelConfig rejects too many layers.
     layers = [pattern[i % len(pattern)] for i in range(min(n_layer, MAX_LAYERS))]
     if "L" not in layers:
         return {}
@@ -181,14 +183,11 @@ def read_windows(options: Options, n_layer: int, window: Any, pattern: str) -> d
 
 def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
     """Convert the rotary settings of one kind of layers."""
-    inner = options.inner("rope_parameters", {k: v for k, v in rope.items() if k != "rope_theta"})
-    theta = rope["rope_theta"]
-    legacy = inner.take("type")
-    kind = inner.choice("rope_type", {name: name for name in ("default", "linear", "llama3")}, legacy or "default")
+    inner = options.inner("rope_parameters", rope)
+    older_name = inner.take("type")
+    kind = inner.choice("rope_type", {name: name for name in ("default", "linear", "llama3")}, older_name or "default")
     inner.only("partial_rotary_factor", 1.0)
-    if isinstance(theta, bool) or not isinstance(theta, (int, float)):
-        raise UserError(f"{inner.where}: rope_theta must be a number: {short_repr(theta)}")
-    settings: dict[str, Any] = {"rope_theta": float(theta)}
+    settings: dict[str, Any] = {"rope_theta": inner.number("rope_theta")}
     if kind == "linear":  # stretch all wavelengths: even the shortest, 2 pi, is above context / low = 1
         settings |= {
             "rope_factor": inner.number("factor"),
@@ -213,7 +212,7 @@ def adapt(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with the options of Llama.
 
     Raises:
-        UserError: a setting that Llama does not have; it is named.
+        UserError: if a setting has no Llama equivalent.
     """
     if config.n_embd % config.n_head:
         raise UserError(
@@ -231,13 +230,11 @@ def adapt_to(config: ModelConfig, family: str, free: Collection[str] = (), **fix
         config: the model.
         family: its name, for errors.
         free: settings of `PLAIN` that may have any value.
-        fixed: settings that must have this value instead of that in `PLAIN`.
+        fixed: settings with values that replace those in `PLAIN`.
 
     Raises:
-        UserError: a setting that the family does not have; it is named.
+        UserError: if a setting has no equivalent in the family.
     """
-    if not config.tie_embeddings and config.head_bias:
-        raise UserError(f"model.head_bias True has no {family} equivalent: its head has no bias")
     if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
         config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
     if config.bias:

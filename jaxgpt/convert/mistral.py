@@ -1,4 +1,4 @@
-"""Mistral of transformers: Llama with a sliding window in all layers or in none."""
+"""transformers Mistral: Llama with a sliding window in all layers or in none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxgpt.convert import llama
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
 
-DEFAULTS = llama.DEFAULTS | {  # of MistralConfig
+DEFAULTS = llama.DEFAULTS | {  # MistralConfig's
     "intermediate_size": 14336,
     "num_key_value_heads": 8,
     "max_position_embeddings": 4096 * 32,
@@ -30,7 +30,7 @@ def adapt(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with the options of Mistral.
 
     Raises:
-        UserError: a setting that Mistral does not have; it is named.
+        UserError: if a setting has no Mistral equivalent.
     """
     return llama.adapt_to(config, "mistral", free=("sliding_window",))
 

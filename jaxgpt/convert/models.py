@@ -1,4 +1,4 @@
-"""Import a model folder as a run directory, and export a run as a folder for transformers."""
+"""Import a model directory as a run, and export a run as a directory for transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.files import SINGLE, Weights, building, text_beside
+from jaxgpt.convert.files import SINGLE, Weights, new_folder, text_beside
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.nanogpt import MODEL, NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
@@ -21,10 +21,10 @@ from jaxgpt.convert.weights import (
     Format,
     check_change,
     check_weights,
+    free_memory,
     largest_change,
     load_weights,
-    probe,
-    release,
+    probe_logits,
     save_weights,
 )
 from jaxgpt.data.corpus import read_path
@@ -63,7 +63,7 @@ class Converted:
     Attributes:
         family: a name in `FAMILIES`, or nanogpt.
         parameters: number of parameters.
-        max_logit_change: largest difference between the logits of the model and of what was written and read back.
+        max_logit_change: largest logit difference between the model and its reloaded files.
     """
 
     family: str
@@ -76,21 +76,21 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
 
     Args:
         source: the file, or the folder: config.json (nanoGPT: or recipe.json), safetensors, and the files of a tokenizer.
-        target: a path where nothing exists yet. The run appears whole or not at all.
-        tokenizer: instead of the folder's own: a kind (byte, gpt2, ids) or a path.
+        target: a new path. The run appears atomically.
+        tokenizer: a kind (byte, gpt2, ids) or a path, to replace the directory's own.
         accept: unknown options of config.json to ignore.
 
     Raises:
-        UserError: something is missing, of the wrong shape or type, or not supported; it is named.
+        UserError: if a file or tensor is missing, has a wrong shape or type, or is not supported.
     """
-    family, model, form, weights = describe_source(source, accept)
+    family, model, form, weights = open_model(source, accept)
     check_weights(weights, model, form)
-    words = _tokenizer(source, tokenizer, model, weights)
-    if isinstance(words, SubwordTokenizer):
-        words = words.within(model.vocab_size)
-    if words.vocab_size > model.vocab_size:
-        raise UserError(f"{source}: its tokenizer has {words.vocab_size} ids, its model only {model.vocab_size}")
-    with building(target) as folder:
+    own = _tokenizer(source, tokenizer, model, weights)
+    if isinstance(own, SubwordTokenizer):
+        own = own.within(model.vocab_size)
+    if own.vocab_size > model.vocab_size:
+        raise UserError(f"{source}: its tokenizer has {own.vocab_size} ids, its model only {model.vocab_size}")
+    with new_folder(target) as folder:
         params = load_weights(weights, model, form)
         config = Config(
             preset="imported",
@@ -98,14 +98,14 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
             data=DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json")),
             train=TrainConfig(batch_size=4),
         )
-        write_settings(Run(folder), config, words)
+        write_settings(Run(folder), config, own)
         save_params(Run(folder).checkpoints, params, {"config": asdict(config)})
-        before, parameters = probe(model, params), _count(params)
+        before, parameters = probe_logits(model, params), _count(params)
         again = folder / SINGLE
         save_weights(again, params, model, form)
         del params
-        release()
-        after = probe(model, load_weights(Weights(again), model, form))
+        free_memory()
+        after = probe_logits(model, load_weights(Weights(again), model, form))
         again.unlink()
     return Converted(family, parameters, largest_change(before, after))
 
@@ -115,28 +115,28 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 
     Args:
         run: a run directory.
-        target: a path where nothing exists yet. The folder appears whole, and compared with the model, or not at all.
+        target: a new path. The directory appears atomically, after a comparison with the model.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
-        UserError: no such run, or a setting of the model that no supported family of transformers has; it is named.
-        RuntimeError: the exported model computes other logits.
+        UserError: if there is no such run, or a setting has no equivalent in the transformers families.
+        RuntimeError: if the exported model computes different logits.
     """
     config, params, tokenizer, _ = load(run, checkpoint)
     model, values, form = exported_form(config.model)
     generation = _generation_config(tokenizer)
     values |= {"dtype": "float32"} | {name: generation.get(name) for name in IDS}
-    with building(target) as folder:
+    with new_folder(target) as folder:
         _write_json(folder / "config.json", values)
         _write_json(folder / GENERATION, generation)
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
         _write_json(folder / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))
         save_weights(folder / SINGLE, params, model, form)
-        before, parameters = probe(config.model, params), _count(params)
+        before, parameters = probe_logits(config.model, params), _count(params)
         del params
-        release()
-        _, back, back_form, weights = describe_source(folder)
-        change = check_change(before, probe(back, load_weights(weights, back, back_form)))
+        free_memory()
+        _, back, back_form, weights = open_model(folder)
+        change = check_change(before, probe_logits(back, load_weights(weights, back, back_form)))
     return Converted(values["model_type"], parameters, change)
 
 
@@ -144,9 +144,9 @@ def exported_form(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any], For
     """Return the config of the same function in a family of transformers, its config.json, and the names of its tensors.
 
     Raises:
-        UserError: a setting that no supported family has; it is named.
+        UserError: if a setting has no equivalent in the supported families.
     """
-    if len(windows := set(config.windows)) == 1:  # whatever the pattern: families without one can express it
+    if len(windows := set(config.windows)) == 1:  # families without patterns can express it
         (window,) = windows
         local = config.rope_local_theta if window else 0.0
         config = replace(config, sliding_window=window, window_pattern="L", rope_local_theta=local)
@@ -157,11 +157,11 @@ def exported_form(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any], For
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
     """Read the config and the weights of a folder that `import_model` accepts, and how its tensors are named."""
-    _, model, form, weights = describe_source(source)
+    _, model, form, weights = open_model(source)
     return model, load_weights(weights, model, form), form
 
 
-def describe_source(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
+def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
     """Return the family of a folder or GGUF file, its model's config, and its tensors, not read yet."""
     if source.is_file() and source.suffix == ".gguf":
         model, gguf_weights = open_gguf(source, accept)
@@ -220,30 +220,30 @@ def _family_for(model: ModelConfig) -> Family:
 def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:
     """Return the tokenizer of a folder, or the named one, with the special tokens that the folder's files name."""
     if named in ("char", "word", "bpe"):
-        raise UserError(f"--tokenizer {named} is built from a text: give the tokenizer.json that was built from it")
+        raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, GgufWeights):
         return make_tokenizer(named, "", 0, model.vocab_size) if named else read_tokenizer(weights)
     recipe, config = source / "recipe.json", source / "config.json"
     special = read_special(source, read_json(config) if config.is_file() else None)
     if named:
-        words = make_tokenizer(named, "", 0, model.vocab_size)
-        words.special = SpecialTokens(special.generation, words.special.tokenizer)
-        return words
+        tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
+        tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
+        return tokenizer
     if recipe.is_file() and not (source / "tokenizer.json").is_file():
         # nanoGPT's character models keep their table in a pickle, but it is the text's sorted characters.
         text = read_json(recipe).get("text")
         if isinstance(text, str):
             return CharTokenizer(read_path(text_beside(source, text)).text)
     try:
-        words = load_tokenizer(source)
+        tokenizer = load_tokenizer(source)
     except NoTokenizer:
         raise UserError(
             f"{source} has no tokenizer.json: choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
         ) from None
     except UserError as e:
         raise UserError(f"{e}; or choose another with --tokenizer (gpt2, byte, ids, or a path)") from None
-    words.special = special
-    return words
+    tokenizer.special = special
+    return tokenizer
 
 
 def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:

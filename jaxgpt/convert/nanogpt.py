@@ -1,4 +1,4 @@
-"""nanoGPT's weights and recipes. Its Linear layers store W as (out, in); q, k and v lie side by side in `c_attn`."""
+"""nanoGPT's weights and recipes. Its Linear layers store W as `[out, in]`; q, k and v are concatenated in `c_attn`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECIPE = {
     "eval_interval": 1,
     "eval_iters": 1,
 }
-# The settings of a model, and those of train.py that a config.json may hold beside them.
+# Settings of a model, and settings of train.py that a config.json may also contain.
 MODEL = "n_layer n_head n_embd block_size vocab_size bias dropout".split()
 TRAINING = """
     always_save_checkpoint backend batch_size beta1 beta2 compile dataset decay_lr device dtype eval_interval eval_iters
@@ -104,7 +104,7 @@ def model_from_options(options: Options, weights: Weights) -> ModelConfig:
         weights: the tensors.
 
     Raises:
-        UserError: a setting of the model is missing or cannot work.
+        UserError: if a setting of the model is missing or invalid.
     """
     o = options
     shapes = {name.removeprefix("_orig_mod."): tensor.shape for name, tensor in weights.tensors.items()}
@@ -125,7 +125,7 @@ def params_from_nanogpt(tensors: Mapping[str, np.ndarray], config: ModelConfig) 
     """Build the tree of weights from tensors with nanoGPT's names.
 
     Raises:
-        UserError: a tensor is missing, unexpected or of another shape; it is named.
+        UserError: if a tensor is missing, unexpected or of a different shape.
     """
     left = {k: v for k, v in tensors.items() if not k.endswith(BUFFERS)}
     head = left.pop(HEAD, None)

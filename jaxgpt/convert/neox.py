@@ -1,35 +1,35 @@
-"""GPT-NeoX and Pythia of transformers. In `query_key_value`, the rows of each head's query, key and value are adjacent."""
+"""transformers GPT-NeoX and Pythia. In `query_key_value`, the rows of each head's query, key and value are adjacent."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert import gpt2
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.options import ACTIVATIONS, Options, require
-from jaxgpt.convert.tensors import Table, Tensor
+from jaxgpt.convert.options import ACTIVATIONS, Options
+from jaxgpt.convert.tensors import WeightRow, WeightTable
 from jaxgpt.convert.weights import Format
 
 PREFIX = "gpt_neox."
 
 
-def _table() -> Table:
-    def matrix(name: str, *leaves: str, n_in: int = 1, by_head: bool = False) -> tuple[Tensor, Tensor]:
+def _table() -> WeightTable:
+    def matrix(name: str, *leaves: str, n_in: int = 1, by_head: bool = False) -> tuple[WeightRow, WeightRow]:
         kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
         return (
-            Tensor(f"{PREFIX}layers.{{}}.{name}.weight", kernels, n_in, output_first=True, by_head=by_head),
-            Tensor(f"{PREFIX}layers.{{}}.{name}.bias", biases, by_head=by_head),
+            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", kernels, n_in, output_first=True, by_head=by_head),
+            WeightRow(f"{PREFIX}layers.{{}}.{name}.bias", biases, by_head=by_head),
         )
 
-    def norm(name: str, leaf: str) -> tuple[Tensor, Tensor]:
+    def norm(name: str, leaf: str) -> tuple[WeightRow, WeightRow]:
         return (
-            Tensor(f"{PREFIX}{name}.weight", (f"{leaf}/scale",)),
-            Tensor(f"{PREFIX}{name}.bias", (f"{leaf}/bias",)),
+            WeightRow(f"{PREFIX}{name}.weight", (f"{leaf}/scale",)),
+            WeightRow(f"{PREFIX}{name}.bias", (f"{leaf}/bias",)),
         )
 
     return (
-        Tensor(f"{PREFIX}embed_in.weight", ("wte/embedding",), 1),
+        WeightRow(f"{PREFIX}embed_in.weight", ("wte/embedding",), 1),
         *norm("layers.{}.input_layernorm", "h_{}/ln_1"),
         *norm("layers.{}.post_attention_layernorm", "h_{}/ln_2"),
         *matrix("attention.query_key_value", *(f"attn/{q}_proj" for q in "qkv"), by_head=True),
@@ -37,7 +37,7 @@ def _table() -> Table:
         *matrix("mlp.dense_h_to_4h", "mlp/up_proj"),
         *matrix("mlp.dense_4h_to_h", "mlp/down_proj"),
         *norm("final_layer_norm", "ln_f"),
-        Tensor("embed_out.weight", ("lm_head/kernel",), 1, output_first=True),
+        WeightRow("embed_out.weight", ("lm_head/kernel",), 1, output_first=True),
     )
 
 
@@ -45,7 +45,7 @@ TABLE = _table()
 
 
 def config_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json. Defaults are those of GPTNeoXConfig."""
+    """Convert a config.json, with the defaults of GPTNeoXConfig."""
     o = options
     dropout = o.number("hidden_dropout", 0.0)
     o.expect("attention_dropout", dropout)
@@ -71,58 +71,25 @@ def config_from_hf(options: Options) -> ModelConfig:
 def _rope(o: Options) -> dict[str, Any]:
     """Read the rotary settings: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
     o.only("rope_scaling", None)
-    theta, fraction, new = (
-        o.number("rotary_emb_base", 10_000.0),
-        o.number("rotary_pct", 0.25),
-        o.take("rope_parameters"),
-    )
+    theta, fraction = o.number("rotary_emb_base", 10_000.0), o.number("rotary_pct", 0.25)
     o.only("rope_theta", theta)  # transformers 4 may write the same values again, under these names
     o.only("partial_rotary_factor", fraction)
-    if not isinstance(new or {}, dict):
-        raise o.refuse("rope_parameters", new, "it must be an object")
-    inner = o.inner("rope_parameters", new or {})
+    inner = o.inner("rope_parameters", o.object("rope_parameters"))
     inner.only("rope_type", "default")
     inner.skip("original_max_position_embeddings")
-    settings = {
-        "rope_theta": inner.number("rope_theta", theta),
-        "rope_fraction": inner.number("partial_rotary_factor", fraction),
-    }
+    theta, fraction = inner.number("rope_theta", theta), inner.number("partial_rotary_factor", fraction)
     inner.done()
-    return settings
+    return {"rope_theta": theta, "rope_fraction": fraction}
 
 
 def adapt(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with all biases, gains and offsets; missing ones become zeros and ones.
 
     Raises:
-        UserError: a setting that GPT-NeoX does not have; it is named.
+        UserError: if a setting has no GPT-NeoX equivalent.
     """
-    if not config.tie_embeddings and config.head_bias:
-        raise UserError("model.head_bias True has no gpt_neox equivalent: its head has no bias")
-    if config.n_head * config.head_width != config.n_embd:
-        raise UserError(
-            f"model.head_dim {config.head_dim} has no gpt_neox equivalent: n_head * head_dim must equal n_embd "
-            f"{config.n_embd}"
-        )
-    require(
-        config,
-        "gpt_neox",
-        positions="rope",
-        rope_factor=1.0,
-        norm="layernorm",
-        norm_position="pre",
-        final_norm=True,
-        qk_norm=False,
-        mlp="plain",
-        attn_proj=True,
-        embed_scale=False,
-        kv_heads=config.n_head,
-        scale_attn_weights=True,
-        scale_attn_by_inverse_layer_idx=False,
-        logit_softcap=0.0,
-        sliding_window=0,
-    )
-    return replace(config, bias=True, norm_affine=True, n_kv_head=0, head_dim=0)
+    scores = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+    return gpt2.adapt_to(config, "gpt_neox", positions="rope", rope_factor=1.0, **scores)
 
 
 def config_to_hf(config: ModelConfig) -> dict[str, Any]:

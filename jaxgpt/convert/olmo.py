@@ -1,4 +1,4 @@
-"""OLMo 2 of transformers: Llama with norms on the outputs of sublayers, and one norm for all heads of queries or keys."""
+"""transformers OLMo 2: Llama with norms on the outputs of sublayers, and one norm for all heads of queries or keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
 
 NORMS = {"post_attention_layernorm": "ln_1_out", "post_feedforward_layernorm": "ln_2_out"}
-DEFAULTS = llama.DEFAULTS | {"vocab_size": 50304, "rms_norm_eps": 1e-5}  # of Olmo2Config
+DEFAULTS = llama.DEFAULTS | {"vocab_size": 50304, "rms_norm_eps": 1e-5}  # Olmo2Config's
 SETTINGS: dict[str, Any] = {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False}
 
 
@@ -24,7 +24,7 @@ def adapt(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with the options of OLMo 2.
 
     Raises:
-        UserError: a setting that OLMo 2 does not have; it is named.
+        UserError: if a setting has no OLMo 2 equivalent.
     """
     return llama.adapt_to(config, "olmo2", **SETTINGS)
 

@@ -1,9 +1,9 @@
-"""Read the config.json of another system so that no option is overlooked: each is used, known not to matter, or refused."""
+"""Read the config.json of another system completely: each option is used, known to be harmless, or rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from jaxgpt.config import UserError
 from jaxgpt.errors import short_repr
@@ -31,7 +31,7 @@ HARMLESS = frozenset(
     """.split()
 )
 
-# Options that would change the logits, with the one value that does not.
+# Options that change the logits, except with this value.
 NEUTRAL: dict[str, Any] = {
     "add_cross_attention": False,
     "chunk_size_feed_forward": 0,
@@ -39,12 +39,12 @@ NEUTRAL: dict[str, Any] = {
     "is_encoder_decoder": False,
     "pruned_heads": {},
 }
-# The same, where the user may know better: weights are read only if they are plain numbers, whatever this option says.
+# The same, but the user may accept other values: weights that are no plain numbers are rejected in any case.
 DOUBTFUL: dict[str, Any] = {"quantization_config": None, "rope_interleaved": False}
 
 
 class Options:
-    """The options of a config.json. Each is read once; `done` refuses those that nothing has read."""
+    """The options of a config.json. Each option is read once; `done` rejects unread options."""
 
     def __init__(
         self, values: Mapping[str, Any], where: str, accept: Collection[str] = (), outer: Options | None = None
@@ -54,7 +54,7 @@ class Options:
         Args:
             values: the content of config.json.
             where: its path, for errors.
-            accept: options that would be refused, and that the user wants to be ignored.
+            accept: unsupported options to ignore.
             outer: the options of the file, if `values` is an object in it (see `inner`).
         """
         self.where, self._outer = where, outer
@@ -69,114 +69,115 @@ class Options:
             self.expect(name, value)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Take an integer; the default stands for null as well."""
-        value = self._take(name, default)
-        if type(value) is not int:
-            raise UserError(f"{self.where}: {name} must be an integer: {short_repr(value)}")
-        return value
-
-    def is_null(self, name: str) -> bool:
-        """Return whether the file says null, which in some families is not the default."""
-        return name in self._null
+        """Read an integer; null means the default."""
+        value = self._required(name, default)
+        return value if type(value) is int else self._wrong(name, value, "an integer")
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Take a number."""
-        value = self._take(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UserError(f"{self.where}: {name} must be a number: {short_repr(value)}")
-        return float(value)
+        """Read a number; null means the default."""
+        value = self._required(name, default)
+        return float(value) if type(value) in (int, float) else self._wrong(name, value, "a number")
 
     def flag(self, name: str, default: bool) -> bool:
-        """Take true or false."""
-        value = self._take(name, default)
-        if not isinstance(value, bool):
-            raise UserError(f"{self.where}: {name} must be true or false: {short_repr(value)}")
-        return value
+        """Read true or false; null means the default."""
+        value = self._required(name, default)
+        return value if isinstance(value, bool) else self._wrong(name, value, "true or false")
 
     def choice(self, name: str, known: Mapping[str, T], default: str) -> T:
-        """Take a name, and return what it stands for here."""
-        value = self._take(name, default)
+        """Read a name, and return its value in `known`; null means the default."""
+        value = self._required(name, default)
         if not isinstance(value, str) or value not in known:
             raise UserError(f"{self.where}: {name} {short_repr(value)} is not supported: one of {', '.join(known)}")
         return known[value]
 
+    def object(self, name: str) -> dict[str, Any]:
+        """Read an object; {} if it is absent or null."""
+        value = self.take(name)
+        if not isinstance(value or {}, dict):
+            raise self.refuse(name, value, "it must be an object")
+        return value or {}
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """Read an option of any type; the default if it is absent, None if it is null."""
+        return self._left.pop(name, None if name in self._null else default)
+
+    def is_null(self, name: str) -> bool:
+        """Return whether the option is null, which in some families differs from the default."""
+        return name in self._null
+
     def only(self, name: str, value: Any) -> None:
-        """Take an option of which one value is supported.
+        """Require this option to have the one supported value.
 
         Raises:
-            UserError: it has another.
+            UserError: if the option has a different value.
         """
-        found = self._left.pop(name, value)
-        if not _same(found, value):
-            raise UserError(f"{self.where}: {name} {short_repr(found)} is not supported, only {short_repr(value)}")
+        actual = self._left.pop(name, value)
+        if not _same(actual, value):
+            raise UserError(f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}")
 
     def expect(self, name: str, value: Any) -> None:
-        """Take an option of which one value is supported, unless the user accepts another.
+        """Require this option to have the one supported value, unless the user accepts others.
 
         Raises:
-            UserError: it has another.
+            UserError: if the option has a different value that is not accepted.
         """
-        found = self._left.pop(name, value)
-        if _same(found, value):
-            return
-        if name not in self._accept:
-            raise UserError(
-                f"{self.where}: {name} {short_repr(found)} is not supported, only {short_repr(value)}: if it does not change "
-                f"the logits, import with --accept-option {name}"
-            )
-        self._accepted.add(name)
+        if name in self._accept and not _same(self._left.get(name, value), value):
+            self._accepted.add(name)
+            del self._left[name]
+        try:
+            self.only(name, value)
+        except UserError as e:
+            raise UserError(f"{e}: if it does not change the logits, import with --accept-option {name}") from None
 
     def skip(self, *names: str) -> None:
         """Drop options that do not change the logits of this family."""
         for name in names:
             self._left.pop(name, None)
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """Take an option of any type; the default if it is absent, None if it is null."""
-        return self._left.pop(name, None if name in self._null else default)
-
     def inner(self, name: str, values: Mapping[str, Any]) -> Options:
-        """Return the options of an object in the file. What the user accepts is accepted there as well."""
+        """Return the options of an object in the file, with the same accepted options."""
         return Options(values, f"{self.where}: {name}", outer=self)
 
     def done(self, instead: str = "") -> None:
         """Check that every option was read or accepted.
 
         Args:
-            instead: what to do about unknown options if none can be accepted.
+            instead: advice on unknown options that cannot be accepted.
 
         Raises:
-            UserError: some are unknown; or an accepted one would not have been refused.
+            UserError: if options are unknown, or an accepted option is absent or supported.
         """
-        unknown = sorted(name for name in self._left if name not in self._accept)
-        if unknown:
+        if unknown := sorted(name for name in self._left if name not in self._accept):
             listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
+            plural = len(unknown) > 1
             instead = instead or (
-                f"if the logits do not depend on {'them' if len(unknown) > 1 else 'it'}, import with --accept-option "
-                f"{' '.join(unknown)}"
+                f"if the logits do not depend on {'them' if plural else 'it'}, import with --accept-option {' '.join(unknown)}"
             )
-            raise UserError(f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: {instead}")
+            raise UserError(f"{self.where}: unknown option{'s' * plural} {listed}: {instead}")
         self._accepted.update(self._left)
         needless = [name for name in self._accept if name not in self._accepted]
         if needless and not self._outer:
-            raise UserError(f"--accept-option {needless[0]}: {self.where} has no such option that would be refused")
+            raise UserError(f"--accept-option {needless[0]}: {self.where} has no such option to accept")
 
     def refuse(self, name: str, value: Any, instead: str) -> UserError:
-        """Return the error for a value that is not supported."""
+        """Return the error for an unsupported value."""
         return UserError(f"{self.where}: {name} {short_repr(value)} is not supported: {instead}")
 
-    def _take(self, name: str, default: Any) -> Any:
+    def _required(self, name: str, default: Any) -> Any:
         value = self._left.pop(name, default)
         if value is None:
             raise UserError(f"{self.where}: {name} is missing")
         return value
 
+    def _wrong(self, name: str, value: Any, kind: str) -> NoReturn:
+        raise UserError(f"{self.where}: {name} must be {kind}: {short_repr(value)}")
 
-def _same(found: Any, value: Any) -> bool:
-    return found == value or (value is None and found is False)
+
+def _same(actual: Any, value: Any) -> bool:
+    return actual == value or (value is None and actual is False)
 
 
-# Activations by the names that other systems give them; `config_to_hf` writes the names on the right.
+# Activations by their names in other systems; `config_to_hf` writes the names on the right.
 ACTIVATIONS = {
     "gelu_new": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
@@ -194,11 +195,12 @@ def require(config: Any, family: str, **needed: Any) -> None:
     """Check settings that a family of models has no option for.
 
     Raises:
-        UserError: a setting has another value; it is named.
+        UserError: if a setting has a different value.
     """
+    if not config.tie_embeddings:
+        needed["head_bias"] = False
     for name, value in needed.items():
-        found = getattr(config, name)
-        if found != value:
+        if (actual := getattr(config, name)) != value:
             raise UserError(
-                f"model.{name} {short_repr(found)} has no {family} equivalent, only {short_repr(value)} has"
+                f"model.{name} {short_repr(actual)} has no {family} equivalent, only {short_repr(value)} has"
             )

@@ -1,8 +1,8 @@
-"""Adapters in the format of PEFT: a folder of adapter_config.json and adapter_model.safetensors.
+"""PEFT adapters: a directory with adapter_config.json and adapter_model.safetensors.
 
-PEFT names an adapter by the module of transformers whose weight it changes, so the table of the model's family maps names and
-shapes: `lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. The adapter of
-GPT-2's fused `c_attn` has one A for queries, keys and values.
+PEFT names an adapter after the transformers module that it changes, so the table of the model's family maps names and shapes:
+`lora_A.weight` is A transposed, `[r, inputs]`, and `lora_B.weight` is B transposed, `[outputs, r]`. GPT-2's fused `c_attn`
+has one A for queries, keys and values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint, write_settings
 from jaxgpt.checkpoint.store import resolve_step, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.convert.files import Weights, building, write_safetensors
+from jaxgpt.convert.files import Weights, new_folder, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import Tensor, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
-from jaxgpt.convert.weights import check_change, probe
+from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.weights import check_change, probe_logits
 from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt.files import read_json
 from jaxgpt.lm.model import load, load_adapters
@@ -50,21 +50,21 @@ KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
 def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
-    """Replace the names of `lora.targets` by those of the model's own matrices, and check the rank.
+    """Map `lora.targets` to the model's matrix names, and check the rank.
 
-    A name of transformers matches as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only that of attention.
+    Names of transformers modules match as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only in attention.
     `all-linear` is every matrix of the blocks.
 
     Raises:
-        UserError: the model has no such matrix, a matrix is named twice, or the rank exceeds a side of one.
+        UserError: if the model has no such matrix, a matrix is named twice, or the rank exceeds a side of a matrix.
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # it may be unknown until the data is read
     own, theirs = matrices(abstract_params(model)), _modules(model)
-    of_blocks = list(theirs.values()) or [name for name in own if name != HEAD]
-    found: list[str] = []
+    all_linear = list(theirs.values()) or [name for name in own if name != HEAD]
+    matches: list[str] = []
     for word in lora.targets.split(","):
         if word == "all-linear":
-            names = of_blocks
+            names = all_linear
         elif set(word.split("+")) <= set(own):
             names = [word]
         else:
@@ -76,8 +76,8 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
                 f"lora.targets {short_repr(word)} is not a matrix of the model{did_you_mean(word, known)}: choose from "
                 f"{', '.join(known)}, or all-linear"
             )
-        found += names
-    targets = ",".join(dict.fromkeys(found))
+        matches += names
+    targets = ",".join(dict.fromkeys(matches))
     leaves = flatten_params(abstract_trained(model, replace(lora, targets=targets)))
     for path, b in leaves.items():
         adapter, _, name = path.rpartition("/b/")
@@ -89,15 +89,15 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
 
 
 def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
-    """Write a run at `target` with the adapters of a PEFT folder, on the weights of another run.
+    """Write a run at `target` with the adapters of a PEFT directory, on the weights of another run.
 
     Args:
-        source: the folder.
-        target: a path where nothing exists yet. The run appears whole or not at all.
+        source: the directory.
+        target: a new path. The run appears atomically.
         init_from: the run of the base model, or one of its checkpoints.
 
     Raises:
-        UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
+        UserError: if a feature is not supported, or tensors do not match the model.
     """
     path, which = parse_checkpoint(init_from)
     step = resolve_step(open_run(path).checkpoints, which)
@@ -111,7 +111,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
         train=TrainConfig(batch_size=4),
         lora=lora,
     )
-    with building(target) as folder:
+    with new_folder(target) as folder:
         write_settings(Run(folder), config, base.tokenizer)
         metadata = {"config": asdict(config), "base": checksum(base.params)}
         save_params(Run(folder).checkpoints, jax.tree.map(jnp.asarray, adapters), metadata)
@@ -123,19 +123,19 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
 
 
 def export_adapter(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
-    """Write the adapters of a run as a folder for PEFT's `from_pretrained`, without their base.
+    """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
     Args:
         run: a run directory.
-        target: a path where nothing exists yet. The folder appears whole, and compared with the model, or not at all.
+        target: a new path. The directory appears atomically, after a comparison with the model.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
-        UserError: the run has no adapters, its base is missing, or no supported family of transformers has its model.
-        RuntimeError: what was written computes other logits.
+        UserError: if the run has no adapters, its base is missing, or the model has no equivalent in transformers.
+        RuntimeError: if the exported adapters compute different logits.
     """
     config, params, adapters = load_adapters(run, checkpoint)
-    with building(target) as folder:
+    with new_folder(target) as folder:
         write_adapter(folder, config, adapters)
         change = _compare(folder, config, params, adapters)
     return Converted("lora", parameter_count(adapters), change)
@@ -144,14 +144,13 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best") -> C
 def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
     """Write adapters as PEFT does.
 
-    All modules get the same rank. If a fused module has several adapters, such as those of q_proj and v_proj in GPT-2's c_attn,
-    they become one with the sum of their ranks, whose B has blocks of zeros. Adapters of lower rank are padded with zeros.
+    All modules get the same rank; lower ranks are padded with zeros. Several adapters of a fused module, such as of q_proj and
+    v_proj in GPT-2's c_attn, become one adapter with the sum of their ranks and blocks of zeros in B.
     """
     parts = {row: _parts(row, adapters) for row in _matrix_rows(config.model)}
     parts = {row: each for row, each in parts.items() if each}
     rank = max(sum(a.shape[-1] for a, _ in each) for each in parts.values())
-    shapes, tensors = {}, {}
-    of_model = leaf_shapes(config.model)
+    tensors, of_model = {}, leaf_shapes(config.model)
     for row, each in parts.items():
         n_in = row.n_in
         a_IR = np.concatenate([a.reshape(-1, a.shape[-1]) for a, _ in each], axis=1)
@@ -163,8 +162,7 @@ def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
             first += a.shape[-1]
         tensors[f"{PREFIX}{_module(row)}.{A}"] = np.ascontiguousarray(np.pad(a_IR, ((0, 0), (0, rank - first))).T)
         tensors[f"{PREFIX}{_module(row)}.{B}"] = to_tensor(_row_of_b(row), b)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    write_safetensors(folder / WEIGHTS, shapes, tensors.items())
+    write_safetensors(folder / WEIGHTS, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -184,18 +182,18 @@ def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
 
 
 def read_adapter(folder: Path, model: ModelConfig, params: Any) -> tuple[LoraConfig, Any]:
-    """Read the adapters of a PEFT folder for a model with the weights `params`.
+    """Read the adapters of a PEFT directory for a model with the weights `params`.
 
     Raises:
-        UserError: a feature that is not supported, or tensors that do not fit the model; they are named.
+        UserError: if a feature is not supported, or tensors do not match the model.
     """
     rank, alpha = _read_config(folder / CONFIG)
     weights, rows, shapes, of_base = Weights(folder), _matrix_rows(model), leaf_shapes(model), flatten_params(params)
     rows = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.lora_") for name in weights.tensors)]
     if not rows:
         raise UserError(
-            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base's model: name the run of "
-            f"the model it was trained on with --init-from"
+            f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: pass the run of "
+            f"the model that it was trained on with --init-from"
         )
     targets = list(dict.fromkeys(_target(row) for row in rows))
     rows = [row for row in _matrix_rows(model) if _target(row) in targets]
@@ -241,7 +239,7 @@ def _read_config(path: Path) -> tuple[int, float]:
         raise options.refuse("lora_alpha", alpha, "it must be above 0")
     if options.flag("use_rslora", False):  # the scale is alpha / sqrt(r) instead of alpha / r
         alpha *= math.sqrt(rank)
-    options.number("lora_dropout", 0.0)  # only of training
+    options.number("lora_dropout", 0.0)  # only used in training
     options.skip(*HARMLESS)
     options.done(f"not supported for adapters; {MERGE}")
     return rank, alpha
@@ -251,30 +249,28 @@ def _compare(folder: Path, config: Config, params: Any, adapters: Any) -> float:
     """Read written adapters, and return the largest change of a logit.
 
     Raises:
-        RuntimeError: it is larger than that of rounding.
+        RuntimeError: if the change exceeds rounding.
     """
-    before = probe(config.model, merge(params, adapters, config.lora.alpha))
+    before = probe_logits(config.model, merge(params, adapters, config.lora.alpha))
     lora, back = read_adapter(folder, config.model, params)
-    return check_change(before, probe(config.model, merge(params, back, lora.alpha)))
+    return check_change(before, probe_logits(config.model, merge(params, back, lora.alpha)))
 
 
-def _matrix_rows(model: ModelConfig) -> list[Tensor]:
+def _matrix_rows(model: ModelConfig) -> list[WeightRow]:
     """Return the rows of the model's table for its matrices, without embeddings.
 
     Raises:
-        UserError: no supported family of transformers has the model.
+        UserError: if the model has no equivalent in transformers.
     """
     exported, _, form = exported_form(model)
     kernels = {leaf for leaf in leaf_shapes(model) if leaf.endswith("/kernel")}
     rows = [row for row in expand(form.table, exported) if row.leaves[0].endswith("/kernel")]
     if kernels != {leaf for row in rows for leaf in row.leaves}:
-        raise UserError(
-            "the matrices of the model are not those of a family of transformers: export it without --adapter"
-        )
+        raise UserError("no transformers family has these matrices: export without --adapter")
     return rows
 
 
-def _base_tensors(weights: Weights, model: ModelConfig) -> dict[str, Tensor]:
+def _base_tensors(weights: Weights, model: ModelConfig) -> dict[str, WeightRow]:
     """Return the rows of the tensors that are not adapters: the head or embedding, which PEFT writes if adapters change it."""
     exported, _, form = exported_form(model)
     ends = [row for row in expand(form.table, exported) if row.name in (form.tied, form.head)]
@@ -291,29 +287,29 @@ def _modules(model: ModelConfig) -> dict[str, str]:
     return {_module(row).split(".0.", 1)[1]: _target(row) for row in rows if ".0." in row.name}
 
 
-def _module(row: Tensor) -> str:
+def _module(row: WeightRow) -> str:
     return row.name.removesuffix(".weight")
 
 
-def _target(row: Tensor) -> str:
+def _target(row: WeightRow) -> str:
     return "+".join(leaf.split("/")[-2] for leaf in row.leaves)
 
 
-def _row_of_b(row: Tensor) -> Tensor:
+def _row_of_b(row: WeightRow) -> WeightRow:
     return row._replace(n_in=1, output_first=True)
 
 
-def _parts(row: Tensor, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
+def _parts(row: WeightRow, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Return each A of a matrix with its Bs, by leaf."""
     node = adapters
     for name in row.leaves[0].split("/")[:-2]:
         node = node.get(name, {})
     leaves = {leaf.split("/")[-2]: leaf for leaf in row.leaves}
-    found = []
+    parts = []
     for adapter in node.values():
         b = {leaves[name]: np.asarray(value) for name, value in adapter.get("b", {}).items() if name in leaves}
-        found += [(np.asarray(adapter["a"]), b)] if b else []
-    return found
+        parts += [(np.asarray(adapter["a"]), b)] if b else []
+    return parts
 
 
 def _shortest(modules: set[str], known: set[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen2.5 and Qwen3 of transformers. Qwen2: Llama with biases on queries, keys and values; Qwen3: with QK-norm."""
+"""transformers Qwen2, Qwen2.5 and Qwen3. Qwen2: Llama with biases on queries, keys and values; Qwen3: with QK-norm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxgpt.convert import llama
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
 
-DEFAULTS = llama.DEFAULTS | {  # of Qwen2Config
+DEFAULTS = llama.DEFAULTS | {  # Qwen2Config's
     "vocab_size": 151936,
     "intermediate_size": 22016,
     "max_position_embeddings": 32768,
@@ -32,7 +32,7 @@ def qwen3_from_hf(options: Options) -> ModelConfig:
 
 
 def _windows(o: Options, n_layer: int) -> dict[str, Any]:
-    """Read the sliding window: if `use_sliding_window` is true, the layers from `max_window_layers` on have it."""
+    """Read the sliding window: if `use_sliding_window` is true, layers starting at `max_window_layers` have it."""
     window, begin = o.take("sliding_window", 4096), o.integer("max_window_layers", 28)
     if not o.flag("use_sliding_window", False) or window is None:
         window, begin = None, n_layer
@@ -44,7 +44,7 @@ def adapt_to_qwen2(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with the options of Qwen2. Missing biases become zeros.
 
     Raises:
-        UserError: a setting that Qwen2 does not have; it is named.
+        UserError: if a setting has no Qwen2 equivalent.
     """
     config = llama.adapt_to(config, "qwen2", free=(*WINDOWS, "qkv_bias"))
     return config if config.qkv_bias else replace(config, qkv_bias=True)
@@ -54,7 +54,7 @@ def adapt_to_qwen3(config: ModelConfig) -> ModelConfig:
     """Return a config of the same function with the options of Qwen3.
 
     Raises:
-        UserError: a setting that Qwen3 does not have; it is named.
+        UserError: if a setting has no Qwen3 equivalent.
     """
     return llama.adapt_to(config, "qwen3", free=WINDOWS, qk_norm=True)
 

@@ -1,7 +1,7 @@
 """Map between the tree of weights and the flat tensors of another system: one table, read in both directions.
 
-A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `Tensor` says which leaves lie in it, side by side along its output
-axis. Our kernels carry heads as axes of their own and are input-first; theirs are matrices, and torch's output-first.
+A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
+axis. Kernels here are `[in, heads, head_dim]`; other systems store matrices, and PyTorch stores `[out, in]`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.model.params import abstract_params, flatten_params
 
 
-class Tensor(NamedTuple):
+class WeightRow(NamedTuple):
     """One row of a table; `{}` in names is the layer number.
 
     Attributes:
-        name: theirs.
-        leaves: ours, in the order in which they lie in it.
-        n_in: how many leading axes of each leaf are its input; 0: a vector, which has none.
-        output_first: whether the matrix is stored as (out, in), as torch's Linear does.
-        by_head: whether the leaves alternate head by head along the output axis, instead of lying side by side as a whole.
+        name: name of the tensor in the other system.
+        leaves: paths of the leaves here, in storage order.
+        n_in: number of leading axes of each leaf that are inputs; 0: a vector.
+        output_first: whether the matrix is stored as `[out, in]`, as in torch.nn.Linear.
+        by_head: whether the leaves alternate head by head along the output axis, instead of being concatenated.
         offset: added to the stored tensor: 1 for a gain stored as its difference from 1.
         factor: multiplies the sum.
     """
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
     factor: float = 1.0
 
 
-Table = tuple[Tensor, ...]
+WeightTable = tuple[WeightRow, ...]
 
 
 @lru_cache(maxsize=32)
@@ -48,8 +48,8 @@ def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in flatten_params(abstract_params(config)).items()}
 
 
-def expand(table: Table, config: ModelConfig) -> list[Tensor]:
-    """Return the table of one model: a row per layer, without rows of leaves that the model lacks."""
+def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:
+    """Return the table of one model: a row per layer, without the rows of absent leaves."""
     shapes = leaf_shapes(config)
     rows = []
     for row in table:
@@ -60,15 +60,15 @@ def expand(table: Table, config: ModelConfig) -> list[Tensor]:
     return rows
 
 
-def tensor_shape(row: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def tensor_shape(row: WeightRow, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of the tensor of a row."""
     matrices = [_matrix_shape(shapes[leaf], row.n_in) for leaf in row.leaves]
     shape = (*matrices[0][:-1], sum(m[-1] for m in matrices))
     return shape[::-1] if row.output_first else shape
 
 
-def to_leaves(row: Tensor, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Split a tensor into leaves; views where possible."""
+def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Split a tensor into leaves, as views where possible."""
     matrix = tensor.T if row.output_first else tensor
     if row.offset or row.factor != 1.0:
         matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
@@ -81,15 +81,12 @@ def to_leaves(row: Tensor, tensor: np.ndarray, shapes: Mapping[str, tuple[int, .
     return {leaf: part.reshape(shapes[leaf]) for leaf, part in zip(row.leaves, parts, strict=True)}
 
 
-def to_tensor(row: Tensor, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
+def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     """Join leaves into a tensor, contiguous float32."""
     matrices = [leaves[leaf].reshape(_matrix_shape(leaves[leaf].shape, row.n_in)) for leaf in row.leaves]
     if row.by_head:
-        by_head = [
-            leaves[leaf].reshape(*m.shape[:-1], *leaves[leaf].shape[-2:])
-            for leaf, m in zip(row.leaves, matrices, strict=True)
-        ]
-        matrix = np.stack(by_head, axis=-2).reshape(*matrices[0].shape[:-1], -1)
+        rows, heads, width = matrices[0].shape[:-1], *leaves[row.leaves[0]].shape[-2:]
+        matrix = np.stack([m.reshape(*rows, heads, width) for m in matrices], axis=-2).reshape(*rows, -1)
     else:
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
     if row.offset or row.factor != 1.0:
@@ -98,11 +95,11 @@ def to_tensor(row: Tensor, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
 
 
-def from_arrays(table: Table, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
-    """Build the tree of weights from tensors in memory, as far as the table covers it.
+def from_arrays(table: WeightTable, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
+    """Build the tree of weights from tensors in memory, up to leaves outside the table.
 
     Raises:
-        UserError: a tensor is missing, unexpected or of another shape; it is named.
+        UserError: if a tensor is missing or unexpected, or has a different shape.
     """
     left, shapes = dict(tensors), leaf_shapes(config)
     leaves: dict[str, np.ndarray] = {}
@@ -122,10 +119,10 @@ def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Build nested dicts from leaves and their paths."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves:
-        *rooms, name = path.split("/")
+        *parents, name = path.split("/")
         node = tree
-        for room in rooms:
-            node = node.setdefault(room, {})
+        for parent in parents:
+            node = node.setdefault(parent, {})
         node[name] = leaf
     return tree
 

@@ -14,15 +14,15 @@ import numpy as np
 
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert.files import Weights, write_safetensors
-from jaxgpt.convert.tensors import Table, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.tensors import WeightTable, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 
 HEAD = "lm_head.weight"
-# Masks and constants in older files.
+# Suffixes of masks and constants in older files.
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-TOLERANCE = 1e-5  # largest change of a logit that writing a model may cause; in proportion where logits exceed 1
-STRAY = "_orig_mod."  # prefix of names by torch.compile
+TOLERANCE = 1e-5  # largest change of a logit by writing a model, relative to the largest logit if that exceeds 1
+STRAY = "_orig_mod."  # prefix that torch.compile adds to names
 
 
 class Format(NamedTuple):
@@ -30,12 +30,12 @@ class Format(NamedTuple):
 
     Attributes:
         table: leaves and tensors.
-        prefix: of most names; files may omit it.
-        tied: the name of the token embedding, which a tied head equals.
-        head: the name of the head.
+        prefix: prefix of most names; files may omit it.
+        tied: name of the token embedding, which a tied head equals.
+        head: name of the head.
     """
 
-    table: Table
+    table: WeightTable
     prefix: str
     tied: str
     head: str = HEAD
@@ -48,10 +48,10 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
         The name in the files of each name in the table.
 
     Raises:
-        UserError: a tensor is missing, unexpected, or of another shape or type; or a tied head differs from the embedding.
+        UserError: if a tensor is missing, unexpected, or of a different shape or type, or a tied head differs.
     """
-    bare = not any(_plain(name).startswith(form.prefix) for name in weights.tensors)
-    stored = {_plain(name): name for name in weights.tensors}
+    stored = {name.removeprefix(STRAY): name for name in weights.tensors}
+    bare = not any(name.startswith(form.prefix) for name in stored)
 
     def find(name: str) -> str:
         name = name.removeprefix(form.prefix) if bare else name
@@ -77,10 +77,10 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load the tree of a model's weights on the first device, with at most one tensor of the files in memory beside it."""
+    """Load the tree of a model's weights on the first device, with at most one tensor of the files in memory besides."""
     names = check_weights(weights, config, form)
     shapes = leaf_shapes(config)
-    # The largest first: a tensor is in memory twice while it is copied, best when little else is.
+    # Load the largest first: copying doubles a tensor's memory.
     rows = sorted(expand(form.table, config), key=lambda row: -np.prod(tensor_shape(row, shapes)))
     device = jax.devices()[0]
     leaves: dict[str, jax.Array] = {}
@@ -103,7 +103,7 @@ def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> 
     write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors())
 
 
-def probe(config: ModelConfig, params: Any) -> np.ndarray:
+def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
     """Compute logits on fixed ids: `[1, T, V]`, float32."""
     length = min(config.block_size, 32)
     tokens_BT = np.random.Generator(np.random.Philox(0)).integers(0, config.vocab_size, (1, length), np.int32)
@@ -118,19 +118,19 @@ def largest_change(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest difference between the logits of a model and of what was written and read back.
+    """Return the largest logit difference between a model and its reloaded export.
 
     Raises:
-        RuntimeError: it exceeds `TOLERANCE`, in proportion to the largest logit if that exceeds 1.
+        RuntimeError: if it exceeds `TOLERANCE`, relative to the largest logit if that exceeds 1.
     """
     change = largest_change(before, after)
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
-        raise RuntimeError(f"the logits of what was written differ by {change:.2e}: nothing was kept")
+        raise RuntimeError(f"the logits of the written files differ by {change:.2e}: nothing was kept")
     return change
 
 
-def release() -> None:
-    """Return free memory to the system: glibc keeps that of small arrays, which counts as memory of this process."""
+def free_memory() -> None:
+    """Return freed memory to the system: glibc keeps the memory of small arrays in the process."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -142,7 +142,3 @@ def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ..
     if gate != path:
         return np.asarray(ours[gate], np.float32)  # ReLU squared: relu(u)^2 = relu(u) u
     return np.full(shapes[path], float(path.endswith("/scale")), np.float32)
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix(STRAY)

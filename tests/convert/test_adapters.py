@@ -209,7 +209,7 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
     name = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
     file, message = Path("adapter/adapter_model.safetensors"), f"tensor {name} of shape (2, 8) is missing"
     if case == "model":
-        message = "none of its 8 tensors adapts a matrix of the base's model"
+        message = "none of its 8 tensors adapts a matrix"
     if case == "missing":
         save_file({n: t for n, t in tensors.items() if n != name}, file)
     if case == "extra":
@@ -217,10 +217,10 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
         message = "tensor base_model.model.lm_head.weight is unexpected"
     if case == "nan":
         save_file(tensors | {name: tensors[name] * np.nan}, file)
-        message = "contains numbers that are not finite"
+        message = "contains non-finite numbers"
     if case == "cut":
         file.write_bytes(file.read_bytes()[:-5])
-        message = "is cut off"
+        message = "is truncated"
     result = jaxgpt("import", "adapter", "run", "--init-from", str(base))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err

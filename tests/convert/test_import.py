@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 import jaxgpt
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
-from jaxgpt.convert.models import describe_source, import_model
+from jaxgpt.convert.models import import_model, open_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.model.params import flatten_params
@@ -121,13 +121,13 @@ def test_settings_of_nanogpt(tmp_path):
     (folder / "recipe.json").unlink()
     training = {"learning_rate": 1e-3, "max_iters": 5000, "device": "cuda", "dtype": "float16", "compile": True}
     nanogpt_config(folder, **training, wandb_log=False, init_from="scratch", dataset="shakespeare_char")
-    assert describe_source(folder)[1] == config
+    assert open_model(folder)[1] == config
     with pytest.raises(UserError, match=r"--accept-option flash: .* has no such option"):
-        describe_source(folder, ["flash"])
+        open_model(folder, ["flash"])
     nanogpt_config(folder, use_rmsnorm=False, flash=True)
     with pytest.raises(UserError, match=r"unknown options flash \(True\), use_rmsnorm \(False\): .*--accept-option"):
-        describe_source(folder)
-    assert describe_source(folder, ["flash", "use_rmsnorm"])[1] == config
+        open_model(folder)
+    assert open_model(folder, ["flash", "use_rmsnorm"])[1] == config
     nanogpt_config(folder, n_layer="2")
     refused(folder, tmp_path, "n_layer must be an integer: '2'")
 
@@ -140,7 +140,7 @@ BAD_TENSORS = {
         r"ln_f\.bias.*\(9,\), expected \(8,\)",
     ),
     "dtype": (lambda t: t.update({"transformer.ln_f.bias": np.ones(8, np.int32)}), r"ln_f\.bias.*I32"),
-    "nan": (lambda t: t["transformer.ln_f.bias"].fill(np.nan), r"ln_f\.bias.*not finite"),
+    "nan": (lambda t: t["transformer.ln_f.bias"].fill(np.nan), r"ln_f\.bias.*non-finite"),
     "untied": (lambda t: t.update({"lm_head.weight": np.ones((300, 8), np.float32)}), r"lm_head\.weight differs"),
 }
 
@@ -252,7 +252,7 @@ BAD_FAMILIES = {
     ),
     "no window": (qwen.QWEN2, QWEN | {"use_sliding_window": False, "layer_types": [LOCAL] * 6}, "sliding_window None"),
     "ministral": (mistral.FAMILY, {"layer_types": [FULL]}, "unknown option layer_types"),
-    "window": (mistral.FAMILY, {"sliding_window": "4"}, "model.sliding_window must be of type int, not '4'"),
+    "window": (mistral.FAMILY, {"sliding_window": "4"}, "model.sliding_window must be .*, not '4'"),
     "soft cap": (gemma.FAMILY, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not supported"),
     "both ways": (gemma.FAMILY, {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
     "scalar": (gemma.FAMILY, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be above 0"),
@@ -352,7 +352,7 @@ def test_bad_files(tmp_path):
     data = (folder / "model.safetensors").read_bytes()
     for length in (0, 5, 100, len(data) - 1):
         (folder / "model.safetensors").write_bytes(data[:length])
-        refused(folder, tmp_path, "cut off")
+        refused(folder, tmp_path, "truncated")
     (folder / "model.safetensors").unlink()
     refused(folder, tmp_path, "no weights")
     for name in ("pytorch_model.bin", "ckpt.pt"):
@@ -385,7 +385,7 @@ def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
     folder = hf_folder(tmp_path / "hf")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(UserError, match=r"cannot create \.: name a new folder"):
+    with pytest.raises(UserError, match=r"cannot create \."):
         import_model(folder, Path())
 
 

@@ -12,7 +12,7 @@ from convert.published import IMPORTED, PUBLISHED
 from folders import LLAMA, SMALL, hf_folder
 
 from jaxgpt.config import UserError
-from jaxgpt.convert.models import describe_source, read_model
+from jaxgpt.convert.models import open_model, read_model
 from jaxgpt.convert.options import ACTIVATIONS
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.model import GPT
@@ -28,7 +28,7 @@ def describe(tmp_path, monkeypatch):
 
     def read(config, accept=()):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        return describe_source(tmp_path, accept)[1]
+        return open_model(tmp_path, accept)[1]
 
     return read
 
@@ -148,7 +148,7 @@ def test_a_model_without_its_tied_head(tmp_path, kind, name):
     folder = hf_folder(tmp_path / "hf", SMALL if kind == "gpt2" else replace(LLAMA, tie_embeddings=True))
     config = json.loads((folder / "config.json").read_text()) | {"architectures": [name]}
     (folder / "config.json").write_text(json.dumps(config))
-    _, model, form, weights = describe_source(folder)
+    _, model, form, weights = open_model(folder)
     assert check_weights(weights, model, form)
 
 
@@ -157,4 +157,4 @@ def test_files_of_2019_name_only_the_architecture(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     del config["model_type"]
     (folder / "config.json").write_text(json.dumps(config))
-    assert describe_source(folder)[0] == "gpt2"
+    assert open_model(folder)[0] == "gpt2"

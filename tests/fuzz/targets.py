@@ -31,7 +31,7 @@ from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import INDEX, Weights
 from jaxgpt.convert.gguf import GgufWeights, read_tokenizer
-from jaxgpt.convert.models import FAMILIES, describe_source, read_model
+from jaxgpt.convert.models import FAMILIES, open_model, read_model
 from jaxgpt.convert.tensors import leaf_shapes
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
@@ -116,7 +116,7 @@ def _described(folder: Path, of: ModelConfig, data: bytes, family: Family | None
     if not folder.is_dir():
         hf_folder(folder, of, family=family)
     (folder / "config.json").write_bytes(data)
-    _, model, form, weights = describe_source(folder)
+    _, model, form, weights = open_model(folder)
     check_weights(weights, model, form)
     assert model.parameters == sum(int(np.prod(t.shape)) for t in weights.tensors.values())
 

@@ -17,15 +17,15 @@ from jaxgpt.data import open_data
 from jaxgpt.data.tokens import Tokens
 
 LIES = {
-    "beyond the file": ({"data_offsets": [0, 10**15]}, "cut off or not a safetensors"),
-    "negative": ({"data_offsets": [-4, 20]}, "cut off or not a safetensors"),
-    "backwards": ({"data_offsets": [20, 0]}, "cut off or not a safetensors"),
-    "a hole": ({"data_offsets": [4, 24]}, "cut off or not a safetensors"),
-    "type": ({"dtype": "F1024"}, "cut off or not a safetensors"),
-    "overflow": ({"shape": [2**40, 2**40]}, "cut off or not a safetensors"),
-    "shape": ({"shape": [10**12]}, "cut off or not a safetensors"),
-    "negative shape": ({"shape": [-5]}, "cut off or not a safetensors"),
-    "float shape": ({"shape": [5.0]}, "cut off or not a safetensors"),
+    "beyond the file": ({"data_offsets": [0, 10**15]}, "truncated or not a safetensors"),
+    "negative": ({"data_offsets": [-4, 20]}, "truncated or not a safetensors"),
+    "backwards": ({"data_offsets": [20, 0]}, "truncated or not a safetensors"),
+    "a hole": ({"data_offsets": [4, 24]}, "truncated or not a safetensors"),
+    "type": ({"dtype": "F1024"}, "truncated or not a safetensors"),
+    "overflow": ({"shape": [2**40, 2**40]}, "truncated or not a safetensors"),
+    "shape": ({"shape": [10**12]}, "truncated or not a safetensors"),
+    "negative shape": ({"shape": [-5]}, "truncated or not a safetensors"),
+    "float shape": ({"shape": [5.0]}, "truncated or not a safetensors"),
 }
 
 
@@ -48,7 +48,7 @@ def test_overlapping_tensors_and_an_endless_header(tmp_path: Path) -> None:
     entry = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
     for data in (lying({"x": entry, "y": entry}), lying({"x": entry}, 2**62), lying({"x": entry}, 10**8), b"\xff" * 8):
         path.write_bytes(data)
-        with pytest.raises(UserError, match="cut off or not a safetensors file"):
+        with pytest.raises(UserError, match="truncated or not a safetensors file"):
             Weights(path)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.convert.tensors import Table, Tensor, expand, from_arrays, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, from_arrays, leaf_shapes, tensor_shape
 from jaxgpt.model import GPT
 from jaxgpt.presets import preset
 from jaxgpt.trainer.program import build
@@ -64,31 +64,31 @@ def params_of(table, module, config):
 QKV = tuple(f"h_{{}}/attn/{q}_proj/kernel" for q in "qkv")
 
 
-def linear(name: str, *leaves: str, n_in: int = 1) -> Table:
+def linear(name: str, *leaves: str, n_in: int = 1) -> WeightTable:
     return (
-        Tensor(f"{name}.weight", tuple(f"{leaf}/kernel" for leaf in leaves), n_in, output_first=True),
-        Tensor(f"{name}.bias", tuple(f"{leaf}/bias" for leaf in leaves)),
+        WeightRow(f"{name}.weight", tuple(f"{leaf}/kernel" for leaf in leaves), n_in, output_first=True),
+        WeightRow(f"{name}.bias", tuple(f"{leaf}/bias" for leaf in leaves)),
     )
 
 
-def norm(name: str, leaf: str) -> Table:
-    return Tensor(f"{name}.weight", (f"{leaf}/scale",)), Tensor(f"{name}.bias", (f"{leaf}/bias",))
+def norm(name: str, leaf: str) -> WeightTable:
+    return WeightRow(f"{name}.weight", (f"{leaf}/scale",)), WeightRow(f"{name}.bias", (f"{leaf}/bias",))
 
 
-def multihead(name: str) -> Table:
+def multihead(name: str) -> WeightTable:
     """torch's MultiheadAttention packs q, k and v as GPT-2 does, output first, under names of its own."""
     return (
-        Tensor(f"{name}.in_proj_weight", QKV, 1, output_first=True),
-        Tensor(f"{name}.in_proj_bias", tuple(leaf.replace("kernel", "bias") for leaf in QKV)),
+        WeightRow(f"{name}.in_proj_weight", QKV, 1, output_first=True),
+        WeightRow(f"{name}.in_proj_bias", tuple(leaf.replace("kernel", "bias") for leaf in QKV)),
         *linear(f"{name}.out_proj", "h_{}/attn/o_proj", n_in=2),
     )
 
 
 # The original has neither embedding nor head; its matrices are (in, out).
-NUMPY_MINIMAL: Table = (
-    *(Tensor(f"layers.{{}}.W{q}", (f"h_{{}}/attn/{q}_proj/kernel",), 1) for q in "qkv"),
-    Tensor("layers.{}.W1", ("h_{}/mlp/up_proj/kernel",), 1),
-    Tensor("layers.{}.W2", ("h_{}/mlp/down_proj/kernel",), 1),
+NUMPY_MINIMAL: WeightTable = (
+    *(WeightRow(f"layers.{{}}.W{q}", (f"h_{{}}/attn/{q}_proj/kernel",), 1) for q in "qkv"),
+    WeightRow("layers.{}.W1", ("h_{}/mlp/up_proj/kernel",), 1),
+    WeightRow("layers.{}.W2", ("h_{}/mlp/down_proj/kernel",), 1),
 )
 
 
@@ -125,8 +125,8 @@ def test_numpy_minimal(seed, length):
     assert np.abs(np.asarray(out) - expected).max() < TOLERANCE
 
 
-TORCH_DECODER: Table = (
-    Tensor("embedding.weight", ("wte/embedding",), 1),
+TORCH_DECODER: WeightTable = (
+    WeightRow("embedding.weight", ("wte/embedding",), 1),
     *multihead("layers.{}.self_attn"),
     *norm("layers.{}.norm1", "h_{}/ln_1"),
     *linear("layers.{}.linear1", "h_{}/mlp/up_proj"),
@@ -157,9 +157,9 @@ class TorchDecoder(nn.Module):
         return self.head(self.norm(x))
 
 
-GPT2_STYLE: Table = (
-    Tensor("wte.weight", ("wte/embedding",), 1),
-    Tensor("wpe.weight", ("wpe/embedding",), 1),
+GPT2_STYLE: WeightTable = (
+    WeightRow("wte.weight", ("wte/embedding",), 1),
+    WeightRow("wpe.weight", ("wpe/embedding",), 1),
     *norm("blocks.{}.ln_1", "h_{}/ln_1"),
     *multihead("blocks.{}.attn"),
     *norm("blocks.{}.ln_2", "h_{}/ln_2"),
@@ -216,9 +216,9 @@ def test_torch_modules(name, seed, length):
     assert np.abs(logits(config, params_of(table, original, config), ids) - expected).max() < TOLERANCE
 
 
-STATQUEST: Table = (
-    Tensor("we.weight", ("wte/embedding",), 1),
-    *(Tensor(f"W_{q}.weight", (f"h_0/attn/{q}_proj/kernel",), 1, output_first=True) for q in "qkv"),
+STATQUEST: WeightTable = (
+    WeightRow("we.weight", ("wte/embedding",), 1),
+    *(WeightRow(f"W_{q}.weight", (f"h_0/attn/{q}_proj/kernel",), 1, output_first=True) for q in "qkv"),
     *linear("fc_layer", "lm_head"),
 )
 

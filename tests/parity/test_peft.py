@@ -9,7 +9,7 @@ import pytest
 
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, OptimConfig, UserError
-from jaxgpt.convert.models import describe_source, import_model
+from jaxgpt.convert.models import import_model, open_model
 from jaxgpt.convert.peft import export_adapter, import_adapter, read_adapter, resolve_targets
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
@@ -129,7 +129,7 @@ def test_all_linear_names_the_modules_that_peft_names(tmp_path):
     for case in ("gpt2", "gpt_neox", "gemma3_text"):
         model = CASES[case].build()
         model.save_pretrained(tmp_path / case)
-        ours = describe_source(tmp_path / case)[1]
+        ours = open_model(tmp_path / case)[1]
         config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
         tensors = peft.get_peft_model_state_dict(peft.get_peft_model(model, config))
         lora = LoraConfig(rank=RANK, targets=resolve_targets(ours, LoraConfig(rank=RANK, targets="all-linear")))
