@@ -28,8 +28,11 @@ LABEL = 0.045  # height of a label, relative to the axes
 SEQUENTIAL = "#ffffff #c5e7ff #8fcbfd #5caef8 #438fe1 #3771c1 #30569a #293d6f #1f2742".split()
 DIVERGING = "#0654a3 #2f76bf #5d98d2 #8cbae3 #bfdbf2 #fafafa #efd0bc #dda789 #c97e5b #b35330 #9a2300".split()
 RUNS = "#3069b3 #d07a2d #3c8c5f #9a4f9e #8a6d3b #c04a4a #4aa3a8 #6b7280".split()
-SHOWN = 14  # characters of a token
-PALE = 0.4  # opacity of training losses where there are validation losses
+STYLES = ("-", "--", ":", "-.")
+TEXT: dict[str, Any] = {"parse_math": False, "fontfamily": FONT}  # no text of a user is a formula
+TOKEN_CHARACTERS = 14
+TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # training losses next to validation losses
+VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
 DARK = 0.55  # relative luminance below which text on a color is white
 AXES = {"step": "step", "tokens": "tokens", "seconds": "time"}
 SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}", " ": "\N{MIDDLE DOT}"}
@@ -41,10 +44,10 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     Args:
         pattern: attention weights, `[N, T, S]` or `[T, S]`: a row for each query position, a column for each key position.
         tokens: the text of each key position, `[S]`; the queries are the last T of them. None: positions.
-        title: of the figure.
+        title: figure title.
 
     Raises:
-        UserError: another number of dimensions, an empty array, or another number of tokens.
+        UserError: if the array is empty or has other dimensions, or the number of tokens differs.
     """
     weights = _array("pattern", pattern, (2, 3))
     heads, T, S = (1, *weights.shape) if weights.ndim == 2 else weights.shape
@@ -61,8 +64,8 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
         _bar(figure, image, [axes], "attention")
         return figure
     wanted = math.sqrt(1.5 * heads)
-    whole = [n for n in range(1, heads + 1) if heads % n == 0 and wanted / 1.6 <= n <= wanted * 1.6]
-    columns = min(whole or [math.ceil(wanted)], key=lambda n: abs(n - wanted))
+    divisors = [n for n in range(1, heads + 1) if heads % n == 0 and wanted / 1.6 <= n <= wanted * 1.6]
+    columns = min(divisors or [math.ceil(wanted)], key=lambda n: abs(n - wanted))
     rows = math.ceil(heads / columns)
     figure = new_figure(1.7 * columns + 0.9, 1.85 * rows * max(T / S, 0.3) + 0.7)
     grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
@@ -75,7 +78,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
     if title:
-        figure.suptitle(drawable(title), parse_math=False, fontfamily=FONT, fontsize=11)
+        figure.suptitle(drawable(title), fontsize=11, **TEXT)
     _bar(figure, image, list(grid), "attention")
     return figure
 
@@ -99,33 +102,24 @@ def lens(
         layers: names of the layers; None: their numbers.
         limits: values of the first and last color; None: the least and the greatest value.
         label: meaning of the values.
-        title: of the figure.
+        title: figure title.
 
     Raises:
-        UserError: `values` is not a matrix, or the other arguments have other lengths.
+        UserError: if `values` is not a matrix, or the lengths of other arguments differ.
     """
     numbers = _array("values", values, (2,))
-    L, T = numbers.shape
-    below, left = _names("tokens", tokens, T), _names("layers", layers, L)
     low, high = limits or (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
-    figure = new_figure(min(0.85 * T + 1.9, 64.0) if words else min(0.4 * T + 1.9, 24.0), min(0.3 * L + 1.5, 18.0))
-    axes = figure.subplots()
-    colors = _colors(SEQUENTIAL)
-    image = _image(axes, numbers, colors, low, high, aspect="auto", origin="lower")
-    _labels(figure, axes, below, left)
+    width = 0.85 if words else 0.4
+    axes = _by_layer(numbers, tokens, layers, SEQUENTIAL, (low, high), label, title, width)
     if words is not None:
+        L, T = numbers.shape
         if len(words) != L or any(len(row) != T for row in words):
             raise UserError(f"words must have {L} rows of {T} tokens, as values has")
-        for layer, row in enumerate(words):
-            for place, word in enumerate(row):
-                share = (numbers[layer, place] - low) / max(high - low, 1e-9)
-                red, green, blue, _ = colors(float(np.nan_to_num(share)))
-                dark = 0.2126 * red + 0.7152 * green + 0.0722 * blue < DARK
-                _text(axes, place, layer, shown(word), "white" if dark else "#111827")
-    axes.set(xlabel="token", ylabel="layer")
-    _title(axes, title)
-    _bar(figure, image, [axes], label)
-    return figure
+        for (layer, position), color in np.ndenumerate(_text_colors((numbers - low) / max(high - low, 1e-9))):
+            text = token_label(words[layer][position])
+            size = 8 if len(text) <= 8 else 6
+            axes.text(position, layer, text, ha="center", va="center", fontsize=size, color=color, **TEXT)
+    return axes.get_figure()  # type: ignore[return-value]
 
 
 def patching(
@@ -136,30 +130,21 @@ def patching(
     label: str = "effect of the patch",
     title: str = "",
 ) -> Figure:
-    """Draw effects around zero at each layer and position, as of activation patching: negative blue, positive red.
+    """Draw effects around zero at each layer and position, such as of activation patching: negative blue, positive red.
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
         tokens: the tokens, `[T]`.
         layers: names of the layers; None: their numbers.
         label: meaning of the numbers.
-        title: of the figure.
+        title: figure title.
 
     Raises:
-        UserError: `effect` is not a matrix, or the other arguments have other lengths.
+        UserError: if `effect` is not a matrix, or the lengths of other arguments differ.
     """
     numbers = _array("effect", effect, (2,))
-    L, T = numbers.shape
-    below, left = _names("tokens", tokens, T), _names("layers", layers, L)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
-    figure = new_figure(min(0.42 * T + 2.0, 24.0), min(0.3 * L + 1.6, 18.0))
-    axes = figure.subplots()
-    image = _image(axes, numbers, _colors(DIVERGING), -most, most, aspect="auto", origin="lower")
-    _labels(figure, axes, below, left)
-    axes.set(xlabel="token", ylabel="layer")
-    _title(axes, title)
-    _bar(figure, image, [axes], label)
-    return figure
+    return _by_layer(numbers, tokens, layers, DIVERGING, (-most, most), label, title, 0.4).get_figure()  # type: ignore[return-value]
 
 
 def losses(
@@ -175,12 +160,13 @@ def losses(
         runs: by name, the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`).
         x: the horizontal axis; all: three axes side by side.
         baselines: losses to draw as horizontal lines, by name.
-        title: of the figure.
+        title: figure title.
 
     Raises:
-        UserError: a run has no losses, or another axis.
+        UserError: if a run has no losses, or there is no such axis.
     """
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import EngFormatter
 
     if x not in (choices := ("all", *AXES)):
         raise UserError(f"no axis {x!r}{did_you_mean(str(x), choices)}: choose from {', '.join(choices)}")
@@ -193,28 +179,21 @@ def losses(
         ((n, u) for n, u in ((3600.0, "hours"), (60.0, "minutes")) if longest > 2 * n), (1.0, "seconds")
     )
     for axes, kind in zip(panels, kinds, strict=True):
+        scale = divide if kind == "seconds" else 1.0
         for number, (train, val) in enumerate(curves.values()):
-            color, style = RUNS[number % len(RUNS)], ("-", "--", ":", "-.")[number // len(RUNS) % 4]
-            scale = divide if kind == "seconds" else 1.0
-            label = str(number) if axes is panels[0] else "_"  # a label with "_" is left out of the legend
-            both = bool(len(val["loss"]))
-            axes.plot(
-                train[kind] / scale, train["loss"], style, color=color, linewidth=1, alpha=PALE if both else 1.0,
-                label=None if both else label,
-            )  # fmt: skip
+            line: dict[str, Any] = {"color": RUNS[number % len(RUNS)], "linestyle": STYLES[number // len(RUNS) % 4]}
+            label = str(number) if axes is panels[0] else "_"  # the legend omits labels with "_"
+            both = len(val["loss"]) > 0
+            faint = TRAINING if both else {"linewidth": 1, "label": label}
+            axes.plot(train[kind] / scale, train["loss"], **line, **faint)
             if both:
-                axes.plot(
-                    val[kind] / scale, val["loss"], style, color=color, linewidth=1.6, marker="o", markersize=3.5,
-                    label=label,
-                )  # fmt: skip
+                axes.plot(val[kind] / scale, val["loss"], **line, **VALIDATION, label=label)
+            if both and len(curves) == 1:
                 best = val["loss"].argmin()
-                if len(curves) == 1:
-                    point = val[kind][best] / scale, val["loss"][best]
-                    axes.annotate(f"{point[1]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
+                point = val[kind][best] / scale, val["loss"][best]
+                axes.annotate(f"{point[1]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
         axes.set_xlabel(f"time ({unit})" if kind == "seconds" else AXES[kind])
         if kind == "tokens":
-            from matplotlib.ticker import EngFormatter
-
             axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
         plain(axes)
         axes.margins(x=0.02)
@@ -222,13 +201,10 @@ def losses(
     for axes in panels:
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
     if title:
-        figure.suptitle(drawable(title), parse_math=False, fontfamily=FONT, fontsize=11)
+        figure.suptitle(drawable(title), fontsize=11, **TEXT)
     handles, labels = panels[0].get_legend_handles_labels()
     if any(len(train["loss"]) and len(val["loss"]) for train, val in curves.values()):
-        handles += [
-            Line2D([], [], color=GRAY, linewidth=1, alpha=PALE),
-            Line2D([], [], color=GRAY, linewidth=1.6, marker="o", markersize=3.5),
-        ]
+        handles += [Line2D([], [], color=GRAY, **kind) for kind in (TRAINING, VALIDATION)]
         labels += ["training (single batch)", "validation"]
     legend = figure.legend(
         handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, fontsize=9
@@ -283,16 +259,17 @@ def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True)
         )  # fmt: skip
 
 
-def shown(token: str) -> str:
-    """Return a token as a label: white space visible, other characters as `drawable`, at most `SHOWN` characters."""
+def token_label(token: str) -> str:
+    """Return a short label for a token: white space visible, other characters as `drawable`."""
     visible = drawable("".join(SPACES.get(c, c) for c in token))
-    return visible if len(visible) <= SHOWN else visible[: SHOWN - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    short = visible[: TOKEN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return visible if len(visible) <= TOKEN_CHARACTERS else short
 
 
 def _curves(name: str, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return steps, tokens, seconds and losses of training and of validation.
 
-    A line of an evaluation has no tokens and time: they are those of the steps before it.
+    Evaluations have the tokens and time of the last step before them.
     """
     number = lambda value: type(value) in (int, float) and math.isfinite(value)  # noqa: E731
     train = [line for line in lines if number(line.get("loss"))]
@@ -327,19 +304,48 @@ def _names(what: str, names: Sequence[str] | None, n: int) -> list[str]:
     """Return the labels of an axis.
 
     Raises:
-        UserError: there are not `n`.
+        UserError: if there are not `n` names.
     """
     if names is None:
         return [str(i) for i in range(n)]
     if len(names) != n:
-        raise UserError(f"{what} has {len(names)} items, and the array {n}: give one for each")
-    return [shown(name) for name in names]
+        raise UserError(f"{what} has {len(names)} items, and the array {n}: pass one for each")
+    return [token_label(name) for name in names]
 
 
 def _colors(names: list[str]) -> LinearSegmentedColormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("jaxgpt", names)
+
+
+def _text_colors(shares: np.ndarray) -> np.ndarray:
+    """Return the readable color of a text on each cell of a sequential image."""
+    luminance = _colors(SEQUENTIAL)(np.nan_to_num(shares))[..., :3] @ [0.2126, 0.7152, 0.0722]
+    return np.where(luminance < DARK, "white", "#111827")
+
+
+def _by_layer(
+    numbers: np.ndarray,
+    tokens: Sequence[str],
+    layers: Sequence[str] | None,
+    colors: list[str],
+    limits: tuple[float, float],
+    label: str,
+    title: str,
+    width: float,
+) -> Axes:
+    """Draw a row for each layer, the first at the bottom, and a column of a width in inches for each token."""
+    L, T = numbers.shape
+    below, left = _names("tokens", tokens, T), _names("layers", layers, L)
+    figure = new_figure(min(width * T + 1.9, 64.0 if width > 0.5 else 24.0), min(0.3 * L + 1.5, 18.0))
+    axes = figure.subplots()
+    image = _image(axes, numbers, _colors(colors), *limits, aspect="auto", origin="lower")
+    _labels(figure, axes, below, left)
+    axes.set(xlabel="token", ylabel="layer")
+    _title(axes, title)
+    _bar(figure, image, [axes], label)
+    return axes
 
 
 def _image(axes: Axes, values: np.ndarray, colors: Any, low: float, high: float, **options: Any) -> Any:
@@ -351,27 +357,16 @@ def _image(axes: Axes, values: np.ndarray, colors: Any, low: float, high: float,
 
 
 def _labels(figure: Figure, axes: Axes, below: list[str], left: list[str]) -> None:
-    """Label columns and rows; every second or third of them, where there are too many to read."""
+    """Label columns and rows, or every n-th of them if there are too many to read."""
     width, height = figure.get_size_inches()
     columns, rows = math.ceil(len(below) * 0.17 / width), math.ceil(len(left) * 0.17 / height)
-    options: dict[str, Any] = {"fontsize": 8, "parse_math": False, "fontfamily": FONT}
-    steep = any(len(name) > 3 for name in below)
-    axes.set_xticks(range(0, len(below), columns))
-    axes.set_xticklabels(
-        below[::columns], rotation=60 if steep else 0, ha="right" if steep else "center",
-        rotation_mode="anchor" if steep else "default", **options,
-    )  # fmt: skip
-    axes.set_yticks(range(0, len(left), rows))
-    axes.set_yticklabels(left[::rows], **options)
-
-
-def _text(axes: Axes, x: int, y: int, text: str, color: str) -> None:
-    size = 8 if len(text) <= 8 else 6
-    axes.text(x, y, text, ha="center", va="center", fontsize=size, color=color, parse_math=False, fontfamily=FONT)
+    steep = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if any(len(name) > 3 for name in below) else {}
+    axes.set_xticks(range(0, len(below), columns), below[::columns], fontsize=8, **TEXT, **steep)
+    axes.set_yticks(range(0, len(left), rows), left[::rows], fontsize=8, **TEXT)
 
 
 def _title(axes: Axes, title: str) -> None:
-    axes.set_title(drawable(title), parse_math=False, fontfamily=FONT, fontsize=11, loc="left")
+    axes.set_title(drawable(title), fontsize=11, loc="left", **TEXT)
 
 
 def _bar(figure: Figure, image: Any, axes: list[Axes], label: str) -> None:

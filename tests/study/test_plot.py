@@ -59,7 +59,7 @@ def test_attention_of_a_head_has_a_label_for_each_token() -> None:
     assert labels[:4] == ["The", "·the", "↵", "$x^"]
     assert labels[6] == "\\x07"
     assert len(labels) == n == len(axes.get_yticklabels())
-    assert max(map(len, labels)) <= plot.SHOWN
+    assert max(map(len, labels)) <= plot.TOKEN_CHARACTERS
     rows = plot.attention(pattern[-3:], ODD).axes[0].get_yticklabels()
     assert [row.get_text() for row in rows] == labels[-3:], "the queries are the last tokens"
 
