@@ -18,7 +18,7 @@ from jaxgpt.presets import DEFAULT, PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.cli.console import Console
     from jaxgpt.lm import LM
-    from jaxgpt.study.verify import Row
+    from jaxgpt.study.verify import LawResult
 
 COMMAND = Command(
     "verify",
@@ -97,14 +97,14 @@ def _machine() -> dict[str, Any]:
     return {"versions": versions, "device": device, "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}}
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: LawResult) -> dict[str, Any]:
     fields = row._asdict()
     difference = fields.pop("difference")
     finite = difference is not None and math.isfinite(difference)
     return fields | {"figure": difference if finite else None, "seconds": round(row.seconds, 3)}
 
 
-def _show(console: Console, about: dict[str, Any], rows: Sequence[Row], dtype: str) -> None:
+def _show(console: Console, about: dict[str, Any], rows: Sequence[LawResult], dtype: str) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -39,7 +39,7 @@ class StepCost:
         traffic: collectives by kind.
         compiled_flops: FLOPs counted by the compiler, with each loop body once; 0 for an estimate.
         compiled: whether the numbers are the compiler's; otherwise they are estimates.
-        useful: share of windows that are not padding.
+        unpadded_share: share of windows that are not padding.
         loops_once: whether compiled_flops and hbm_bytes count some loop bodies only once.
         out_of_memory: whether the compiler ran out of memory. Then there is no program, and hbm_bytes, traffic and
             compiled_flops are unknown.
@@ -52,7 +52,7 @@ class StepCost:
     traffic: dict[str, Traffic]
     compiled_flops: float = 0.0
     compiled: bool = False
-    useful: float = 1.0
+    unpadded_share: float = 1.0
     loops_once: bool = False
     out_of_memory: bool = False
 
@@ -83,12 +83,12 @@ class StepCost:
         return {
             "seconds_overlapped": overlapped,
             "seconds_serial": serial,
-            "mfu_overlapped": self.useful * seconds["compute"] / overlapped,
-            "mfu_serial": self.useful * seconds["compute"] / serial,
+            "mfu_overlapped": self.unpadded_share * seconds["compute"] / overlapped,
+            "mfu_serial": self.unpadded_share * seconds["compute"] / serial,
         }
 
     def to_json(self, chip: Chip) -> dict[str, Any]:
-        """Return all numbers as JSON; those of a program that does not exist, after `out_of_memory`, are null."""
+        """Return all numbers as JSON; after `out_of_memory`, the numbers of the program are null."""
         times = {"seconds": self.seconds(chip), "bounds": self.bounds(chip)}
         unknown = ("hbm_bytes", "traffic", "compiled_flops", "loops_once", *times) if self.out_of_memory else ()
         return asdict(self) | {"fits": self.fits, "total": self.total} | times | dict.fromkeys(unknown)

@@ -66,7 +66,9 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     weights = memory["parameters"]
     moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * weights)
     traffic = _implied_traffic(layout, topology)
-    return StepCost(memory, topology.chip.hbm, step_flops(layout), moved, traffic, useful=useful(layout))
+    return StepCost(
+        memory, topology.chip.hbm, step_flops(layout), moved, traffic, unpadded_share=unpadded_share(layout)
+    )
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
@@ -113,7 +115,7 @@ def step_flops(layout: Layout) -> float:
     return flops * tokens / math.prod(asdict(config.mesh).values())
 
 
-def useful(layout: Layout) -> float:
+def unpadded_share(layout: Layout) -> float:
     """Compute the share of a step's windows that are not padding."""
     return layout.config.train.batch_size / math.prod(layout.microbatches)
 
@@ -180,7 +182,7 @@ def _elementwise(eqn: Any, result: int) -> bool:
 
 
 def _body(eqn: Any) -> Any:
-    """Return the jaxpr of a call; for `jax.lax.platform_dependent`, that of accelerators. None if it is not a call."""
+    """Return the jaxpr of a call (of `jax.lax.platform_dependent`, the one for accelerators), or None for other equations."""
     if platforms := eqn.params.get("branches_platforms"):
         branches = zip(platforms, eqn.params["branches"], strict=True)
         return next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)

@@ -18,7 +18,7 @@ from jaxgpt.lm import model_functions
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
-from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, useful
+from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, unpadded_share
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.trainer.layout import Layout, make_layout
@@ -47,7 +47,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True) -> Step
     cost = _compiled(lowered, counted, layout, topology, quick)
     if count > 1 and not cost.out_of_memory:
         cost = replace(cost, hbm_bytes=fixed + count * max(cost.hbm_bytes - fixed, 0.0))
-    return replace(cost, model_flops=step_flops(layout), useful=useful(layout))
+    return replace(cost, model_flops=step_flops(layout), unpadded_share=unpadded_share(layout))
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:

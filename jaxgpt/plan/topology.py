@@ -104,7 +104,7 @@ def _of_cloud(text: str) -> str:
 
 
 def compiler_missing(topology: Topology) -> str:
-    """Return why this machine cannot compile for a topology, with the fix; "" if it can."""
+    """Return why this machine cannot compile for a topology, with the fix, or ""."""
     if not topology.chip.host:
         return f"there is no compiler for {topology.chip.title} here; only TPU topologies are compiled"
     if importlib.util.find_spec("libtpu") is None:
@@ -140,7 +140,7 @@ def devices_of(topology: Topology) -> list[Any]:
         text = " ".join(str(e).split())
         if "lockfile" in text or "already in use" in text:
             raise UserError(
-                "libtpu is in use by another process: wait for it to end, or remove /tmp/libtpu_lockfile if there is none"
+                "libtpu is in use by another process: wait for it to end, or remove a stale /tmp/libtpu_lockfile"
             ) from None
         raise UserError(f"libtpu does not support {topology}: {text[:200]}") from None
 

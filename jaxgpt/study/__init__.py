@@ -13,7 +13,7 @@ from jaxgpt.study.heads import (
 from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, ablate_neurons, patch
 from jaxgpt.study.lens import Attribution, Lens, Neighbours, attribution, lens, neighbours
 from jaxgpt.study.run import ForwardPass, Generated, generate, names, run
-from jaxgpt.study.verify import Row, fresh, verify
+from jaxgpt.study.verify import LawResult, fresh, verify
 
 __all__ = [
     "Ablation",
@@ -23,11 +23,11 @@ __all__ = [
     "ForwardPass",
     "Generated",
     "Heads",
+    "LawResult",
     "Lens",
     "LogitDifference",
     "Neighbours",
     "Patching",
-    "Row",
     "ablate_heads",
     "ablate_neurons",
     "attribution",

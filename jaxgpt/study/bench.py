@@ -36,7 +36,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     """Measure startup, training steps, input, decoding and the machine's limits, on random ids.
 
     `MFU = tokens/s F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
-    `4 P + 2 A + 12 L N H T`. The peak is that of products in the compute dtype, measured here.
+    `4 P + 2 A + 12 L N H T`. The peak is measured here, in matrix products of the compute dtype.
 
     Args:
         config: the run, with `model.vocab_size` set.

@@ -37,7 +37,7 @@ def capture(lm: LM, tokens_BT: Any) -> Captured:
         tokens_BT: ids, an integer array or nested lists.
 
     Raises:
-        UserError: not an integer array `[B, T]`, an id outside the vocabulary, or more tokens than the context length.
+        UserError: if the ids are no integer array `[B, T]`, or outside the vocabulary or longer than the context length.
     """
     hidden, patterns = captured_names(lm.config.model)
     return _captured(run(lm, tokens_BT, (*hidden, *patterns)), hidden, patterns)
@@ -49,8 +49,8 @@ class CapturedGeneration(NamedTuple):
     Attributes:
         ids: the ids of the prompt and of the generated text.
         generation: as `generate` returns it.
-        captured: as `capture(lm, [ids])` returns it, computed with the cache; without RoPE, the last id is left out if it
-            lies past the context length.
+        captured: as `capture(lm, [ids])` returns it, computed with the cache; without RoPE, the last id is omitted if it
+            exceeds the context length.
     """
 
     ids: list[int]
@@ -64,10 +64,10 @@ def capture_generation(lm: LM, prompt: str | Sequence[int], **settings: Any) -> 
     Args:
         lm: the model.
         prompt: text or ids.
-        settings: those of `jaxgpt.generate`. Of several texts for the prompt, the first is captured.
+        settings: arguments of `jaxgpt.generate`. Captures the first of several sequences.
 
     Raises:
-        UserError: as `jaxgpt.generate`, or `overflow="slide"` dropped the beginning of the text.
+        UserError: as `jaxgpt.generate`, or if `overflow="slide"` dropped the beginning of the text.
     """
     lm, longest = unstacked(lm), lm.config.model.block_size
     generation = generate(lm, [prompt], **settings)[0]

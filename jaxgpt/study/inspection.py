@@ -1,4 +1,4 @@
-"""Look at everything a model computes for one text: predictions, attention, the logit lens and norms."""
+"""Inspect a model on one text: predictions, attention, the logit lens and norms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxgpt.study.interventions import ablate_heads
 from jaxgpt.study.lens import lens
 from jaxgpt.study.run import run
 
-LONGEST = 128  # tokens of an inspected text
+INSPECTED_TOKENS = 128  # tokens of an inspected text
 TOP = 5  # most probable tokens at each position
 ABLATION = 10**12  # FLOPs of running the model without each head: about a minute on two cores
 
@@ -31,7 +31,7 @@ class TextLoss:
     """The mean loss of a text of given ids, as a function of the logits `[1, T, V]`.
 
     Attributes:
-        ids: of the text.
+        ids: ids of the text.
         has_text: ids with a text, as `ids_with_text` returns them; the others have probability 0, as in generation.
     """
 
@@ -45,16 +45,16 @@ class TextLoss:
 
 
 class Inspection(NamedTuple):
-    """What a model computes for a text of T tokens.
+    """The predictions and activations of a model for a text of T tokens.
 
     Attributes:
-        ids: of the text, `[T]`.
+        ids: ids of the text, `[T]`.
         tokens: their texts.
         prompt: number of tokens of the prompt; the others are generated.
         top_ids: the most probable next tokens after each token, `[T, k]`.
         top_probabilities: their probabilities, `[T, k]`.
         top_tokens: their texts, `[T][k]`.
-        entropy: of the next token after each token, in nats, `[T]`.
+        entropy: entropy of the next token after each token, in nats, `[T]`.
         next_probability: probability of the token that follows each token but the last, `[T - 1]`.
         next_rank: its rank, 1 for the most probable token, `[T - 1]`.
         attention: `[L, N, T, T]`.
@@ -82,10 +82,10 @@ class Inspection(NamedTuple):
     without: np.ndarray | None
 
     def heads(self) -> list[dict[str, Any]]:
-        """Describe each head by its mean attention to the token itself, the previous and the first one, and its entropy.
+        """Summarize each head: mean attention to the token itself, the previous and the first token, and entropy.
 
-        If it was computed, `without` is the increase of the loss of the text without the head.
-        The means are over all tokens but the first; attention to the first token includes that from the second one.
+        The means are over all tokens but the first; attention to the first token includes the second token's. `without`, if
+        measured, is the increase of the text's loss without the head.
         """
         rows = []
         for layer, maps in enumerate(self.attention):
@@ -109,7 +109,13 @@ class Inspection(NamedTuple):
 
 
 def inspect(
-    lm: LM, prompt: str, *, max_new_tokens: int = 20, temperature: float = 0.0, key: int = SEED, longest: int = LONGEST
+    lm: LM,
+    prompt: str,
+    *,
+    max_new_tokens: int = 20,
+    temperature: float = 0.0,
+    key: int = SEED,
+    longest: int = INSPECTED_TOKENS,
 ) -> Inspection:
     """Continue a prompt, and inspect the whole text in one forward pass.
 

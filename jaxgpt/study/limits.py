@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxgpt.parallel import replicated
 
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger ones to reach their peak
-BLOCK = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
+BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory
 SECONDS = 0.3  # per measurement
 QUEUED = 10  # calls in a sample on an accelerator, where one dispatch and one wait take as long as a call
 
@@ -32,7 +32,7 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
 
 def read_bandwidth(mesh: Mesh) -> float:
     """Measure the bytes/s that all devices together read, multiplying a matrix larger than any cache by a vector."""
-    rows = BLOCK.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
+    rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
     a, x = _ones(mesh, (mesh.size, rows, 4096), "float32"), _ones(mesh, (mesh.size, 4096), "float32")
     product = jax.jit(lambda a, x: jnp.einsum("dok,dk->do", a, x), out_shardings=x.sharding)
     return float(a.nbytes / _fastest(mesh, product, a, x))

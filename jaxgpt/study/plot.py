@@ -360,7 +360,8 @@ def _labels(figure: Figure, axes: Axes, below: list[str], left: list[str]) -> No
     """Label columns and rows, or every n-th of them if there are too many to read."""
     width, height = figure.get_size_inches()
     columns, rows = math.ceil(len(below) * 0.17 / width), math.ceil(len(left) * 0.17 / height)
-    steep = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if any(len(name) > 3 for name in below) else {}
+    steep: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    steep = steep if any(len(name) > 3 for name in below) else {}
     axes.set_xticks(range(0, len(below), columns), below[::columns], fontsize=8, **TEXT, **steep)
     axes.set_yticks(range(0, len(left), rows), left[::rows], fontsize=8, **TEXT)
 

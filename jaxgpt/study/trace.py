@@ -44,7 +44,7 @@ class DeviceTime(NamedTuple):
 def instruction_kinds(program: str) -> dict[str, str]:
     """Classify every instruction of a compiled training step (`compiled.as_text()`) as one of `WORK`.
 
-    A fusion has the kind of its matrix product if it contains one, else of its first instruction with a source path. Paths of
+    A fusion has the kind of its matrix product, otherwise of its first instruction with a source path. Paths of
     the differentiated part contain `jvp`; everything else is the optimizer.
 
     Returns:

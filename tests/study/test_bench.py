@@ -31,7 +31,7 @@ def strict_types() -> None:
 def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the peak and the bandwidth on small matrices."""
     monkeypatch.setattr(limits, "WIDTHS", {"cpu": (64,)})
-    monkeypatch.setattr(limits, "BLOCK", {"cpu": 2**22})
+    monkeypatch.setattr(limits, "BANDWIDTH_BYTES", {"cpu": 2**22})
     monkeypatch.setattr(limits, "SECONDS", 0.01)
 
 

@@ -1,4 +1,4 @@
-"""The laws with their tolerances, and the rows of `jaxgpt verify`.
+"""The laws of `jaxgpt verify` with their tolerances, and their results.
 
 Tolerances are relative to the largest number compared (`distance`). float32 rounds by 6e-8; sums of a few hundred terms,
 added in another order, differ by 1e-7 to 1e-6 of their size.
@@ -46,12 +46,12 @@ class Law(NamedTuple):
     fix: str = ""
 
 
-class Row(NamedTuple):
+class LawResult(NamedTuple):
     """The result of a law.
 
     Attributes:
         name: the name of the law.
-        difference: difference of the two sides; None if it is not finite or was not measured.
+        difference: difference of the two sides; None: non-finite, or not measured.
         tolerance: the largest difference that passes.
         ok: whether the law holds; None if it does not apply.
         seconds: wall-clock time.
@@ -92,29 +92,29 @@ LAWS = (
 )
 
 
-def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[Row]:
-    """Yield the row of each law as soon as it is computed, in float32 whatever the run's compute dtype.
+def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
+    """Yield the result of each law when it is measured, in float32 regardless of the run's compute dtype.
 
     Args:
         lm: the model, with float32 weights.
         laws: the laws to check.
 
     Raises:
-        UserError: the weights are not float32.
+        UserError: if the weights are not float32.
     """
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
         raise UserError("verify needs float32 weights: load the model with weights='float32'")
-    return _rows(lm, laws)
+    return _results(lm, laws)
 
 
-def _rows(lm: LM, laws: Sequence[Law]) -> Iterator[Row]:
+def _results(lm: LM, laws: Sequence[Law]) -> Iterator[LawResult]:
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("highest"):
         subject = Subject(lm, Path(folder))
         for law in laws:
-            yield _row(law, subject)
+            yield _result(law, subject)
 
 
-def _row(law: Law, subject: Subject) -> Row:
+def _result(law: Law, subject: Subject) -> LawResult:
     start = time.perf_counter()
     difference: float | None = None
     ok, note = None, ""
@@ -128,7 +128,7 @@ def _row(law: Law, subject: Subject) -> Row:
         ok, note = False, f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
     if difference == float("inf"):
         difference, note = None, note or "non-finite values or different tokens"
-    return Row(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
+    return LawResult(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
 
 
 def fresh(config: Config, seed: int = 0) -> LM:
@@ -140,8 +140,8 @@ def fresh(config: Config, seed: int = 0) -> LM:
         config: the config of a run, with `model.vocab_size` set.
         seed: seed of the weights.
     """
-    leaves, tree = jax.tree.flatten(init_params(GPT(replace(config.model, init="gpt2")), seed))
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    moved = [leaf + 0.05 * jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
-    tokenizer = make_tokenizer("ids", "", 0, config.model.vocab_size)
-    return LM(config, jax.tree.unflatten(tree, moved), tokenizer)
+    params = init_params(GPT(replace(config.model, init="gpt2")), seed)
+    leaves, tree = jax.tree.flatten(params)
+    keys = jax.tree.unflatten(tree, list(jax.random.split(jax.random.key(seed + 1), len(leaves))))
+    noisy = jax.tree.map(lambda leaf, key: leaf + 0.05 * jax.random.normal(key, leaf.shape), params, keys)
+    return LM(config, noisy, make_tokenizer("ids", "", 0, config.model.vocab_size))
