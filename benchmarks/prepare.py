@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.data.encode import byte_vocab
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.prepare import Settings, prepare
-from jaxgpt.data.tokenizer import load_tokenizer
+from jaxgpt.data.tokenizer import byte_vocab
+from jaxgpt.data.tokenizer_files import load_tokenizer
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"  # GPT-2's, as in tiktoken
 END, SHARD = 50256, 10**8

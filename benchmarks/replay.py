@@ -22,7 +22,7 @@ from jaxgpt.config import Config, MeshConfig, UserError
 from jaxgpt.convert.files import text_beside
 from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
 from jaxgpt.data import Tokens
-from jaxgpt.data.corpus import read_path
+from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import short_repr
 from jaxgpt.files import read_json

@@ -12,7 +12,8 @@ from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.nanogpt import NANOGPT
 from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape
-from jaxgpt.data.tokenizer import CharTokenizer, make_tokenizer
+from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 
 SMALL = ModelConfig(vocab_size=300, block_size=16, n_layer=2, n_head=2, n_embd=8)
 LLAMA = replace(

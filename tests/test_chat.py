@@ -24,9 +24,8 @@ from tokenizers import Tokenizer as HFTokenizer
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import SamplingParams, UserError
-from jaxgpt.data.encode import ByteTokenizer
-from jaxgpt.data.special import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer
+from jaxgpt.data.special_tokens import SpecialTokens
+from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.lm import LM, Chat, conversation
 from jaxgpt.lm.conversation import PrefixCache
 

@@ -15,7 +15,8 @@ import pytest
 
 import jaxgpt
 from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams, UserError
-from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer, make_tokenizer
+from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.lm import LM, engine, explain, model_functions

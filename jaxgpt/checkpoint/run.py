@@ -18,7 +18,7 @@ from pathlib import Path
 
 from jaxgpt.config import Config, UserError, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
-from jaxgpt.data.special import GENERATION, TOKENIZER
+from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
 REPLACED = "checkpoints.replaced"  # where `--overwrite` puts the old checkpoints until they are deleted

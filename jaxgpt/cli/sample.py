@@ -15,7 +15,7 @@ from jaxgpt.errors import as_int
 
 if TYPE_CHECKING:
     from jaxgpt.data import Data, Tokenizer
-    from jaxgpt.data.corpus import Progress
+    from jaxgpt.data.text import Progress
     from jaxgpt.lm import LM, Generation
     from jaxgpt.report.memorized import Memorized
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxgpt.config import UserError
 from jaxgpt.data.hub import reachable
-from jaxgpt.data.tokenizer import GPT2_REPO, GPT2_REVISION
+from jaxgpt.data.tokenizer_files import GPT2_REPO, GPT2_REVISION
 
 PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "

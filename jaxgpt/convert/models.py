@@ -27,16 +27,10 @@ from jaxgpt.convert.weights import (
     probe_logits,
     save_weights,
 )
-from jaxgpt.data.corpus import read_path
-from jaxgpt.data.special import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special
-from jaxgpt.data.tokenizer import (
-    CharTokenizer,
-    NoTokenizer,
-    SubwordTokenizer,
-    Tokenizer,
-    load_tokenizer,
-    make_tokenizer,
-)
+from jaxgpt.data.special_tokens import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special_tokens
+from jaxgpt.data.text import read_path
+from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
+from jaxgpt.data.tokenizer_files import NoTokenizer, load_tokenizer, make_tokenizer, without_ids_from
 from jaxgpt.errors import short_repr
 from jaxgpt.files import read_json
 from jaxgpt.lm import load
@@ -85,9 +79,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """
     family, model, form, weights = open_model(source, accept)
     check_weights(weights, model, form)
-    own = _tokenizer(source, tokenizer, model, weights)
-    if isinstance(own, SubwordTokenizer):
-        own = own.within(model.vocab_size)
+    own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {own.vocab_size} ids, its model only {model.vocab_size}")
     with new_folder(target) as folder:
@@ -224,7 +216,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     if isinstance(weights, GgufWeights):
         return make_tokenizer(named, "", 0, model.vocab_size) if named else read_tokenizer(weights)
     recipe, config = source / "recipe.json", source / "config.json"
-    special = read_special(source, read_json(config) if config.is_file() else None)
+    special = read_special_tokens(source, read_json(config) if config.is_file() else None)
     if named:
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)

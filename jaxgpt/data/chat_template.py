@@ -1,27 +1,23 @@
-"""Render conversations with chat templates, and find the text that the assistant wrote."""
+"""Render conversations with chat templates, and locate the text that the assistant wrote."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import signal
-import subprocess
-import sys
-import threading
-import weakref
+import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.errors import UserError, short_repr
 
-SECONDS = 10.0  # of CPU time, for one conversation
-WAIT = 120.0  # seconds in all: the limit where a process cannot limit its own CPU time (Windows)
-LONGEST = 1 << 26  # bytes of a rendered conversation, as JSON
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+RENDERED = 1 << 24  # maximum characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
-Span = tuple[int, int]
+CharRange = tuple[int, int]
 
 
 class Rendered(NamedTuple):
@@ -33,14 +29,14 @@ class Rendered(NamedTuple):
     """
 
     text: str
-    spans: list[Span]
+    spans: list[CharRange]
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Check a conversation: a list of messages with a role and a content, as in chat APIs.
 
     Raises:
-        UserError: it is empty or not a list, or a message has an unknown role or no text.
+        UserError: if it is empty or not a list, or a message has an unknown role or no text.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise UserError(
@@ -58,22 +54,23 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 class ChatTemplate:
-    """A chat template, rendered as transformers' `apply_chat_template` renders it.
+    """A chat template, rendered as `apply_chat_template` of transformers renders it.
 
-    A template is a program. It runs in Jinja2's immutable sandbox, in a child process that can open no files, has 1 GiB of
-    memory, and is killed after `SECONDS` of CPU time for one conversation. The process starts at the first call and is reused.
+    A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python. Its
+    result is limited to `RENDERED` characters; its time and memory are not.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
         """Keep the template; it is compiled when it is first used.
 
         Args:
-            source: Jinja2 source.
+            source: Jinja source.
             variables: other variables of the template: `bos_token`, `eos_token`, ...
-            date: the date that the template writes, if it writes one, as `2024-07-26`; empty: today.
+            date: date for templates that write it, as `2024-07-26`; empty: today.
         """
-        self.source, self.variables, self.date = source, dict(variables or {}), date
-        self._process: subprocess.Popen[bytes] | None = None
+        self.source, self.variables, self.date = source, dict[str, Any](variables or {}), date
+        self._mark = secrets.token_hex(16)  # surrounds the assistant's text; no message can contain it
+        self._template: Template | None = None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """Render a conversation.
@@ -83,20 +80,33 @@ class ChatTemplate:
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
-            UserError: the messages are malformed, the template refuses them or has an error, or it takes too long.
+            UserError: if the messages are malformed, or the template rejects them, has an error or writes too much.
         """
-        return self._render([(messages, add_generation_prompt)])[0]
+        import jinja2
+
+        variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
+        variables |= {"add_generation_prompt": add_generation_prompt}
+        try:
+            if self._template is None:
+                self._template = _compile(self.source, self._mark, self.date)
+            text, spans = "", list[CharRange]()
+            for number, part in enumerate(_limited(self._template.generate(variables)).split(self._mark)):
+                spans += [(len(text), len(text) + len(part))] if number % 2 else []
+                text += part
+        except jinja2.TemplateSyntaxError as e:
+            raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
+        except Exception as e:  # a template can raise anything
+            raise UserError(f"the chat template cannot render these messages: {e or type(e).__name__}") from None
+        return Rendered(text, spans)
 
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
-        """Render a whole conversation, and locate the text that the assistant wrote, on which a model is trained.
+        """Render a complete conversation, and locate the text that the assistant wrote, on which a model is trained.
 
         If the template has no `{% generation %}`, each prefix of the conversation is rendered: an assistant's message is what
-        a prefix that ends with it adds to the prefix before it, whose generation prompt is not part of it. Trailing white
-        space is not part of it either.
+        a prefix that ends with it adds to the previous prefix and its generation prompt, without trailing white space.
 
         Raises:
-            UserError: as `render`; or the assistant's text cannot be located, because the template changes earlier messages
-                when later ones follow.
+            UserError: as `render`; or if the template changes earlier messages when later ones follow.
         """
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:
@@ -104,10 +114,10 @@ class ChatTemplate:
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if 0 in answers:
             raise UserError("the first message has the role assistant: begin with a message of the user")
-        befores = self._render([(messages[:number], True) for number in answers])
-        afters = self._render([(messages[: number + 1], False) for number in answers])
         spans = []
-        for number, (before, _), (after, _) in zip(answers, befores, afters, strict=True):
+        for number in answers:
+            before = self.render(messages[:number]).text
+            after = self.render(messages[: number + 1], add_generation_prompt=False).text
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
                 fault = (
                     f"changes message {number + 1} when other messages follow"
@@ -121,62 +131,54 @@ class ChatTemplate:
             spans.append((len(before), max(len(before), len(after.rstrip()))))  # an empty message may add no text
         return Rendered(whole.text, spans)
 
-    def _render(self, conversations: Sequence[tuple[Sequence[Message], bool]]) -> list[Rendered]:
-        """Render several conversations at once, each with or without the header of an assistant message."""
-        given = self.variables | {"tools": None, "documents": None}
-        variables = [
-            given | {"messages": check_messages(messages), "add_generation_prompt": prompt}
-            for messages, prompt in conversations
-        ]
-        rendered = []
-        request = {"source": self.source, "variables": variables, "date": self.date, "seconds": SECONDS}
-        for answer in self._ask(request):
-            if "error" in answer:
-                what = "has an error" if answer.get("broken") else "cannot render these messages"
-                raise UserError(f"the chat template {what}: {answer['error']}")
-            rendered.append(Rendered(answer["text"], [(begin, end) for begin, end in answer["spans"]]))
-        return rendered
 
-    def close(self) -> None:
-        """Stop the child process."""
-        if self._process is not None:
-            self._stop()
-            self._process = None
+def _limited(parts: Any) -> str:
+    """Join the parts of a result.
 
-    def _ask(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        if self._process is None:
-            program = Path(__file__).with_name("template_process.py")
-            # The isolated process looks for Jinja2 where it is installed here, such as in the user's site-packages.
-            found = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
-            folders = [str(Path(spec.origin).parents[1]) for spec in found if spec and spec.origin]
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(program), *folders],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # not interrupted by Ctrl-C
-            )
-            self._stop = weakref.finalize(self, _stop, self._process)  # also when Python exits
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(WAIT, process.kill)
-        timer.start()
-        try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            answers: list[dict[str, Any]] = json.loads(process.stdout.readline(LONGEST))
-        except (OSError, ValueError):
-            waited = not timer.is_alive()
-            self.close()
-            spent = process.returncode < 0 and process.returncode == -signal.SIGPROF
-            why = f"takes more than {WAIT if waited else SECONDS:g} s" if waited or spent else "crashed its process"
-            raise UserError(f"the chat template {why}: use another one") from None
-        finally:
-            timer.cancel()
-        return answers
+    Raises:
+        ValueError: if it is too long.
+    """
+    text, size = list[str](), 0
+    for part in parts:
+        text.append(part)
+        size += len(part)
+        if size > RENDERED:
+            raise ValueError(f"the result has more than {RENDERED:,} characters")
+    return "".join(text)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.communicate()
+def _compile(source: str, mark: str, date: str) -> Template:
+    """Compile a template with the extensions of transformers: `generation`, loop controls, and three functions."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %} ... {% endgeneration %}` encloses the text that the assistant writes."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
+
+        def mark(self, caller: Any) -> str:
+            return f"{mark}{caller()}{mark}"
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **_: Any) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators
+        )  # escapes no <, > and &
+
+    def strftime_now(form: str) -> str:
+        return (datetime.fromisoformat(date) if date else datetime.now()).strftime(form)
+
+    extensions = [Generation, loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return environment.from_string(source)

@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxgpt.config import UserError
 from jaxgpt.data.chat_template import ChatTemplate, check_messages
-from jaxgpt.data.corpus import Progress, no_progress
-from jaxgpt.data.encode import Tokenizer
 from jaxgpt.data.packing import Packed
+from jaxgpt.data.text import Progress, no_progress
+from jaxgpt.data.tokenizer import Tokenizer, encode_spans
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import short_repr
 from jaxgpt.files import JSON_BYTES, parse_json
@@ -136,7 +136,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     if all(message["role"] != "assistant" for message in messages):
         raise UserError("no message has the role assistant, and only those are trained on: add one")
     rendered = template.assistant_spans(messages)
-    return Conversation(*tokenizer.encode_spans(rendered.text, rendered.spans))
+    return Conversation(*encode_spans(tokenizer, rendered.text, rendered.spans))
 
 
 def _plain(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.corpus import is_hidden
-from jaxgpt.data.pieces import Find, cut
+from jaxgpt.data.cuts import Cuts, cut
+from jaxgpt.data.text import is_hidden
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import parse_json
 
@@ -96,33 +96,33 @@ def list_sources(names: Sequence[str], subset: str, split: str) -> list[Source]:
     return [_dataset(name, subset, split) if name.startswith(HUB) else _files(name) for name in names]
 
 
-def read_pieces(sources: Sequence[Source], field: str, find: Find) -> Iterator[tuple[Piece, int]]:
+def read_pieces(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tuple[Piece, int]]:
     """Yield all documents, and the number of bytes read from disk so far. The first document is for training.
 
     Args:
         sources: sources from `list_sources`.
         field: field or column with the text.
-        find: function that finds places to cut a long text (`Tokenizer.find`).
+        cuts: safe places to cut a long text (`cuts_of`).
     """
     read = documents = 0
-    for size, pieces in _contents(sources, field, find):
+    for size, pieces in _contents(sources, field, cuts):
         for piece, position in pieces:
             documents += piece.first
             yield (piece._replace(digest=TRAIN) if documents == 1 else piece), read + position
         read += size
 
 
-def sample_text(sources: Sequence[Source], field: str, find: Find, size: int, skip: bool) -> Iterator[list[str]]:
+def sample_text(sources: Sequence[Source], field: str, cuts: Cuts, size: int, skip: bool) -> Iterator[list[str]]:
     """Yield about `size` bytes of text, in pieces: the beginning of each file, in proportion to its size on disk.
 
     Args:
         sources: sources from `list_sources`.
         field: field or column with the text.
-        find: function that finds places to cut a text.
+        cuts: safe places to cut a text.
         size: bytes in total. Each dataset counts as a file of this size.
         skip: skip unreadable documents instead of raising their error.
     """
-    contents = list(_contents(sources, field, find))
+    contents = list(_contents(sources, field, cuts))
     total = sum(on_disk or size for on_disk, _ in contents)
     for on_disk, pieces in contents:
         left = size * (on_disk or size) / total
@@ -133,7 +133,7 @@ def sample_text(sources: Sequence[Source], field: str, find: Find, size: int, sk
                 if skip:
                     continue
                 raise
-            yield cut(text, find)
+            yield cut(text, cuts)
             left -= len(text.encode())
             if left <= 0:
                 break
@@ -149,16 +149,16 @@ def check_cuts(where: str, pieces: Sequence[str]) -> None:
         )
 
 
-def _contents(sources: Sequence[Source], field: str, find: Find) -> Iterator[tuple[int, Iterator[tuple[Piece, int]]]]:
+def _contents(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tuple[int, Iterator[tuple[Piece, int]]]]:
     """Yield each file or dataset: its bytes on disk, and its documents with the bytes read so far."""
     for source in sources:
         if source.name.startswith(HUB):
             yield 0, _read_dataset(source, field)
         for path in source.files:
-            yield path.stat().st_size, _read_file(path, field, find)
+            yield path.stat().st_size, _read_file(path, field, cuts)
 
 
-def _read_file(path: Path, field: str, find: Find) -> Iterator[tuple[Piece, int]]:
+def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[tuple[Piece, int]]:
     """Yield the documents of a file. If it is damaged, its remainder is a single unreadable document."""
     where, unpack = str(path), OPEN.get(path.suffix.lower())
     name = path.stem.lower() if unpack else path.name.lower()
@@ -172,33 +172,33 @@ def _read_file(path: Path, field: str, find: Find) -> Iterator[tuple[Piece, int]
             elif name.endswith(".json"):
                 pieces = _read_json(file, where, field)
             else:
-                pieces = _read_text(file, where, find)
+                pieces = _read_text(file, where, cuts)
             for piece in pieces:
                 yield piece, raw.tell()
     except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, lzma.LZMAError) as e:
         yield Piece(where, _unreadable(where, e)), 0
 
 
-def _read_text(file: BinaryIO, where: str, find: Find) -> Iterator[Piece]:
+def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
     data = file.read(BLOCK + 1)
     if len(data) <= BLOCK:
         if data:
             yield Piece(where, data.removeprefix(codecs.BOM_UTF8))
         return
     digest, first = hashlib.sha256(), True
-    for text, _ in _cut_text(file, where, find):  # all of it, so that an error comes before the first piece
+    for text, _ in _cut_text(file, where, cuts):  # all of it, so that an error comes before the first piece
         digest.update(text.encode())
-    for text, last in _cut_text(file, where, find):
+    for text, last in _cut_text(file, where, cuts):
         yield Piece(where, text, "", first, last, digest.digest())
         first = False
 
 
-def _cut_text(file: BinaryIO, where: str, find: Find) -> Iterator[tuple[str, bool]]:
+def _cut_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[tuple[str, bool]]:
     """Yield pieces of a text of about `BLOCK` bytes, and whether each is the last."""
     decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
     file.seek(0)
     while data := file.read(BLOCK):
-        *pieces, rest = cut(rest + _decode(decoder, data, file, where), find)
+        *pieces, rest = cut(rest + _decode(decoder, data, file, where), cuts)
         check_cuts(where, [rest])
         if pieces:
             yield "".join(pieces), False

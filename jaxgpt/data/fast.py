@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.data.encode import SubwordTokenizer, Tokenizer, byte_vocab
-from jaxgpt.data.pieces import LLAMA3, split_by
+from jaxgpt.data.cuts import LLAMA3, split_by
+from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, byte_vocab
 
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
@@ -36,7 +36,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
         return None
     merged = [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
-    alone = [[token.id for token in tokenizer._tokenizer.model.tokenize(name)] for name in ids]
+    alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
     if alone != [[i] for i in ids.values()] or merged != sorted(set(merged), key=ids.__getitem__):
         return None  # tiktoken merges in the order of ids
     ranks = {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.data.conversations import load_conversations
-from jaxgpt.data.corpus import KNOWN_VOCAB, Progress, Text, no_progress, read_text
-from jaxgpt.data.encoded import encode_text
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import holds_ids, prepared_tokenizer
-from jaxgpt.data.tokenizer import Tokenizer, make_tokenizer
+from jaxgpt.data.text import KNOWN_VOCAB, Progress, Text, no_progress, read_text
+from jaxgpt.data.token_cache import encode_text
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, open_splits
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
@@ -159,8 +160,8 @@ def vocab_size(config: Config) -> int:
 
 def _open_text(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
     data, text = config.data, read_text(config.data)
-    tokenizer = tokenizer or make_tokenizer(data.tokenizer, [text], data.vocab_size, config.model.vocab_size, progress)
-    ids = encode_text(tokenizer, text, progress).tokens.below(_model_size(config, tokenizer), tokenizer.vocab_size)
+    tokenizer = tokenizer or make_tokenizer(data.tokenizer, text, data.vocab_size, config.model.vocab_size)
+    ids = encode_text(tokenizer, text, progress).below(_model_size(config, tokenizer), tokenizer.vocab_size)
     train, val = ids.split(int(data.train_fraction * len(ids)))
     return _Opened(train, val, tokenizer, text.source, text.sha256, text)
 
@@ -185,7 +186,7 @@ def _open_conversations(config: Config, tokenizer: Tokenizer | None, progress: P
 def _open_mixture(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
     """Open each source. Validation uses all of them regardless of their weights, so that losses are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
-    tokenizer = tokenizer or _tokenizer(config, progress)
+    tokenizer = tokenizer or _tokenizer(config)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:
         raise UserError("data.mix has conversations and other data: add --data.documents mask")
@@ -198,7 +199,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer | None, progress: Progres
     return Data(train, Mixture(val, [1] * len(val)), held_out, tokenizer, source, fingerprint, parts=parts)
 
 
-def _tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
+def _tokenizer(config: Config) -> Tokenizer:
     """Return the tokenizer of the data: from a prepared directory, named by the config, or made from the text of all sources.
 
     Raises:
@@ -218,7 +219,7 @@ def _tokenizer(config: Config, progress: Progress = no_progress) -> Tokenizer:
                 f"start from a model with --init-from RUN{documents}"
             )
         texts.append(read_text(each))
-    return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size, progress)
+    return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
 
 
 def _holds_ids(data: DataConfig) -> bool:

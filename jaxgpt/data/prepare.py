@@ -26,10 +26,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxgpt.config import MAX_VOCAB
+from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.documents import HUB, Piece, Source, check_cuts, list_sources, read_pieces, sample_text
-from jaxgpt.data.encode import Tokenizer
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.pieces import GPT2_CUTS, cut, find_by
 from jaxgpt.data.shards import (
     INDEX,
     KIND,
@@ -45,7 +44,8 @@ from jaxgpt.data.shards import (
     token_dtype,
     write_index,
 )
-from jaxgpt.data.tokenizer import KINDS, load_tokenizer, make_tokenizer, train_bpe
+from jaxgpt.data.tokenizer import Tokenizer, cuts_of
+from jaxgpt.data.tokenizer_files import TOKENIZERS, load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int, short_repr
 from jaxgpt.files import LOCK, sole_writer
 
@@ -136,7 +136,7 @@ def prepare(
             note(f"continuing {out} after {sum(index['splits'][split]['documents'] for split in SPLITS):,} documents")
         total = sum(source.size for source in sources) if all(source.size for source in sources) else 0
         workers = workers or (1 if 0 < total < SMALL else len(os.sched_getaffinity(0)))
-        pieces = islice(read_pieces(sources, settings.field, tokenizer.find), index["pieces"], None)
+        pieces = islice(read_pieces(sources, settings.field, cuts_of(tokenizer)), index["pieces"], None)
         try:
             with closing(_Output(out, index)) as output, closing(_encoded(pieces, workers, out, settings)) as batches:
                 for batch, read in batches:
@@ -213,7 +213,7 @@ def _check_names(names: Sequence[str], out: Path, settings: Settings) -> None:
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
-    if name in KINDS and name not in ("gpt2", "byte") and not Path(name).exists():
+    if name in TOKENIZERS and name not in ("gpt2", "byte") and not Path(name).exists():
         raise UserError(f"--tokenizer {name} is not supported: use gpt2, bpe, or the path of a tokenizer or run")
     tokenizer = make_tokenizer(name, "", 0, 0)
     if tokenizer.eos_id is None:
@@ -285,7 +285,7 @@ def _tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of the directory; create it if the directory is new."""
     if "tokenizer" not in index:
-        text = sample_text(sources, settings.field, find_by(GPT2_CUTS), BPE_SAMPLE, skip)
+        text = sample_text(sources, settings.field, GPT2_CUTS, BPE_SAMPLE, skip)
         tokenizer = given or train_bpe(text, settings.vocab_size)
         entry = {"name": settings.tokenizer} | save_tokenizer(out, tokenizer)
         index |= {"dtype": token_dtype(tokenizer.vocab_size).name, "tokenizer": entry}
@@ -371,7 +371,7 @@ class Encoder:
         )
 
     def _ids(self, where: str, text: str) -> list[np.ndarray]:
-        pieces = cut(text, self._tokenizer.find)
+        pieces = cut(text, cuts_of(self._tokenizer))
         check_cuts(where, pieces)
         try:
             return [self._encode(piece) for piece in pieces]

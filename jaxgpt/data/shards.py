@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from jaxgpt.data.encode import Tokenizer
-from jaxgpt.data.special import GENERATION, TOKENIZER
-from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
+from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC, is_token_path
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_atomically

@@ -1,231 +1,355 @@
-"""Make tokenizers by name, or load them from files or the Hub. All are saved as `tokenizer.json`."""
+"""Tokenizers: bytes, characters, words, and wrappers of the `tokenizers` library."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import re
-from collections.abc import Iterable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
 
-from jaxgpt.config import MAX_VOCAB, UserError, did_you_mean
-from jaxgpt.data.corpus import Progress, Text, no_progress
-from jaxgpt.data.encode import CHARACTERS, EOS_NAMES, byte_level, call_tokenizers, quiet_stderr
-from jaxgpt.data.encode import ByteTokenizer as ByteTokenizer
-from jaxgpt.data.encode import CharTokenizer as CharTokenizer
-from jaxgpt.data.encode import SubwordTokenizer as SubwordTokenizer
-from jaxgpt.data.encode import Tokenizer as Tokenizer
-from jaxgpt.data.encode import WordTokenizer as WordTokenizer
-from jaxgpt.data.hub import reachable
-from jaxgpt.data.pieces import GPT2_CUTS, find_by, rejoin, split_by
-from jaxgpt.data.special import read_special
-from jaxgpt.errors import short_repr
-from jaxgpt.files import parse_json, read_bytes
+import numpy as np
 
-KINDS = ("char", "word", "byte", "gpt2", "bpe", "ids")
-LIMIT = 1 << 27  # maximum bytes of a tokenizer file; four times the largest published one
-GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts, cut, known_cuts
+from jaxgpt.data.special_tokens import SpecialTokens
+
+T = TypeVar("T")
+EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
+CHARACTERS = r"[\s\S]"  # pattern of a character tokenizer
+
+Ids = Sequence[int] | np.ndarray
 
 
-class NoTokenizer(UserError):
-    """There are no files of a tokenizer."""
+class Tokenizer(Protocol):
+    """The interface of a tokenizer.
 
-
-def make_tokenizer(
-    kind: str,
-    text: str | Text | Sequence[Text],
-    vocab_size: int,
-    model_vocab_size: int,
-    progress: Progress = no_progress,
-) -> Tokenizer:
-    """Make the tokenizer of `data.tokenizer`.
-
-    Args:
-        kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a folder with one or with GPT-2's two files.
-        text: text to build char, word and bpe from, or several.
-        vocab_size: vocabulary size of bpe.
-        model_vocab_size: vocabulary size of ids, whose tokens are the numbers below it.
-        progress: called while the text is read.
+    Attributes:
+        vocab_size: V; all ids are smaller.
+        special: special tokens from the files of an imported model; empty for other tokenizers.
+        bos_ids: ids to put before a text.
+        end_ids: ids that end a text.
+        eos_id: the first of end_ids, or None.
+        separator: separator to join two texts with; not empty: decoding does not restore white space.
+        byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
     """
-    texts = [Text(text.encode(), "")] if isinstance(text, str) else [text] if isinstance(text, Text) else text
-    blocks = itertools.chain.from_iterable(each.blocks(progress=progress) for each in texts)
-    match kind:
-        case "char":
-            return CharTokenizer(set[str]().union(*map(set, blocks)))
-        case "word":
-            pieces = itertools.chain.from_iterable(rejoin(blocks, WordTokenizer.find))
-            return WordTokenizer(word for piece in pieces for word in piece.split())
-        case "ids":
-            if not model_vocab_size:
-                raise UserError("data.tokenizer 'ids' needs the number of ids: set model.vocab_size")
-            return WordTokenizer(str(i) for i in range(model_vocab_size))
-        case "byte":
-            return ByteTokenizer()
-        case "gpt2":
-            return _gpt2_from_hub()
-        case "bpe":
-            return train_bpe(rejoin(blocks, find_by(GPT2_CUTS)), vocab_size)
-    return load_tokenizer(Path(kind))
+
+    separator: str
+    special: SpecialTokens
+
+    @property
+    def byte_ids(self) -> Collection[int]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_ids(self) -> tuple[int, ...]: ...
+    @property
+    def end_ids(self) -> tuple[int, ...]: ...
+    @property
+    def eos_id(self) -> int | None: ...
+    def encode(self, text: str) -> np.ndarray:
+        """Encode a text to int32 ids. The names of special tokens are ordinary text.
+
+        Raises:
+            UserError: if the text has characters or words outside the vocabulary.
+        """
+        ...
+
+    def encode_special(self, text: str) -> np.ndarray:
+        """Encode a text, with the names of special tokens as their ids."""
+        ...
+
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        """Return which ids below `vocab_size` have a text, bool `[V]`; the vocabulary of a model may be padded."""
+        ...
+
+    def decode(self, ids: Ids) -> str:
+        """Decode ids to text."""
+        ...
+
+    def name(self, i: int) -> str:
+        """Return a name for a token that is not whole characters: its bytes, such as `<0xC3>`."""
+        ...
+
+    def to_json(self) -> str:
+        """Return the content of `tokenizer.json`."""
+        ...
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json, or a folder with tokenizer.json, vocab.json and merges.txt, or encoder.json and vocab.bpe.
+class _Base:
+    """Common members: special tokens, and ids 0 to V - 1 that all have a text."""
 
-    Special tokens are read from generation_config.json and tokenizer_config.json in the same folder.
+    special = SpecialTokens()
+    separator = ""
+    byte_ids: Collection[int] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        raise NotImplementedError
+
+    def encode(self, text: str) -> np.ndarray:
+        raise NotImplementedError
+
+    def encode_special(self, text: str) -> np.ndarray:
+        return self.encode(text)
+
+    def decode(self, ids: Ids) -> str:
+        raise NotImplementedError
+
+    def name(self, i: int) -> str:
+        return self.decode([i])
+
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        return np.arange(vocab_size) < self.vocab_size
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        special = tuple(i for i in self.special.end_ids if i < self.vocab_size)
+        return special or self._usual_end()
+
+    @property
+    def eos_id(self) -> int | None:
+        return next(iter(self.end_ids), None)
+
+    def _usual_end(self) -> tuple[int, ...]:
+        """Return the end token with one of the usual names."""
+        return ()
+
+
+class ByteTokenizer(_Base):
+    """A tokenizer with one id per UTF-8 byte, its value."""
+
+    vocab_size = 256
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(_utf8(text), np.uint8).astype(np.int32)
+
+    def decode(self, ids: Ids) -> str:
+        values = np.asarray(ids, np.int64)
+        return bytes(values[(values >= 0) & (values < 256)].astype(np.uint8)).decode("utf-8", "replace")
+
+    def name(self, i: int) -> str:
+        return f"<0x{i:02X}>"
+
+    def to_json(self) -> str:
+        return byte_level(byte_vocab(), []).to_str(pretty=True)
+
+
+class CharTokenizer(_Base):
+    """A tokenizer with one id per character, sorted by code point."""
+
+    def __init__(self, characters: Iterable[str]) -> None:
+        self.characters = sorted(set(characters))
+        points = np.array([ord(c) for c in self.characters], np.int64)
+        self._ids = np.full(points.max(initial=0) + 2, -1, np.int32)  # by code point; the last entry is for higher ones
+        self._ids[points] = np.arange(len(points))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.characters)
+
+    def encode(self, text: str) -> np.ndarray:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        ids: np.ndarray = self._ids[np.minimum(points, len(self._ids) - 1)]
+        if len(ids) and ids.min() < 0:
+            index = int(ids.argmin())
+            char, around = text[index], text[max(index - 12, 0) : index + 13]
+            raise UserError(
+                f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) in {around!r} is not among "
+                f"the tokenizer's {self.vocab_size} characters: remove it, or train on text that contains it"
+            )
+        return ids
+
+    def decode(self, ids: Ids) -> str:
+        return "".join(self.characters[i] for i in np.asarray(ids, np.int64))
+
+    def to_json(self) -> str:
+        from tokenizers import Regex, decoders, pre_tokenizers
+
+        vocab = {c: i for i, c in enumerate(self.characters)}
+        return _word_level(vocab, pre_tokenizers.Split(Regex(CHARACTERS), "isolated"), decoders.Fuse())
+
+
+class WordTokenizer(_Base):
+    """A tokenizer with one id per word. Words are separated by white space."""
+
+    separator = " "
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = list(dict.fromkeys(words))
+        self._ids = {w: i for i, w in enumerate(self.words)}
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    def _usual_end(self) -> tuple[int, ...]:
+        return tuple(self._ids[name] for name in EOS_NAMES if name in self._ids)[:1]
+
+    def encode(self, text: str) -> np.ndarray:
+        words = text.split()
+        try:
+            return np.array([self._ids[w] for w in words], np.int32)
+        except KeyError:
+            word = next(w for w in words if w not in self._ids)
+            near = did_you_mean(word, self.words)
+            raise UserError(f"word {word!r} is not among the tokenizer's {self.vocab_size} words{near}") from None
+
+    def decode(self, ids: Ids) -> str:
+        return " ".join(self.words[i] for i in np.asarray(ids, np.int64))
+
+    def to_json(self) -> str:
+        from tokenizers import pre_tokenizers
+
+        return _word_level(self._ids, pre_tokenizers.WhitespaceSplit(), None)
+
+
+class SubwordTokenizer(_Base):
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or the tokenizer of an imported model.
+
+    Attributes:
+        library: the library's tokenizer.
+        cuts: places to cut a text without changing its ids.
     """
-    tokenizer = _load(path)
-    tokenizer.special = read_special(path if path.is_dir() else path.parent)
+
+    def __init__(self, library: Any) -> None:
+        library.encode_special_tokens = True  # the names of special tokens in a user's text are ordinary text
+        library.no_truncation()
+        library.no_padding()
+        if getattr(library.model, "dropout", None):
+            library.model.dropout = None  # BPE dropout is for training; encoding must be deterministic
+        self.library = library
+        self.cuts = known_cuts(library.to_str())
+        # In tokenizers like Llama 2's, a byte is a token <0xF0>. A decoder that does not join bytes shows this name.
+        named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
+        self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
+        self._vocab_size = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        encoding = call_tokenizers(lambda: self.library.encode("a"), "this text")
+        added = itertools.takewhile(lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True))
+        return tuple(i for i, _ in added)
+
+    def _usual_end(self) -> tuple[int, ...]:
+        names = (self.special.tokenizer.get("eos_token", ""), *EOS_NAMES)
+        return tuple(i for i in map(self.library.token_to_id, names) if i is not None)[:1]
+
+    @cached_property
+    def special_library(self) -> Any:
+        """A copy that recognizes the names of special tokens; switching one tokenizer back and forth is not thread-safe.
+
+        It has no post-processor: the one of GPT-NeoX, for example, trims white space from the offsets of ids.
+        """
+        copy = type(self.library).from_str(self.library.to_str())
+        copy.post_processor = None
+        return copy
+
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        ids = np.array([*self.library.get_vocab().values()], np.int64)
+        return np.isin(np.arange(vocab_size), ids)
+
+    def encode(self, text: str) -> np.ndarray:
+        _utf8(text)
+        encode = lambda: self.library.encode_batch_fast(cut(text, self.cuts), add_special_tokens=False)  # noqa: E731
+        parts = [np.array(encoding.ids, np.int32) for encoding in call_tokenizers(encode, "this text")]
+        return np.concatenate(parts)
+
+    def encode_special(self, text: str) -> np.ndarray:
+        return np.array(self.encode_offsets(text).ids, np.int32)
+
+    def encode_offsets(self, text: str) -> Any:
+        """Encode a text as `encode_special` does, and return the library's encoding: ids, and the characters of each."""
+        _utf8(text)
+        return call_tokenizers(lambda: self.special_library.encode(text, add_special_tokens=False), "this text")
+
+    def decode(self, ids: Ids) -> str:
+        return call_tokenizers(
+            lambda: self.library.decode([int(i) for i in ids], skip_special_tokens=False), "these ids"
+        )
+
+    def name(self, i: int) -> str:
+        token, byte_of = self.library.id_to_token(i) or "", byte_vocab()
+        if i in self.byte_ids or not byte_of.keys() >= set(token):
+            return token
+        return "".join(f"<0x{byte_of[c]:02X}>" for c in token)  # byte-level BPE
+
+    def to_json(self) -> str:
+        return self.library.to_str(pretty=True)
+
+
+def cuts_of(tokenizer: Tokenizer) -> Cuts:
+    """Return where a text can be cut without changing its ids."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        return tokenizer.cuts
+    return WHITESPACE if isinstance(tokenizer, WordTokenizer) else ANYWHERE
+
+
+def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Encode as `encode_special` does, and return which ids have characters in the ranges `[begin, end)`, as bool."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        encoding = tokenizer.encode_offsets(text)
+        inside, offsets = np.zeros(len(encoding.ids), bool), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        for begin, end in spans:
+            touching = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
+            inside[touching.min(initial=len(inside)) : touching.max(initial=-1) + 1] = True
+        return np.array(encoding.ids, np.int32), inside
+    bounds = [0, *itertools.chain.from_iterable(spans), len(text)]
+    parts = [tokenizer.encode(text[begin:end]) for begin, end in itertools.pairwise(bounds)]
+    return np.concatenate(parts), np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
+
+
+def call_tokenizers(function: Callable[[], T], what: str) -> T:
+    """Call `tokenizers`, and convert its exceptions, including Rust panics, to a UserError."""
+    try:
+        return function()
+    except BaseException as e:
+        if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+            raise
+        raise UserError(f"the tokenizer cannot process {what} ({type(e).__name__}: {e})") from None
+
+
+def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+    """Build the library's byte-level BPE, which splits words by GPT-2's pattern."""
+    from tokenizers import Tokenizer as LibraryTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    tokenizer = LibraryTokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     return tokenizer
 
 
-def _load(path: Path) -> Tokenizer:
-    if path.is_dir():
-        for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
-            if (path / vocab).is_file() and (path / merges).is_file() and not (path / "tokenizer.json").is_file():
-                return _gpt2_from_files(path / vocab, path / merges)
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        raise NoTokenizer(
-            f"no tokenizer at {path}{did_you_mean(str(path), KINDS)}: one of {', '.join(KINDS)}, or a path"
-        )
-    data = read_bytes(path, LIMIT)
-    value = parse_json(data, str(path))
-    try:
-        return _checked(value, data.decode())
-    except ValueError as e:
-        raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
-    except (TypeError, KeyError, AttributeError):
-        raise UserError(f"{path} is not a tokenizer.json: it has no model with a vocabulary") from None
+def byte_vocab() -> dict[str, int]:
+    """Map GPT-2's printable character for each byte to the value of the byte."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}
 
 
-def _checked(value: Any, text: str) -> Tokenizer:
-    """Load a tokenizer.json after checking that it cannot hang and that ids are unique.
-
-    Raises:
-        ValueError: it fails a check.
-    """
-    from tokenizers import Tokenizer as HFTokenizer
+def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:
+    from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers import models
 
-    for pattern in _patterns(value):
-        bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
-        # Only these can take time exponential in the length of a text.
-        if re.search(r"\)[*+{]|\\g", bare):
-            raise ValueError(f"its pattern {short_repr(pattern)} repeats a group, which can take exponential time")
-    vocab = value["model"]["vocab"]
-    ids = list(vocab.values()) if isinstance(vocab, dict) else []
-    if len(set(ids)) < len(ids):
-        raise ValueError("two tokens have the same id")
-    # Check before the library loads them: to write a vocabulary, it counts up to the largest id.
-    for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
-        if i >= MAX_VOCAB:
-            raise ValueError(f"id {i} is not below {MAX_VOCAB}")
-    if value == json.loads(ByteTokenizer().to_json()):
-        return ByteTokenizer()
-    with quiet_stderr():
-        library = call_tokenizers(lambda: HFTokenizer.from_str(text), "this file")
-    tokenizer: Tokenizer = SubwordTokenizer(library)
-    if not tokenizer.vocab_size:
-        raise ValueError("it has no tokens")
-    own = _own(json.loads(library.to_str())) if isinstance(library.model, models.WordLevel) else None
-    return own or tokenizer
+    tokenizer = LibraryTokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer.to_str(pretty=True)
 
 
-def _own(value: Any) -> Tokenizer | None:
-    """Return a character or word tokenizer if the tokenizer.json is that of one of ours, else None.
-
-    Raises:
-        ValueError: it has the structure of ours but other ids.
-    """
-    model, splitter = value["model"], value["pre_tokenizer"]
-    if value["normalizer"] or value["added_tokens"]:
-        return None
-    words = sorted(model["vocab"], key=model["vocab"].__getitem__)
-    if [model["vocab"][word] for word in words] != list(range(len(words))):
-        raise ValueError("its ids are not 0, 1, 2, ...")
-    if splitter == split_by(CHARACTERS):
-        if words != sorted(words) or any(len(word) != 1 for word in words):
-            raise ValueError("its characters are not sorted by code point")
-        return CharTokenizer(words)
-    if splitter == {"type": "WhitespaceSplit"}:
-        if [word.split() for word in words] != [[word] for word in words]:
-            raise ValueError("one of its words is empty or contains white space")
-        return WordTokenizer(words)
-    return None
-
-
-def _patterns(value: Any) -> Iterable[str]:
-    """Yield every regular expression in a tokenizer.json."""
-    todo = [value.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
-    while todo:
-        match todo.pop():
-            case {"Regex": str() as pattern}:
-                yield pattern
-            case dict() as inner:
-                todo += inner.values()
-            case list() as inner:
-                todo += inner
-
-
-def _gpt2_from_files(vocab: Path, merges: Path) -> SubwordTokenizer:
-    table = parse_json(read_bytes(vocab, LIMIT), str(vocab))
+def _utf8(text: str) -> bytes:
     try:
-        lines = read_bytes(merges, LIMIT).decode("utf-8").split("\n")
-        pairs = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-        tokenizer = call_tokenizers(lambda: byte_level(table, pairs), "these files")
-    except ValueError as e:
-        raise UserError(f"cannot read {vocab} and {merges} as the files of a BPE tokenizer ({e})") from None
-    return _with_eos(tokenizer)
-
-
-def _gpt2_from_hub() -> SubwordTokenizer:
-    from huggingface_hub import hf_hub_download
-    from tokenizers import Tokenizer as HFTokenizer
-
-    find = partial(hf_hub_download, GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION)
-    try:
-        try:
-            path = find(local_files_only=True)
-        except Exception:
-            path = find(local_files_only=not reachable())
-    except Exception:
+        return text.encode()
+    except UnicodeEncodeError as e:  # a byte of a command-line argument that is not UTF-8
         raise UserError(
-            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: name a folder "
-            "with its files as the tokenizer, or another tokenizer"
+            f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character"
         ) from None
-    return SubwordTokenizer(HFTokenizer.from_file(path))
-
-
-def train_bpe(pieces: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE tokenizer.
-
-    Args:
-        pieces: lists of texts; no word of the vocabulary crosses the border of two texts.
-        vocab_size: maximum size of the vocabulary, with the 256 bytes and the end-of-text token.
-
-    Raises:
-        UserError: the vocabulary is too small.
-    """
-    from tokenizers import pre_tokenizers, trainers
-
-    if vocab_size < 257:
-        raise UserError(f"data.vocab_size {vocab_size} is too small: bytes and the end token need 257 ids")
-    tokenizer = byte_level({}, [])
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOS_NAMES[0]],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(pieces, trainer)
-    return SubwordTokenizer(tokenizer)
-
-
-def _with_eos(tokenizer: Any) -> SubwordTokenizer:
-    from tokenizers import AddedToken
-
-    if tokenizer.token_to_id(EOS_NAMES[0]) is not None:
-        tokenizer.add_special_tokens([AddedToken(EOS_NAMES[0], special=True)])
-    return SubwordTokenizer(tokenizer)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, UserError
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
-from jaxgpt.data.special import TOKENS
+from jaxgpt.data.special_tokens import TOKENS
 from jaxgpt.decoding.sampler import Model, RowLimits, SamplerState, decode_steps
 from jaxgpt.decoding.sampling import TokenBuffer
 from jaxgpt.errors import as_int

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from jaxgpt.config import UserError
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
-from jaxgpt.data.corpus import Progress, no_progress
+from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.report.hashes import ODD, HashSet, mix
 
 SEARCHED = 1 << 18  # ids to search at a time: their hashes fit in the CPU's cache

@@ -38,7 +38,7 @@ from jaxgpt.checkpoint.store import (
     val_losses,
 )
 from jaxgpt.config import Config, MeshConfig, TrainConfig, UserError
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.files import LOCK
 from jaxgpt.train.skip import SkipStatistics, init_skip_state

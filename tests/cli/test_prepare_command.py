@@ -16,7 +16,7 @@ import pytest
 from helpers import TEXT, jaxgpt
 
 from jaxgpt.cli.data_prepare import _parse_count
-from jaxgpt.data.tokenizer import train_bpe
+from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.files import sole_writer
 

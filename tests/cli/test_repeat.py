@@ -19,7 +19,7 @@ from jaxgpt.cli.parse import command_line, path_word
 from jaxgpt.cli.report import first_prompt, sample_command, typed_prompt
 from jaxgpt.cli.train import COMMAND, Args
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
 
 

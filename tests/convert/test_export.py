@@ -149,7 +149,7 @@ def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
 
 def test_end_tokens_are_written(tmp_path):
     run = run_folder(tmp_path / "run", replace(SMALL, vocab_size=0))
-    from jaxgpt.data.tokenizer import make_tokenizer
+    from jaxgpt.data.tokenizer_files import make_tokenizer
 
     (run / "tokenizer.json").write_text(make_tokenizer("bpe", TEXT * 5, 270, 0).to_json())
     config = json.loads((run / "config.json").read_text())

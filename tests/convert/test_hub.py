@@ -16,7 +16,7 @@ from jaxgpt.convert import hub
 from jaxgpt.convert.hub import PATTERNS, fetch_model
 from jaxgpt.convert.models import import_model
 from jaxgpt.data.hub import reachable
-from jaxgpt.data.tokenizer import GPT2_REVISION
+from jaxgpt.data.tokenizer_files import GPT2_REVISION
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -106,7 +106,7 @@ def test_errors_are_one_line(monkeypatch, error, message):
 OFFLINE = """
 import sys, time
 from jaxgpt.convert.hub import fetch_model
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 began = time.perf_counter()
 for ask in (lambda: fetch_model("someone/tiny"), lambda: make_tokenizer("gpt2", "", 0, 0)):
     try:

@@ -11,8 +11,8 @@ from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.config import UserError
 from jaxgpt.convert.models import export_model, import_model
-from jaxgpt.data.special import SpecialTokens, read_special
-from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
+from jaxgpt.data.special_tokens import SpecialTokens, read_special_tokens
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.prompts import encode_prompt
 
 START, END = 265, 266
@@ -110,7 +110,7 @@ def test_every_way_of_generating_ends_there(folders):
 def test_generation_config_comes_before_config(tmp_path, generation, config, expected):
     folder = source_folder(tmp_path / "hf", generation_config=generation, config=config)
     values = json.loads((folder / "config.json").read_text())
-    assert read_special(folder, values).end_ids == expected
+    assert read_special_tokens(folder, values).end_ids == expected
 
 
 def test_the_first_token_is_added_where_the_tokenizer_says_so_and_never_twice(folders):
@@ -190,10 +190,10 @@ def test_a_bad_template_is_refused(tmp_path, template):
     source = source_folder(tmp_path / "hf", tokenizer_config={"chat_template": template})
     (source / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="chat_template must be a string"):
-        read_special(source)
+        read_special_tokens(source)
     (source / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
-        read_special(source)
+        read_special_tokens(source)
 
 
 @pytest.mark.ci

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-from pathlib import Path
 from typing import Any
 
-import jinja2
-import markupsafe
 import pytest
 
 from jaxgpt.config import UserError
-from jaxgpt.data import chat_template
 from jaxgpt.data.chat_template import ChatTemplate
-from jaxgpt.data.encode import ByteTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, encode_spans
 
 # Formats of published models; the templates are our own.
 CHATML = """{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n' + default + '<|im_end|>\n' }}{% endif %}
@@ -59,11 +49,6 @@ TALK = [
     {"role": "assistant", "content": "Bye."},
 ]
 SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-@pytest.fixture(autouse=True)
-def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
 
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "marked", "language"])
@@ -115,7 +100,7 @@ def test_an_empty_answer_has_an_empty_span() -> None:
     rendered = ChatTemplate(template).assistant_spans(talk)
     begin, end = rendered.spans[0]
     assert begin == end
-    ids, trained = ByteTokenizer().encode_spans(*rendered)
+    ids, trained = encode_spans(ByteTokenizer(), *rendered)
     assert (bytes(ids.tolist()).decode(), trained.sum()) == (rendered.text, len("Bye."))
 
 
@@ -130,8 +115,8 @@ HOSTILE = {
     "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "unsafe",
     "{% include '/etc/passwd' %}": "no loader",
     "{{ messages.append(1) }}": "unsafe",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "takes more than",
-    "{{ 'a' * 10 ** 10 }}": "it needs more than 1024 MiB",
+    "{{ 'a' * 10 ** 8 }}": "the result has more than 16,777,216 characters",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{{ messages }}{% endfor %}{% endfor %}": "the result has more",
     "{{ raise_exception('two\nlines') }}": "cannot render these messages",
     "{% if %}": "has an error: line 1",
     "{{ nothing.at.all }}": "undefined",
@@ -147,29 +132,6 @@ def test_a_hostile_template_is_one_line(source: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_next_conversation_is_rendered_after_one_that_hung() -> None:
-    template = ChatTemplate("{% if messages[0].content == 'hang' %}{% for i in range(99999) %}{% for j in range(99999) %}"
-                            "{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}")  # fmt: skip
-    with pytest.raises(UserError, match="takes more than"):
-        template.render([{"role": "user", "content": "hang"}])
-    assert template.render([{"role": "user", "content": "fine"}]).text == "fine"
-
-
-def test_the_limit_is_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A correct template does not fail on a busy machine, here one that stops its process."""
-    monkeypatch.setattr(chat_template, "SECONDS", 0.3)
-    template = ChatTemplate(CHATML, VARIABLES)
-    expected = template.render(TALK)
-    assert template._process is not None
-    os.kill(template._process.pid, signal.SIGSTOP)
-    threading.Timer(0.6, os.kill, (template._process.pid, signal.SIGCONT)).start()
-    assert template.render(TALK) == expected
-    monkeypatch.setattr(chat_template, "WAIT", 0.1)
-    os.kill(template._process.pid, signal.SIGSTOP)
-    with pytest.raises(UserError, match=r"takes more than 0\.1 s"):
-        template.render(TALK)
-
-
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
@@ -183,14 +145,3 @@ def test_the_limit_is_of_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_malformed_messages_are_named(messages: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         ChatTemplate(CHATML).render(messages)
-
-
-def test_jinja_need_not_be_in_the_interpreters_own_packages() -> None:
-    """The child is isolated; it is told where the parent finds Jinja2 (`pip install --user`, PYTHONPATH)."""
-    folders = {str(Path(module.__file__).parents[1]) for module in (jinja2, markupsafe)}
-    program = Path(chat_template.__file__).with_name("template_process.py")
-    request = json.dumps({"source": "{{ 1 + 1 }}", "variables": [{}], "date": "", "seconds": 1})
-    for given, ok in ((folders, True), ((), False)):
-        command = [sys.executable, "-I", "-S", str(program), *given]  # -S: without site-packages
-        done = subprocess.run(command, input=request, capture_output=True, text=True)
-        assert ('"2"' in done.stdout) == ok

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig, UserError
-from jaxgpt.data import Batches, Tokens, encoded, open_data, vocab_size, with_path
+from jaxgpt.data import Batches, Tokens, open_data, token_cache, vocab_size, with_path
 
 END = "<EOS>"
 
@@ -116,7 +116,7 @@ def test_bytes_of_the_validation_text_come_from_its_ids(fraction: float) -> None
         (DataConfig(mix=("text.txt=1", "talks.jsonl=1"), tokenizer="byte"), r"add --data\.documents mask"),
         (DataConfig(path="text.txt", documents="mask"), r"mask needs an end-of-text id .* the tokenizer has none"),
         (DataConfig(path="text.txt", tokenizer="ids"), r"set model\.vocab_size"),
-        (DataConfig(path="missing.txt"), r"no such file or folder: missing\.txt"),
+        (DataConfig(path="missing.txt"), r"no such file or directory: missing\.txt"),
         (DataConfig(dataset="none"), r"--data\.path"),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None
 
 def test_16_bit_ids_serve_a_padded_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are enough if the ids of the tokenizer fit, whatever size the model pads its vocabulary to."""
-    monkeypatch.setattr(encoded, "SMALLEST", 1)
+    monkeypatch.setattr(token_cache, "CACHED", 1)
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     config = config_of(text, tokenizer="bpe", vocab_size=300).with_model(vocab_size=70_000)

@@ -22,12 +22,13 @@ from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import open_data, shards
+from jaxgpt.data.cuts import GPT2_CUTS, LLAMA3, split_by
 from jaxgpt.data.documents import list_sources, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.pieces import GPT2_CUTS, LLAMA3, find_by, split_by
 from jaxgpt.data.prepare import Settings, prepare
 from jaxgpt.data.shards import find_prepared
-from jaxgpt.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, train_bpe
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, train_bpe
 
 WORDS = ("the", "Tea", "naïve", "is", "42", "\n", "\n\n", "  ", "don't", "東京、", "<|endoftext|>", "ab", "'s", "🙂")
 OUT = Path("out")
@@ -62,7 +63,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut text files above 300 bytes into pieces, and record the progress after every piece."""
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
     monkeypatch.setattr("jaxgpt.data.prepare.BATCH", 1000)
-    monkeypatch.setattr("jaxgpt.data.pieces.PIECE", 50)
+    monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
 
 
@@ -501,7 +502,7 @@ def test_bpe_is_trained_on_a_sample_of_every_file(settings: Settings) -> None:
     for letter in "abc":
         Path(f"src/{letter}.jsonl").write_text(f'{{"text": "{letter * 8} {letter * 8}"}}\n' * 500)
         Path(f"src/{letter}.empty").touch()
-    sample = [*sample_text(list_sources(["src"], "", ""), "text", find_by(GPT2_CUTS), 3000, skip=False)]
+    sample = [*sample_text(list_sources(["src"], "", ""), "text", GPT2_CUTS, 3000, skip=False)]
     texts = [text for pieces in sample for text in pieces]
     assert all(1000 <= sum(map(len, [text for text in texts if text[0] == letter])) < 1100 for letter in "abc")
     index = prepare(["src"], OUT, replace(settings, tokenizer="bpe", vocab_size=290), 1)
@@ -623,7 +624,7 @@ def test_a_suffix_means_one_thing(settings: Settings) -> None:
     for name, data in names.items():
         for suffix, compress in (("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)):
             Path(name + suffix).write_bytes(compress(data))
-            pieces = read_pieces(list_sources([name + suffix], "", ""), "text", find_by(GPT2_CUTS))
+            pieces = read_pieces(list_sources([name + suffix], "", ""), "text", GPT2_CUTS)
             assert [piece.text() for piece, _ in pieces] == texts
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data import pieces
-from jaxgpt.data.encode import byte_level, byte_vocab
-from jaxgpt.data.pieces import LLAMA3, cut, find_by, known_cuts
-from jaxgpt.data.tokenizer import SubwordTokenizer, load_tokenizer, make_tokenizer
+from jaxgpt.data import cuts
+from jaxgpt.data.cuts import LLAMA3, cut, known_cuts
+from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, byte_vocab
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 
 DATA = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 GPT2 = DATA / "gpt2-bpe"
@@ -101,8 +101,8 @@ def pattern_tokenizer(pattern):
 def test_known_splits_keep_words(pattern, monkeypatch):
     """Compares the words that the pattern finds; BPE treats each word separately."""
     tokenizer = pattern_tokenizer(pattern)
-    find = find_by(known_cuts(tokenizer.to_str()))
-    monkeypatch.setattr(pieces, "PIECE", 1)
+    found = known_cuts(tokenizer.to_str())
+    monkeypatch.setattr(cuts, "PIECE", 1)
 
     def words(text):
         return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
@@ -110,7 +110,7 @@ def test_known_splits_keep_words(pattern, monkeypatch):
     @settings(max_examples=300, deadline=None)
     @given(ODD)
     def check(text):
-        parts = cut(text, find)
+        parts = cut(text, found)
         assert "".join(parts) == text
         assert [w for part in parts for w in words(part)] == words(text)
 
@@ -130,31 +130,23 @@ def test_the_librarys_whitespace_is_pythons():
 def test_texts_are_split_only_where_ids_do_not_change(monkeypatch):
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-    monkeypatch.setattr(pieces, "PIECE", 1000)
+    monkeypatch.setattr(cuts, "PIECE", 1000)
     text = WORDS * 4
     tokenizer = trained()
-    assert len(cut(text, tokenizer.find)) > 1
-    assert tokenizer.encode(text).tolist() == tokenizer._tokenizer.encode(text).ids
-
-    def strange(**parts):
-        made = byte_level(byte_vocab() | {"\u2581": 256}, [])
-        made.decoder = decoders.Fuse()
-        for name, part in parts.items():
-            setattr(made, name, part)
-        return SubwordTokenizer(made)
-
-    split = pre_tokenizers
-    # A mark added before every text would be added before every piece; Metaspace adds none before a space.
-    threes = split.Split(Regex(r"\s{3}|\S+"), "isolated")
-    for whole, made in (
-        (False, strange(pre_tokenizer=split.Metaspace(prepend_scheme="first"))),
-        (True, strange(normalizer=normalizers.Prepend("\u2581"), pre_tokenizer=None)),
-        (False, strange(pre_tokenizer=split.Whitespace())),
-        (False, strange(normalizer=normalizers.Lowercase(), pre_tokenizer=split.BertPreTokenizer())),
-        (False, strange(pre_tokenizer=threes)),
+    assert len(cut(text, tokenizer.cuts)) > 1
+    assert tokenizer.encode(text).tolist() == tokenizer.library.encode(text).ids
+    for name, part in (
+        ("pre_tokenizer", pre_tokenizers.Metaspace(prepend_scheme="first")),
+        ("normalizer", normalizers.Prepend("\u2581")),
+        ("normalizer", normalizers.Lowercase()),
+        ("pre_tokenizer", pre_tokenizers.Split(Regex(r"\s{3}|\S+"), "isolated")),
     ):
-        assert (len(cut(text, made.find)) == 1) == whole
-        assert made.encode(text).tolist() == made._tokenizer.encode(text).ids
+        library = byte_level(byte_vocab() | {"\u2581": 256}, [])
+        library.decoder = decoders.Fuse()
+        setattr(library, name, part)
+        made = SubwordTokenizer(library)
+        assert cut(text, made.cuts) == [text], "no cut is known"
+        assert made.encode(text).tolist() == made.library.encode(text).ids
 
 
 def test_characters_and_words():

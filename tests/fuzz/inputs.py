@@ -21,9 +21,9 @@ from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConf
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.gguf import GgufWeights
 from jaxgpt.convert.models import FAMILIES
-from jaxgpt.data.encode import byte_vocab
-from jaxgpt.data.pieces import LLAMA3
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.cuts import LLAMA3
+from jaxgpt.data.tokenizer import byte_vocab
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.presets import preset
 
 TEXT = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 4

@@ -36,7 +36,8 @@ from jaxgpt.convert.tensors import leaf_shapes
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import read_conversations
-from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer, load_tokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.data.tokens import open_tokens
 from jaxgpt.lm import load
 from jaxgpt.model.params import flatten_params

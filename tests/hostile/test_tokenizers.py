@@ -10,7 +10,7 @@ import pytest
 from helpers import TEXT
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokenizer import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 
 CHAR = json.loads(make_tokenizer("char", "abc", 0, 0).to_json())
 BYTES = json.loads(make_tokenizer("byte", "", 0, 0).to_json())
@@ -79,4 +79,4 @@ def test_tokenization_is_deterministic(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(hundreds))
     tokenizer: Any = load_tokenizer(tmp_path)
     long = TEXT * 8
-    assert tokenizer.encode(long).tolist() == tokenizer._tokenizer.encode(long).ids
+    assert tokenizer.encode(long).tolist() == tokenizer.library.encode(long).ids

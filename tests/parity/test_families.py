@@ -11,7 +11,7 @@ import pytest
 import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.convert.models import read_model
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ import jaxgpt
 from jaxgpt.config import Config
 from jaxgpt.convert.models import read_model
 from jaxgpt.convert.tensors import expand, to_tensor
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 from jaxgpt.train.loss import cross_entropy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
 from jaxgpt.data import Tokens, open_data
-from jaxgpt.data.encode import ByteTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.report import memorized
 from jaxgpt.report.memorized import Match, longest_match, longest_matches
 

@@ -12,7 +12,7 @@ from helpers import make
 
 import jaxgpt
 from jaxgpt.config import Config, ModelConfig, UserError
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.lm import Generation
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params

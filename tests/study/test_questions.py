@@ -9,7 +9,7 @@ from helpers import MODELS, make, random_ids, small
 import jaxgpt
 from jaxgpt import study
 from jaxgpt.config import Config, TrainConfig, UserError
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.model.params import flatten_params
 from jaxgpt.ops.quantize import quantize
 

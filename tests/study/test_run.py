@@ -10,7 +10,7 @@ from helpers import COMMON, MODELS, make, random_ids, repository, small
 
 import jaxgpt
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.model import GPT
 from jaxgpt.model.named import Named
 from jaxgpt.model.scan import stack_layers

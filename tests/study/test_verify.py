@@ -16,7 +16,7 @@ from helpers import MODELS, jaxgpt, make, small
 
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.convert import models
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import sampler
 from jaxgpt.lm import LM, engine
 from jaxgpt.model import attention, embedding, gpt

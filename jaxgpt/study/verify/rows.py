@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.data.tokenizer import make_tokenizer
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import init_params

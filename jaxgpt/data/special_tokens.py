@@ -1,0 +1,113 @@
+"""Special tokens of a model, and its chat template, from the files beside tokenizer.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxgpt.config import UserError
+from jaxgpt.errors import short_repr
+from jaxgpt.files import read_bytes, read_json
+
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"  # since transformers 5 a separate file
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Special tokens of a model. Export writes both files again.
+
+    Attributes:
+        generation: content of generation_config.json, with the ids of config.json that it lacks.
+        tokenizer: tokens and chat template of tokenizer_config.json. Its `add_bos_token` is unused, as in transformers 5:
+            tokenizer.json specifies what is added to a text.
+    """
+
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return _as_ids(self.generation.get("eos_token_id"))
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, even if the tokenizer does not add it."""
+        return next(iter(_as_ids(self.generation.get("bos_token_id"))), None)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Tokens by their names in chat templates: `bos_token`, `eos_token`, `pad_token`, `unk_token`."""
+        return {name: self.tokenizer[name] for name in TOKENS if name in self.tokenizer}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template; of several, the one named `default`."""
+        template = self.tokenizer.get("chat_template")
+        if isinstance(template, list):
+            return next((each["template"] for each in template if each["name"] == "default"), None)
+        return template
+
+
+def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
+    """Read generation_config.json, tokenizer_config.json and chat_template.jinja of a directory; all are optional.
+
+    Args:
+        directory: the directory.
+        config: config.json of a transformers model, for ids that generation_config.json lacks.
+
+    Raises:
+        UserError: if a file cannot be read, or a token or id has the wrong type.
+    """
+    path, template_path = directory / TOKENIZER, directory / TEMPLATE
+    generation = read_json(directory / GENERATION) if (directory / GENERATION).is_file() else {}
+    for name in IDS:
+        value = (config or {}).get(name) if generation.get(name) is None else generation[name]
+        ids = value if isinstance(value, list) else [0 if value is None else value]
+        if any(type(i) is not int for i in ids):
+            raise UserError(
+                f"{directory / GENERATION}: {name} must be an integer or a list of integers: {short_repr(value)}"
+            )
+        generation |= {} if value is None else {name: value}
+    values = read_json(path) if path.is_file() else {}
+    tokens: dict[str, Any] = {n: _token(values[n], f"{path}: {n}") for n in TOKENS if values.get(n) is not None}
+    name = "additional_special_tokens"
+    if values.get(name) is not None:
+        if not isinstance(values[name], list):
+            raise UserError(f"{path}: {name} must be a list: {short_repr(values[name])}")
+        tokens[name] = [_token(token, f"{path}: {name}") for token in values[name]]
+    template = _read_template(template_path) if template_path.is_file() else values.get("chat_template")
+    if template is not None:
+        each = template if isinstance(template, list) else [{"name": "default", "template": template}]
+        if not all(
+            isinstance(t, dict) and isinstance(t.get("name"), str) and isinstance(t.get("template"), str) for t in each
+        ):
+            raise UserError(f"{path}: chat_template must be a string, or a list of names and templates")
+        tokens["chat_template"] = template
+    return SpecialTokens(generation, tokens)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path} is not UTF-8 text (byte {e.start})") from None
+
+
+def _token(value: Any, where: str) -> str:
+    """Return the text of a token; older files contain an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UserError(f"{where} must be a string: {short_repr(value)}")
+    return text
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    """Return an id or a list of ids as a tuple, without negative ids, which mean none."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(i for i in ids if i >= 0))

@@ -1,0 +1,215 @@
+"""Texts: Python's standard library, small texts to learn from, or the user's file or directory."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from string import ascii_letters
+
+import numpy as np
+
+from jaxgpt.config import DataConfig, UserError
+from jaxgpt.files import cache_dir, fetch
+
+TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory
+DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
+
+# Modules that every Python since 3.11 has as ASCII source, in reading order.
+PYTHON_MODULES = """
+abc argparse ast base64 bdb bisect calendar cmd code codecs codeop collections/__init__ colorsys compileall configparser
+contextlib copy copyreg csv dataclasses difflib dis doctest enum filecmp fileinput fnmatch genericpath getpass gettext glob
+graphlib gzip hashlib hmac html/parser http/client http/cookiejar http/cookies http/server imaplib inspect io ipaddress
+json/decoder json/encoder linecache locale logging/__init__ logging/config logging/handlers mailbox mimetypes modulefinder
+netrc ntpath numbers operator optparse os pdb pickletools pkgutil plistlib poplib posixpath pprint profile pstats py_compile
+pyclbr queue quopri reprlib rlcompleter sched selectors shelve shutil smtplib socket socketserver stat string subprocess
+symtable tabnanny tarfile tempfile textwrap threading timeit tokenize trace traceback types typing unittest/case unittest/mock
+unittest/suite urllib/request uuid warnings wave weakref webbrowser zipapp
+""".split()
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+# The two questions of StatQuest's decoder-only transformer, each followed by its answer.
+STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
+
+# Vocabulary sizes by dataset and tokenizer that are known without a download.
+KNOWN_VOCAB = {("shakespeare", "char"): 65, ("statquest", "word"): 5, ("repeats", "char"): 53}
+
+# Lines of random letters, each written twice. The length varies, so that the copy cannot be found by its distance.
+REPEATS_LINES, REPEATS_LENGTHS = 20_000, (5, 25)
+
+Progress = Callable[[int, int], None]  # called with (done, total)
+
+
+def no_progress(done: int, total: int) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text in UTF-8.
+
+    Attributes:
+        data: the text.
+        source: description of the text, in one line.
+        files: name and size in bytes of each file of a directory, in order; empty for a single file.
+    """
+
+    data: bytes
+    source: str = ""
+    files: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text as a string."""
+        return self.data.decode("utf-8")
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the text, in hexadecimal."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def characters(self) -> int:
+        """Number of characters: bytes that do not continue one."""
+        return int(np.count_nonzero(np.frombuffer(self.data, np.uint8) & 0xC0 != 0x80))
+
+
+def read_text(config: DataConfig) -> Text:
+    """Read the text of a config.
+
+    Raises:
+        UserError: if the text is missing, empty, too large or not UTF-8, or cannot be downloaded.
+    """
+    if config.path:
+        return read_path(Path(config.path))
+    match config.dataset:
+        case "python":
+            return python_sources()
+        case "shakespeare":
+            path = cache_dir() / "tinyshakespeare.txt"
+            fetch(SHAKESPEARE_URL, SHAKESPEARE_SHA256, path, flag="--data.path FILE")
+            return Text(_read_file(path), f"tinyshakespeare ({path})")
+        case "statquest":
+            return Text(STATQUEST.encode(), "StatQuest's two sentences")
+        case "repeats":
+            return Text(repeats().encode(), f"{REPEATS_LINES:,} lines of random letters, each written twice")
+    raise UserError("no text is named: add --data.path FILE")
+
+
+def repeats() -> str:
+    """Make random strings, each written twice and followed by a new line; only the second copy can be predicted."""
+    rng, (shortest, longest) = Random(0), REPEATS_LENGTHS  # random() gives the same numbers in every version of Python
+
+    def draw(n: int) -> int:
+        return int(rng.random() * n)
+
+    words = (
+        "".join(ascii_letters[draw(len(ascii_letters))] for _ in range(shortest + draw(longest - shortest + 1)))
+        for _ in range(REPEATS_LINES)
+    )
+    return "".join(f"{word}{word}\n" for word in words)
+
+
+def python_sources() -> Text:
+    """Concatenate the sources of a fixed list of standard-library modules."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = {name: root / f"{name}.py" for name in PYTHON_MODULES if (root / f"{name}.py").is_file()}
+    if len(paths) < len(PYTHON_MODULES) // 2:
+        raise UserError(
+            f"the sources of Python's standard library are not at {root} ({len(paths)} of {len(PYTHON_MODULES)} modules "
+            f"found): choose a different text with --data.path FILE"
+        )
+    parts = {name: _read_file(path) for name, path in paths.items()}
+    missing = [name for name in PYTHON_MODULES if name not in paths]
+    names = list(parts)
+    source = f"{len(parts)} modules of Python's standard library, {names[0]} to {names[-1]}, at {root}"
+    source += f"; without {', '.join(missing)}" if missing else ""
+    return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
+
+
+def read_path(path: Path) -> Text:
+    """Read a text file, or all text files of a directory, sorted by path. Other files of a directory are skipped.
+
+    Raises:
+        UserError: if the path does not exist, is too large, is not text, or is a directory without text files.
+    """
+    if not path.exists():
+        raise UserError(f"no such file or directory: {path}")
+    if path.is_file():
+        if not (data := _read_file(path)):
+            raise UserError(f"{path} is empty")
+        return Text(data, str(path))
+    files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
+    parts, skipped = dict[str, bytes](), Counter[str]()
+    for file in files:
+        try:
+            parts[str(file.relative_to(path))] = _read_file(file)
+        except NotText as e:
+            skipped[e.kind] += 1
+        if sum(map(len, parts.values())) > TEXT_BYTES:
+            raise _too_large(path)
+    if empty := [name for name, part in parts.items() if not part]:
+        skipped["empty"] = len(empty)
+    parts = {name: part for name, part in parts.items() if part}
+    counts = ", ".join(f"{n} {kind}" for kind, n in skipped.items())
+    if not parts:
+        raise UserError(f"no text files in {path} ({counts or 'it is empty'}): choose a different --data.path")
+    source = f"{len(parts)} text file{'s' * (len(parts) > 1)} in {path}" + (f"; skipped {counts}" if counts else "")
+    return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether any part of a path begins with a dot."""
+    return any(part.startswith(".") for part in path.parts)
+
+
+class NotText(UserError):
+    """A file is not UTF-8 text; `kind` is the suffix of a file of documents, "not UTF-8" or "binary"."""
+
+    def __init__(self, message: str, kind: str = "not UTF-8") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def _read_file(path: Path) -> bytes:
+    """Read a UTF-8 file, without its byte-order mark.
+
+    Raises:
+        NotText: if the file is not UTF-8 text.
+    """
+    if path.suffix.lower() in DOCUMENTS:
+        raise NotText(
+            f"{path} holds documents or compressed data, not plain text: tokenize it with jaxgpt data prepare {path} --out "
+            f"tokens, then use --data.path tokens",
+            path.suffix.lower(),
+        )
+    try:
+        if path.stat().st_size > TEXT_BYTES:
+            raise _too_large(path)
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        data.decode("utf-8")
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise NotText(
+            f"{path} is not UTF-8 text (byte {e.start}): convert it to plain text, or rename a file of token ids to .bin"
+        ) from None
+    if (nul := data.find(0)) >= 0:
+        message = f"{path} is not text (NUL at byte {nul}): use plain UTF-8 text, or token ids in .bin files"
+        raise NotText(message, "binary")
+    return data
+
+
+def _too_large(path: Path) -> UserError:
+    return UserError(
+        f"{path} has more than {TEXT_BYTES:,} bytes of text: tokenize it with jaxgpt data prepare {path} --out tokens, then "
+        f"use --data.path tokens"
+    )

@@ -1,0 +1,78 @@
+"""Encode a text and cache the ids, which are memory-mapped the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from jaxgpt.data.cuts import cut
+from jaxgpt.data.text import Progress, Text, no_progress
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, cuts_of
+from jaxgpt.data.tokens import Tokens
+from jaxgpt.files import cache_dir, locked, write_atomically
+
+CACHED = 1 << 20  # bytes of the shortest text with cached ids; shorter ones are encoded within a second
+TOGETHER = 64  # pieces to encode at a time, on all cores
+KEPT_DAYS = 90  # ids that are not used for this time are deleted
+
+
+def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progress) -> Tokens:
+    """Encode a text, or load its ids from `cache_dir()/tokens`, which can be deleted at any time.
+
+    The ids of a byte tokenizer are the text itself. Characters and short texts are not cached: encoding them is fast.
+
+    Args:
+        tokenizer: the tokenizer.
+        text: the text to encode.
+        progress: called with the number of characters encoded so far and the total.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return Tokens([np.frombuffer(text.data, np.uint8)])
+    if not isinstance(tokenizer, CharTokenizer) and len(text.data) >= CACHED:
+        key = "\0".join((version("tokenizers"), tokenizer.to_json(), text.sha256))
+        path = cache_dir() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+        with suppress(OSError):  # the file system is read-only or full
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_suffix(".lock")):  # one process encodes, the others wait
+                if (ids := _load(path)) is None:
+                    _save(path, _encode(tokenizer, text.text, progress))
+                    ids = np.load(path, mmap_mode="r", allow_pickle=False)
+            return Tokens([ids])
+    return Tokens([_encode(tokenizer, text.text, progress)])
+
+
+def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> np.ndarray:
+    """Encode a text in the smallest sufficient dtype."""
+    dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
+    pieces, parts, done = cut(text, cuts_of(tokenizer)), [], 0
+    for start in range(0, len(pieces), TOGETHER):
+        piece = "".join(pieces[start : start + TOGETHER])
+        parts.append(tokenizer.encode(piece).astype(dtype))
+        done += len(piece)
+        progress(done, len(text))
+    return np.concatenate(parts)
+
+
+def _load(path: Path) -> np.ndarray | None:
+    """Memory-map cached ids; None if the file is missing or truncated."""
+    try:
+        ids: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        path.touch()  # records the time of last use
+    except (OSError, ValueError, EOFError):
+        return None
+    return ids
+
+
+def _save(path: Path, ids: np.ndarray) -> None:
+    file = io.BytesIO()
+    np.save(file, ids, allow_pickle=False)
+    write_atomically(path, file.getvalue())
+    for other in path.parent.iterdir():
+        if other.stat().st_mtime < time.time() - KEPT_DAYS * 24 * 3600:
+            other.unlink()

@@ -1,0 +1,134 @@
+"""Sources of text, and files that are not text."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxgpt.config import DataConfig, UserError
+from jaxgpt.data import open_data, text
+from jaxgpt.data.text import PYTHON_MODULES, Text, python_sources, read_path, read_text, repeats
+from jaxgpt.presets import preset
+
+
+def test_tinyshakespeare(data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The published size and split, from a copy in the cache."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "tinyshakespeare.txt").write_bytes((data_dir / "tinyshakespeare.txt").read_bytes())
+    data = open_data(preset("nanogpt-cpu"))
+    assert data.characters == 1_115_394
+    assert data.tokenizer.vocab_size == 65
+    assert (len(data.train), len(data.val)) == (1_003_854, 111_540)
+    first = [18, 47, 56, 57, 58, 1, 15, 47, 58, 47, 64, 43, 52, 10, 0, 14, 43, 44, 53, 56]
+    assert data.train.take(0, 20).tolist() == first
+    assert data.tokenizer.decode(first) == "First Citizen:\nBefor"
+
+
+def test_offline_and_not_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxgpt.data.text.SHAKESPEARE_URL", "https://127.0.0.1:9/input.txt")
+    with pytest.raises(UserError) as error:
+        read_text(DataConfig(dataset="shakespeare"))
+    for part in ("https://127.0.0.1:9/input.txt", "tinyshakespeare.txt", "--data.path FILE"):
+        assert part in str(error.value)
+
+
+def test_python_sources() -> None:
+    found = python_sources()
+    assert sorted(PYTHON_MODULES) == PYTHON_MODULES
+    assert len(found.text) > 2_000_000
+    assert sorted(set(found.text)) == ["\n", *map(chr, range(32, 127))]
+    assert "modules of Python's standard library, abc to zipapp" in found.source
+
+
+def test_python_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(UserError, match=f"not at {tmp_path}.*--data.path FILE"):
+        python_sources()
+
+
+def test_folders_are_read_in_order_of_names(tmp_path: Path) -> None:
+    folder = tmp_path / ".hidden" / "texts"  # only what is hidden inside the folder is left out
+    (folder / "b").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    for name, content in (("a.txt", "one"), ("b/c.txt", "two"), ("z.txt", "three"), (".git/x", "no"), (".y", "no")):
+        (folder / name).write_text(content)
+    assert read_path(folder).text == "onetwothree"
+
+
+NOT_TEXT = {
+    "latin.txt": ("caf\u00e9".encode("latin-1"), r"not UTF-8 text \(byte 3\): convert it", "not UTF-8"),
+    "image.png": (b"\x89PNG\0\xff\xfe", "not UTF-8 text", "not UTF-8"),
+    "wide.txt": ("hello".encode("utf-16"), "not UTF-8 text", "not UTF-8"),
+    "zeros.txt": (b"a" * 1000 + b"\0b", r"not text \(NUL at byte 1000\)", "binary"),
+    "a.jsonl": (b'{"text": "hello"}\n', "jaxgpt data prepare .* --out tokens", ".jsonl"),
+    "a.JSONL": (b'{"text": "hello"}\n', "jaxgpt data prepare .* --out tokens", ".jsonl"),
+    "a.txt.gz": (gzip.compress(b"hello"), "jaxgpt data prepare .*a.txt.gz --out tokens", ".gz"),
+    "a.parquet": (b"PAR1....PAR1", "jaxgpt data prepare .* --out tokens", ".parquet"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TEXT)
+def test_files_that_are_not_text(name: str, tmp_path: Path) -> None:
+    """A single file is an error; in a directory, it is skipped and counted."""
+    content, message, kind = NOT_TEXT[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} .*{message}"):
+        read_path(tmp_path / name)
+    with pytest.raises(UserError, match=rf"no text files in .* \(1 {kind}\)"):
+        read_path(tmp_path)
+    (tmp_path / "b.txt").write_text("text")
+    (tmp_path / "empty.txt").touch()
+    assert read_path(tmp_path) == Text(
+        b"text", f"1 text file in {tmp_path}; skipped 1 {kind}, 1 empty", (("b.txt", 4),)
+    )
+
+
+def test_empty_and_large_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(UserError, match=r"a\.txt is empty"):
+        read_path(tmp_path / "a.txt")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("a" * 60)
+    monkeypatch.setattr(text, "TEXT_BYTES", 100)
+    assert len(read_path(tmp_path / "a.txt").data) == 60
+    with pytest.raises(UserError, match="more than 100 bytes of text: tokenize it with jaxgpt data prepare"):
+        read_path(tmp_path)
+
+
+def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name, "utf-8-sig")
+    assert read_path(tmp_path / "a.txt").text == "a.txt"
+    assert read_path(tmp_path).text == "a.txtb.txt"
+
+
+@given(st.text(max_size=40))
+def test_characters_are_counted(content: str) -> None:
+    assert Text(content.encode()).characters == len(content)
+
+
+def test_missing_and_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or directory: nowhere"):
+        read_path(Path("nowhere"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match=r"no text files in .*it is empty"):
+        read_path(tmp_path / "nothing")
+
+
+def test_statquest_is_two_sentences() -> None:
+    data = open_data(preset("statquest"))
+    assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]
+    assert not data.held_out
+
+
+def test_repeats_are_lines_of_two_equal_halves() -> None:
+    lines = repeats().splitlines()
+    halves = {(line[: len(line) // 2], line[len(line) // 2 :]) for line in lines}
+    assert len(halves) == len(lines) == 20_000
+    assert all(first == second for first, second in halves)
+    assert {len(first) for first, _ in halves} == set(range(5, 26))
+    assert lines[0] == "NvnAvOpyEVAoNGnVZQUqLU" * 2
