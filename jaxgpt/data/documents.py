@@ -52,6 +52,7 @@ class Piece(NamedTuple):
     first: bool = True  # whether the document starts with this piece
     last: bool = True  # whether the document ends with this piece
     digest: bytes = b""  # SHA-256 of the document; empty: not computed, because this piece is the complete document
+    read: int = 0  # bytes of the sources read from disk so far
 
     def text(self) -> str:
         """Parse the text.
@@ -96,8 +97,8 @@ def list_sources(names: Sequence[str], subset: str, split: str) -> list[Source]:
     return [_dataset(name, subset, split) if name.startswith(HUB) else _files(name) for name in names]
 
 
-def read_pieces(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tuple[Piece, int]]:
-    """Yield all documents, and the number of bytes read from disk so far. The first document is for training.
+def read_pieces(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[Piece]:
+    """Yield all documents. The first document is for training.
 
     Args:
         sources: sources from `list_sources`.
@@ -106,9 +107,9 @@ def read_pieces(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[t
     """
     read = documents = 0
     for size, pieces in _contents(sources, field, cuts):
-        for piece, position in pieces:
+        for piece in pieces:
             documents += piece.first
-            yield (piece._replace(digest=TRAIN) if documents == 1 else piece), read + position
+            yield piece._replace(read=read + piece.read, digest=TRAIN if documents == 1 else piece.digest)
         read += size
 
 
@@ -126,17 +127,17 @@ def sample_text(sources: Sequence[Source], field: str, cuts: Cuts, size: int, sk
     total = sum(on_disk or size for on_disk, _ in contents)
     for on_disk, pieces in contents:
         left = size * (on_disk or size) / total
-        for piece, _ in pieces:
+        for piece in pieces:
+            if left <= 0:
+                break
             try:
                 text = piece.text()
             except UserError:
-                if skip:
-                    continue
-                raise
-            yield cut(text, cuts)
-            left -= len(text.encode())
-            if left <= 0:
-                break
+                if not skip:
+                    raise
+            else:
+                left -= len(text.encode())
+                yield cut(text, cuts)
 
 
 def check_cuts(where: str, pieces: Sequence[str]) -> None:
@@ -149,8 +150,8 @@ def check_cuts(where: str, pieces: Sequence[str]) -> None:
         )
 
 
-def _contents(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tuple[int, Iterator[tuple[Piece, int]]]]:
-    """Yield each file or dataset: its bytes on disk, and its documents with the bytes read so far."""
+def _contents(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tuple[int, Iterator[Piece]]]:
+    """Yield the bytes on disk and the documents of each file or dataset."""
     for source in sources:
         if source.name.startswith(HUB):
             yield 0, _read_dataset(source, field)
@@ -158,7 +159,7 @@ def _contents(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tup
             yield path.stat().st_size, _read_file(path, field, cuts)
 
 
-def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[tuple[Piece, int]]:
+def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
     """Yield the documents of a file. If it is damaged, its remainder is a single unreadable document."""
     where, unpack = str(path), OPEN.get(path.suffix.lower())
     name = path.stem.lower() if unpack else path.name.lower()
@@ -174,9 +175,9 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[tuple[Piece, int]
             else:
                 pieces = _read_text(file, where, cuts)
             for piece in pieces:
-                yield piece, raw.tell()
+                yield piece._replace(read=raw.tell())
     except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, lzma.LZMAError) as e:
-        yield Piece(where, _unreadable(where, e)), 0
+        yield Piece(where, _unreadable(where, e))
 
 
 def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
@@ -247,7 +248,7 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
             number += 1
 
 
-def _read_dataset(source: Source, field: str) -> Iterator[tuple[Piece, int]]:
+def _read_dataset(source: Source, field: str) -> Iterator[Piece]:
     import datasets
 
     name = source.name.removeprefix(HUB)
@@ -258,9 +259,9 @@ def _read_dataset(source: Source, field: str) -> Iterator[tuple[Piece, int]]:
             _check_column(source.name, field, rows.column_names)
             rows = rows.select_columns([field])
         for number, row in enumerate(rows):
-            yield Piece(f"{source.name}, row {number}", row.get(field)), 0
+            yield Piece(f"{source.name}, row {number}", row.get(field))
     except Exception as e:  # any error of the libraries below datasets
-        yield Piece(source.name, _unreadable(source.name, e)), 0
+        yield Piece(source.name, _unreadable(source.name, e))
 
 
 def _files(name: str) -> Source:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -20,19 +19,23 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     """Return a faster function with the results of `tokenizer.encode`, or None without such a function or without tiktoken.
 
     `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. They agree if every
-    token, encoded alone by `tokenizers`, is itself. Proof: take the first pair (x, y) that only tiktoken merges, into a token
-    t. Until then, no merge crossed the boundaries of t, so encoding the bytes of t alone also reaches (x, y). It ends as t,
-    so (x, y) is a listed pair.
+    token, encoded alone by `tokenizers`, is itself: take the first pair (x, y) that only tiktoken merges, into a token t. So
+    far, no merge crossed the ends of t, so encoding t alone also reaches (x, y). It ends as t, so (x, y) is a listed pair.
     """
     try:
         import tiktoken
     except ImportError:
         return None
-    data = json.loads(tokenizer.to_json())
-    model, bytes_of = data["model"], byte_vocab()
-    is_plain = model["type"] == "BPE" and not any(map(model.get, UNSUPPORTED)) and not data["normalizer"]
-    pattern = _word_pattern(data["pre_tokenizer"]) if all(token["special"] for token in data["added_tokens"]) else None
-    if not isinstance(tokenizer, SubwordTokenizer) or not is_plain or pattern is None:
+    data, pattern, bytes_of = json.loads(tokenizer.to_json()), "", byte_vocab()
+    model, added = data["model"], data["added_tokens"]
+    match data["pre_tokenizer"]:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            pattern = GPT2_WORDS
+        case {"pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}:
+            pattern = next((words for words in LLAMA3 if split == split_by(words)), "")
+    if not isinstance(tokenizer, SubwordTokenizer) or not pattern or not all(token["special"] for token in added):
+        return None
+    if data["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
         return None
     merged = [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
@@ -51,13 +54,3 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
             return tokenizer.encode(text)
 
     return encode
-
-
-def _word_pattern(splitter: Any) -> str | None:
-    """Return the pattern of words of a pre-tokenizer if it is GPT-2's, Llama 3's or Qwen's."""
-    match splitter:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return GPT2_WORDS
-        case {"pretokenizers": [first, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}:
-            return next((pattern for pattern in LLAMA3 if first == split_by(pattern)), None)
-    return None

@@ -84,6 +84,7 @@ class Encoded(NamedTuple):
     split: str  # train or val
     size: int  # bytes of text
     first: bool  # whether a document starts with this piece
+    read: int  # bytes of the sources read from disk so far
     skipped: str = ""  # why the document cannot be read; empty: it can
 
 
@@ -139,12 +140,12 @@ def prepare(
         pieces = islice(read_pieces(sources, settings.field, cuts_of(tokenizer)), index["pieces"], None)
         try:
             with closing(_Output(out, index)) as output, closing(_encoded(pieces, workers, out, settings)) as batches:
-                for batch, read in batches:
+                for batch in batches:
                     for encoded in batch:
                         if encoded.skipped and on_error == "fail":
                             raise UserError(f"{encoded.skipped}; to skip such documents, use --on-error skip")
                         output.add(encoded)
-                    report(index, read, total)
+                    report(index, batch[-1].read, total)
                 output.finish()
         except OSError as e:  # a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
@@ -262,16 +263,14 @@ def _begin(out: Path, settings: Settings, sources: Sequence[Source]) -> dict[str
 
 
 def _check_same(out: Path, index: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    names = [[source["name"] for source in each["sources"]] for each in (index, new)]
-    if names[0] != names[1]:
-        old = " ".join(names[0])
-        raise UserError(
-            f"{out} was created with the sources {old}, not {' '.join(names[1])}: use {old}, or another --out"
-        )
-    for name, value in new["settings"].items():
-        if (old := index["settings"].get(name)) != value:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{out} was created with {flag} {old}, not {value}: use {old}, or another --out")
+    """Raise `UserError` if the settings or sources differ from the settings and sources of the index."""
+    names = [" ".join(source["name"] for source in each["sources"]) for each in (index, new)]
+    pairs = {
+        f"--{key.replace('_', '-')}": (index["settings"].get(key), value) for key, value in new["settings"].items()
+    }
+    for what, (old, value) in {"the sources": names, **pairs}.items():
+        if old != value:
+            raise UserError(f"{out} was created with {what} {old}, not {value}: use {old}, or another --out")
     for was, source in zip(index["sources"], new["sources"], strict=True):
         if was != source:
             raise UserError(
@@ -296,24 +295,21 @@ def _tokenizer(
     return tokenizer
 
 
-def _encoded(
-    pieces: Iterator[tuple[Piece, int]], workers: int, out: Path, settings: Settings
-) -> Generator[tuple[list[Encoded], int]]:
-    """Encode pieces in order, in this process or in several. Yield batches, and the bytes read from disk so far."""
+def _encoded(pieces: Iterator[Piece], workers: int, out: Path, settings: Settings) -> Generator[list[Encoded]]:
+    """Encode batches of pieces in order, in this process or in several."""
     if workers == 1:
         encode = Encoder(out, settings)
-        yield from ((encode(batch), read) for batch, read in _batches(pieces))
+        yield from map(encode, _batches(pieces))
         return
     spawn = multiprocessing.get_context("spawn")  # forking is not safe in a process with threads
     pool = ProcessPoolExecutor(workers, spawn, _start_worker, (out, settings))
-    waiting = deque[tuple["Future[list[Encoded]]", int]]()
+    waiting = deque["Future[list[Encoded]]"]()
     try:
-        for batch, read in _batches(pieces):
-            waiting.append((pool.submit(_encode_in_worker, batch), read))
+        for batch in _batches(pieces):
+            waiting.append(pool.submit(_encode_in_worker, batch))
             if len(waiting) > 2 * workers + 2:
-                future, read = waiting.popleft()
-                yield future.result(), read
-        yield from ((future.result(), read) for future, read in waiting)
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)
     except BrokenProcessPool:
         raise TrainingFailed(
             "a worker process was killed, perhaps because memory ran out: use fewer --workers; the same command continues"
@@ -322,17 +318,17 @@ def _encoded(
         pool.shutdown(cancel_futures=True)
 
 
-def _batches(pieces: Iterator[tuple[Piece, int]]) -> Iterator[tuple[list[Piece], int]]:
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     """Group pieces to about `BATCH` bytes."""
-    batch, size, read = list[Piece](), 0, 0
-    for piece, read in pieces:
+    batch, size = list[Piece](), 0
+    for piece in pieces:
         batch.append(piece)
         size += len(piece.content) if isinstance(piece.content, str | bytes) else 0
         if size >= BATCH or len(batch) >= BATCH_PIECES:
-            yield batch, read
+            yield batch
             batch, size = [], 0
     if batch:
-        yield batch, read
+        yield batch
 
 
 class Encoder:
@@ -358,7 +354,7 @@ class Encoder:
         except UserError as e:
             if not (piece.first and piece.last):
                 raise  # the beginning of the document may be written
-            return Encoded(b"", "train", 0, True, str(e))
+            return Encoded(b"", "train", 0, True, piece.read, str(e))
         if piece.first and self._is_end_before:
             ids = [self._end, *ids]
         if piece.last and not self._is_end_before:
@@ -366,9 +362,8 @@ class Encoder:
         data = text.encode()
         digest = piece.digest or hashlib.sha256(data).digest()
         split = "val" if int.from_bytes(digest[:8], "big") < self._val_below else "train"
-        return Encoded(
-            np.concatenate(ids, dtype=self._end.dtype, casting="unsafe").tobytes(), split, len(data), piece.first
-        )
+        joined = np.concatenate(ids, dtype=self._end.dtype, casting="unsafe").tobytes()
+        return Encoded(joined, split, len(data), piece.first, piece.read)
 
     def _ids(self, where: str, text: str) -> list[np.ndarray]:
         pieces = cut(text, cuts_of(self._tokenizer))

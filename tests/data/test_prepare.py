@@ -625,7 +625,7 @@ def test_a_suffix_means_one_thing(settings: Settings) -> None:
         for suffix, compress in (("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)):
             Path(name + suffix).write_bytes(compress(data))
             pieces = read_pieces(list_sources([name + suffix], "", ""), "text", GPT2_CUTS)
-            assert [piece.text() for piece, _ in pieces] == texts
+            assert [piece.text() for piece in pieces] == texts
 
 
 def test_bytes_that_are_not_text_are_named(tokenizer_path: Path) -> None:
