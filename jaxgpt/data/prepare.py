@@ -340,6 +340,7 @@ class Encoder:
     def __init__(self, out: Path, settings: Settings) -> None:
         self._tokenizer = load_tokenizer(out / TOKENIZER_FILE)
         self._encode = fast_encoder(self._tokenizer) or self._tokenizer.encode
+        self._cuts = cuts_of(self._tokenizer)
         self._end = np.array([self._tokenizer.eos_id], token_dtype(self._tokenizer.vocab_size))
         self._is_end_before = settings.format == "llm.c"
         self._val_below = int(settings.val_fraction * 2.0**64)
@@ -366,7 +367,7 @@ class Encoder:
         return Encoded(joined, split, len(data), piece.first, piece.read)
 
     def _ids(self, where: str, text: str) -> list[np.ndarray]:
-        pieces = cut(text, cuts_of(self._tokenizer))
+        pieces = cut(text, self._cuts)
         check_cuts(where, pieces)
         try:
             return [self._encode(piece) for piece in pieces]
