@@ -1,4 +1,4 @@
-"""Batches as a function of (seed, step): nothing to save, nothing to replay, any step at once."""
+"""Batches as a function of (seed, step): no iterator state, any step in any order."""
 
 from __future__ import annotations
 
@@ -17,50 +17,49 @@ from jaxgpt.data.tokens import Split, Tokens
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Tokens.windows`). Indexing with a slice reads those rows, and no others.
+    """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only those rows.
 
     Attributes:
-        tokens: the ids.
+        split: the ids.
         starts_B: positions of the first ids.
         block_size: T.
     """
 
-    tokens: Split
+    split: Split
     starts_B: np.ndarray
     block_size: int
 
     @property
     def shape(self) -> tuple[int, ...]:
-        window = (self.block_size, 3) if self.tokens.segmented else (self.block_size + 1,)
+        window = (self.block_size, 3) if self.split.segmented else (self.block_size + 1,)
         return len(self.starts_B), *window
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Read rows, int32 `[B, T + 1]`, or `[B, T, 3]` with segment ids."""
-        return self.tokens.windows(self.starts_B[rows], self.block_size)
+        return self.split.windows(self.starts_B[rows], self.block_size)
 
 
 @dataclass(frozen=True)
 class Batches:
     """The batches of a training run.
 
-    `epoch`: windows start `stride` apart; every epoch uses each of them once, in its own order. Without a stride they start
-    T apart, from a position that is drawn for every epoch, so that their borders fall elsewhere each time.
+    `epoch`: windows start `stride` apart; every epoch uses each of them once, in a different order. Without a stride they
+    start T apart, from a position drawn for every epoch, so that their boundaries change.
     `random`: every window starts anywhere, independently (as in nanoGPT).
 
-    Each source of a mixture has epochs of its own: the rows of a batch that belong to it are its next ones (`Mixture.turns`).
+    Each source of a mixture has separate epochs: its rows of a batch are its next windows (`Mixture.source_of_rows`).
 
     Attributes:
-        tokens: the ids.
+        split: the ids.
         block_size: T.
         batch_size: B.
-        seed: of the order.
+        seed: seed of the order.
         sampling: epoch or random.
         stride: ids between starts; 0: T, from a random position.
-        first: number of the window that step 0 begins with. Not 0 in a run that was resumed with another batch size, which
-            continues after the windows it has used.
+        first: index of the first window of step 0; positive after a resume with a different batch size.
     """
 
-    tokens: Split
+    split: Split
     block_size: int
     batch_size: int
     seed: int
@@ -70,47 +69,41 @@ class Batches:
 
     def __post_init__(self) -> None:
         for source in self._sources:
-            if source.places < 1:
+            if source.count < 1:
                 raise UserError(
                     f"model.block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
-                    f"there are {len(source.tokens)}"
+                    f"there are {len(source.split)}"
                 )
 
     @staticmethod
-    def of(config: Config, tokens: Split, first: int = 0) -> Batches:
-        """Make the batches that a config describes."""
+    def of(config: Config, split: Split, first: int = 0) -> Batches:
+        """Return the batches of a config."""
         train, data = config.train, config.data
-        return Batches(tokens, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride, first)
+        return Batches(split, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride, first)
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""
-        return Windows(self.tokens, self._starts(step), self.block_size)
+        rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
+        source, before = self.split.source_of_rows(rows) if isinstance(self.split, Mixture) else (0 * rows, rows)
+        starts = np.empty(self.batch_size, np.int64)
+        for index, order in enumerate(self._sources):
+            own = source == index
+            first = self.split.offsets[index] if isinstance(self.split, Mixture) else 0
+            starts[own] = first + (order.epoch_starts(before[own]) if drawn is None else drawn[own] % order.count)
+        return Windows(self.split, starts, self.block_size)
 
     @property
     def per_epoch(self) -> int:
         """Windows in an epoch, of all sources."""
         return sum(source.per_epoch for source in self._sources)
 
-    def _starts(self, step: int) -> np.ndarray:
-        rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
-        drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
-        sources = self._sources
-        if not isinstance(self.tokens, Mixture):
-            return sources[0].starts(rows, drawn)
-        starts = np.empty(self.batch_size, np.int64)
-        turn, before = self.tokens.turns(rows)
-        for index in np.unique(turn).tolist():
-            mine = turn == index
-            found = sources[index].starts(before[mine], None if drawn is None else drawn[mine])
-            starts[mine] = self.tokens.offsets[index] + found
-        return starts
-
     @property
     def _sources(self) -> list[WindowOrder]:
         options = self.block_size, self.seed, self.stride
-        if isinstance(self.tokens, Mixture):
-            return [WindowOrder(each, *options, f" of source {i}") for i, each in enumerate(self.tokens.sources)]
-        return [WindowOrder(self.tokens, *options)]
+        if isinstance(self.split, Mixture):
+            return [WindowOrder(each, *options, f" of source {i}") for i, each in enumerate(self.split.sources)]
+        return [WindowOrder(self.split, *options)]
 
 
 def batches(
@@ -122,23 +115,23 @@ def batches(
     sampling: Literal["epoch", "random"] = "epoch",
     stride: int = 0,
 ) -> Callable[[int], np.ndarray]:
-    """Make the batches of an array of ids, as a pure function of (seed, step).
+    """Return the batches of an array of ids, as a pure function of the step.
 
-    `batch = batches(ids, 64, 8); batch(0), batch(1), ...`: there is no cursor to save, and any step can be asked for.
+    `batch = batches(ids, 64, 8); batch(0), batch(1), ...`: there is no cursor to save, and any step can be requested.
 
     Args:
-        ids: a row of token ids, of any integer type (a memory map is not read whole).
+        ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
         block_size: T.
         batch_size: B.
-        seed: of the order.
+        seed: seed of the order.
         sampling: `epoch` uses every window once before any twice; `random` draws each independently.
         stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.
 
     Returns:
-        A function of the step that gives int32 `[B, T + 1]`: T inputs and, one further, T targets, as `train_step` takes them.
+        A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
 
     Raises:
-        UserError: ids that are not a row of integers from 0 on, or fewer than T + 1.
+        UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1.
     """
     row = np.asarray(ids)
     if row.ndim != 1 or row.dtype.kind not in "iu":
@@ -146,5 +139,5 @@ def batches(
     for name, value in (("block_size", block_size), ("batch_size", batch_size)):
         if value < 1:
             raise UserError(f"{name} must be at least 1, not {value}")
-    made = Batches(Tokens([row]), int(block_size), int(batch_size), int(seed), sampling, int(stride))
-    return lambda step: made.at(int(step))[:]
+    order = Batches(Tokens([row]), int(block_size), int(batch_size), int(seed), sampling, int(stride))
+    return lambda step: order.at(int(step))[:]

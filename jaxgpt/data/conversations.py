@@ -1,10 +1,10 @@
-"""Conversations for fine-tuning: lines of JSON -> ids and a mask of the assistant's -> windows of whole conversations."""
+"""Conversations for fine-tuning: JSON Lines -> ids and a mask of the assistant's -> windows of complete conversations."""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,27 +19,21 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import short_repr
 from jaxgpt.files import JSON_BYTES, parse_json
 
-DATE = "2024-07-26"  # for templates that write today's date: a batch is a function of (seed, step), not of the day
+DATE = "2024-07-26"  # date for templates that write it: a batch is a function of (seed, step), not of the day
+PAIR = '{"prompt": "Hi", "completion": "Hello"}'
+EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 
 
 class Conversation(NamedTuple):
     """An encoded conversation.
 
     Attributes:
-        ids: int32, of the whole conversation.
-        trained: whether the assistant wrote each id, bool.
+        ids: int32, of the complete conversation.
+        is_target: whether the assistant wrote each id, bool.
     """
 
     ids: np.ndarray
-    trained: np.ndarray
-
-
-def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:
-    """Pack conversations of 2 to T + 1 ids into windows."""
-    none = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
-    ids, trained = (np.concatenate(parts) for parts in zip(none, *conversations, strict=True))
-    sizes = np.array([len(each.ids) for each in conversations], np.int64)
-    return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, trained)
+    is_target: np.ndarray
 
 
 def load_conversations(
@@ -47,40 +41,45 @@ def load_conversations(
 ) -> tuple[Packed, Packed, str, str]:
     """Read, encode, split and pack the conversations of a file.
 
-    Conversations of more than T + 1 ids are truncated; those that then have no assistant's token are left out.
+    Conversations of more than T + 1 ids are truncated, then those without a token of the assistant are dropped.
 
     Returns:
         Training and validation data, the latter empty if there is only one conversation or `train_fraction` is 1; a one-line
         description; and the SHA-256 of the file.
 
     Raises:
-        UserError: the file cannot be read, a line is not a conversation, or none remains.
+        UserError: if the file cannot be read, a line is not a conversation, or none remains.
     """
     source = tokenizer.special.chat_template
     template = ChatTemplate(source, tokenizer.special.names, date=DATE) if source else None
-    found, sha256 = read_conversations(path, tokenizer, template, progress)
-    cut = [Conversation(each.ids[: block_size + 1], each.trained[: block_size + 1]) for each in found]
-    kept = [each for each in cut if each.trained[1:].any()]
+    conversations, sha256 = read_conversations(path, tokenizer, template, progress)
+    size = block_size + 1
+    truncated = [Conversation(each.ids[:size], each.is_target[:size]) for each in conversations]
+    kept = [each for each in truncated if each.is_target[1:].any()]
     if not kept:
         raise UserError(
-            f"no conversation of {path} has an assistant's token among its first {block_size + 1:,}: raise model.block_size"
+            f"no conversation of {path} has an assistant's token among its first {size:,}: raise model.block_size"
         )
-    first = min(max(int(train_fraction * len(kept)), 1), len(kept))
-    train, val = pack_conversations(kept[:first], block_size), pack_conversations(kept[first:], block_size)
-    predicted = sum(int(each.trained[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
-    longer = sum(len(each.ids) > block_size + 1 for each in found)
+    n = min(max(int(train_fraction * len(kept)), 1), len(kept))
+    train, val = pack_conversations(kept[:n], block_size), pack_conversations(kept[n:], block_size)
+    targets = sum(int(each.is_target[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
+    longer, dropped = sum(len(each.ids) > size for each in conversations), len(truncated) - len(kept)
     notes = [
         f"{len(kept):,} conversation{'s' * (len(kept) > 1)} in {path}",
-        f"loss on {predicted:.1%} of the tokens",
+        f"loss on {targets:.1%} of the tokens",
         f"windows {train.fill(block_size):.1%} full",
-        *([f"{longer:,} cut at the context of {block_size:,} tokens"] if longer else []),
-        *([f"{len(cut) - len(kept):,} left out without an assistant's token"] if len(kept) < len(cut) else []),
+        f"{longer:,} cut at the context of {block_size:,} tokens" * (longer > 0),
+        f"{dropped:,} left out without an assistant's token" * (dropped > 0),
     ]
-    return train, val, "; ".join(notes), sha256
+    return train, val, "; ".join(filter(None, notes)), sha256
 
 
-PAIR = '{"prompt": "Hi", "completion": "Hello"}'
-EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
+def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:
+    """Pack conversations of 2 to T + 1 ids into windows."""
+    empty = Conversation(np.zeros(0, np.int32), np.zeros(0, bool))
+    ids, is_target = (np.concatenate(parts) for parts in zip(empty, *conversations, strict=True))
+    sizes = np.array([len(each.ids) for each in conversations], np.int64)
+    return Packed.of(Tokens([ids]), np.cumsum(sizes) - sizes, sizes - 1, block_size, is_target)
 
 
 def read_conversations(
@@ -89,27 +88,41 @@ def read_conversations(
     """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file.
 
     Raises:
-        UserError: the file cannot be read, a line is not a conversation, or there is none.
+        UserError: if the file cannot be read, a line is not a conversation, or there is none.
     """
-    digest, found = hashlib.sha256(), list[Conversation]()
-    for number, value in _lines(path, digest, progress):
-        try:
-            found.append(encode_conversation(value, tokenizer, template))
-        except UserError as e:
-            raise UserError(f"{path}, line {number}: {e}") from None
-    if not found:
+    if not path.is_file():
+        raise UserError(f"{'not a file' if path.exists() else 'no such file'}: {path}")
+    digest, conversations, done, size = hashlib.sha256(), list[Conversation](), 0, path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(JSON_BYTES + 1), b""), 1):
+                if len(line) > JSON_BYTES:
+                    raise UserError(f"{path}, line {number} is longer than {JSON_BYTES:,} bytes: shorten it")
+                digest.update(line)
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    value = parse_json(text.rstrip(b"\r\n"), f"{path}, line {number}")
+                    try:
+                        conversations.append(encode_conversation(value, tokenizer, template))
+                    except UserError as e:
+                        raise UserError(f"{path}, line {number}: {e}") from None
+                done += len(line)
+                progress(done, size)
+    except OSError as e:
+        raise UserError(f"cannot read {path}: {e.strerror}") from None
+    if not conversations:
         raise UserError(f"{path} has no conversations: write one per line, as {EXAMPLE}")
-    return found, digest.hexdigest()
+    return conversations, digest.hexdigest()
 
 
 def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:
     """Encode `{"messages": [...]}` or `{"prompt": "...", "completion": "..."}`.
 
-    A prompt and its completion are the messages of a user and the assistant. Without a template they follow one another, and
-    the tokenizer's end id follows them.
+    A prompt and its completion are messages of a user and the assistant. Without a template, prompt, completion and the end
+    id of the tokenizer are concatenated.
 
     Raises:
-        UserError: the value is neither, has no assistant's message, or the template cannot render it.
+        UserError: if the value is neither, has no message of the assistant, or the template cannot render it.
     """
     match value:
         case {"tools": [_, *_]}:
@@ -119,17 +132,13 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
                 raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion")
         case {"prompt": str() as prompt, "completion": str() as completion}:
             if template is None:
-                return _plain(prompt, completion, tokenizer)
+                return _encode_pair(prompt, completion, tokenizer)
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         case _:
-            text = (
-                "; to train on documents, use jaxgpt data prepare"
-                if isinstance(value, dict) and "text" in value
-                else ""
-            )
+            is_document = isinstance(value, dict) and "text" in value
             raise UserError(
                 f"neither a list of messages nor a prompt and a completion, which are strings: {short_repr(value)}; write "
-                f"{EXAMPLE} or {PAIR}{text}"
+                f"{EXAMPLE} or {PAIR}" + "; to train on documents, use jaxgpt data prepare" * is_document
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
         raise UserError("a message has a weight other than 1, which is not supported: leave out the conversation")
@@ -139,35 +148,14 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     return Conversation(*encode_spans(tokenizer, rendered.text, rendered.spans))
 
 
-def _plain(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
+def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
     if not completion:
         raise UserError("the completion is empty: write the text to train on")
-    before, whole = (
-        tokenizer.encode(text).tolist() for text in (prompt, tokenizer.separator.join((prompt, completion)))
-    )
-    # Some tokenizers put a space before each text: the completion's ids are those in its place, after the prompt.
+    before = tokenizer.encode(prompt).tolist()
+    whole = tokenizer.encode(tokenizer.separator.join((prompt, completion))).tolist()
+    # Some tokenizers add a space to each text: the ids of the completion are those that follow the prompt in the whole text.
     answer = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(completion).tolist()
     bos, end = list(tokenizer.bos_ids), [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     before = before if before[: len(bos)] == bos else bos + before
     ids = np.array([*before, *answer, *end], np.int32)
     return Conversation(ids, np.arange(len(ids)) >= len(before))
-
-
-def _lines(path: Path, digest: Any, progress: Progress) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of each line that is not blank, and hash the file."""
-    if not path.is_file():
-        raise UserError(f"{'not a file' if path.exists() else 'no such file'}: {path}")
-    try:
-        with path.open("rb") as file:
-            size, done = path.stat().st_size, 0
-            for number, line in enumerate(iter(lambda: file.readline(JSON_BYTES + 1), b""), 1):
-                if len(line) > JSON_BYTES:
-                    raise UserError(f"{path}, line {number} is longer than {JSON_BYTES:,} bytes: shorten it")
-                digest.update(line)
-                done += len(line)
-                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if text.strip():
-                    yield number, parse_json(text.rstrip(b"\r\n"), f"{path}, line {number}")
-                progress(done, size)
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None

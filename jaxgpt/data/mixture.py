@@ -1,4 +1,4 @@
-"""Several sources of windows in fixed shares."""
+"""Mixture of several sources of windows in fixed shares."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxgpt.data.tokens import Split
 class Mixture:
     """Sources of windows, each with a weight.
 
-    Used in place of `Tokens`. The ids of the sources follow one another, and so do the starts of their windows: a start of
-    source i is the number of ids of the sources before it, plus a start of its own.
+    The ids of the sources are concatenated, and so are the starts of their windows: a start in source i is the number of ids
+    of the sources before it plus a start within it.
 
     Attributes:
-        sources: with or without segment ids, all alike.
-        weights: positive integers; source i has the share `weights[i] / sum(weights)` of the windows of training.
+        sources: splits, all with or all without segment ids.
+        weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
     """
 
     sources: Sequence[Split]
@@ -40,37 +40,28 @@ class Mixture:
     def __len__(self) -> int:
         return self.offsets[-1]
 
-    def starts(self, block_size: int) -> int:
-        """Count the positions at which a whole window can start."""
-        return sum(source.starts(block_size) for source in self.sources)
-
-    def turns(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def source_of_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Assign the rows of a run to the sources.
 
-        With shares a, b and c, the first n rows have round(n a) of the first source, m others; of these, round(m b / (b + c))
-        are of the second source, and so on. So the rows of each source before any row are counted by a formula, shares
-        are exact up to about one row at any time, and sources alternate as evenly as they can.
+        For shares a, b and c, the first n rows contain round(n a) rows of the first source and m others; round(m b / (b + c))
+        of the m rows come from the second source, and so on. So a formula counts the rows of each source before any row,
+        shares are exact up to about one row at any time, and sources alternate as evenly as possible.
 
         Args:
-            rows: numbers of rows from the start of the run, int64.
+            rows: indices of rows from the start of the run, int64.
 
         Returns:
             The index of the source of each row, and the number of rows of that source before it.
         """
         source, before = np.full(len(rows), len(self.weights) - 1), rows.copy()
-        left, rest = np.arange(len(rows)), sum(self.weights)
+        left, total = np.arange(len(rows)), sum(self.weights)
         for index, weight in enumerate(self.weights[:-1]):
-            count, after = ((n * weight + rest // 2) // rest for n in (before[left], before[left] + 1))
+            count, after = ((n * weight + total // 2) // total for n in (before[left], before[left] + 1))
             taken = after > count
             source[left[taken]] = index
             before[left] = np.where(taken, count, before[left] - count)
-            left, rest = left[~taken], rest - weight
+            left, total = left[~taken], total - weight
         return source, before
-
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return ids `start` to `start + n`."""
-        parts = [self.sources[index].take(first, count) for index, first, count in self.parts(start, n)]
-        return np.concatenate([np.zeros(0, np.int32), *parts])
 
     def parts(self, start: int, n: int) -> Iterator[tuple[int, int, int]]:
         """Yield the sources of ids `start` to `start + n`: index, first id within the source, and number of ids."""
@@ -79,17 +70,26 @@ class Mixture:
             if begin < min(start + n, end):
                 yield index, begin - first, min(start + n, end) - begin
 
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return ids `start` to `start + n`."""
+        parts = [self.sources[index].take(first, count) for index, first, count in self.parts(start, n)]
+        return np.concatenate([np.zeros(0, np.int32), *parts])
+
+    def starts(self, block_size: int) -> int:
+        """Count the positions at which a complete window can start."""
+        return sum(source.starts(block_size) for source in self.sources)
+
     def eval_starts(self, block_size: int, stride: int) -> np.ndarray:
-        """Return the starts of the windows of all sources, one source after another."""
+        """Return the starts of the windows of all sources, in their order."""
         pairs = zip(self.sources, self.offsets, strict=False)
         return np.concatenate([np.asarray(each.eval_starts(block_size, stride)) + first for each, first in pairs])
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read windows, as their sources do."""
+        """Read windows of the sources."""
         shape = (len(starts), block_size, 3) if self.segmented else (len(starts), block_size + 1)
         out = np.empty(shape, np.int32)
-        owner = np.searchsorted(self.offsets, starts, side="right") - 1
-        for index in np.unique(owner).tolist():
-            mine = owner == index
-            out[mine] = self.sources[index].windows(starts[mine] - self.offsets[index], block_size)
+        source = np.searchsorted(self.offsets, starts, side="right") - 1
+        for index in np.unique(source).tolist():
+            own = source == index
+            out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)
         return out

@@ -55,7 +55,7 @@ class Data:
     @property
     def is_conversations(self) -> bool:
         """Whether only the assistant's tokens are targets."""
-        return isinstance(self.train, Packed) and self.train.trained is not None
+        return isinstance(self.train, Packed) and self.train.is_target is not None
 
     @property
     def restores_text(self) -> bool:
@@ -161,7 +161,7 @@ def vocab_size(config: Config) -> int:
 def _open_text(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
     data, text = config.data, read_text(config.data)
     tokenizer = tokenizer or make_tokenizer(data.tokenizer, text, data.vocab_size, config.model.vocab_size)
-    ids = encode_text(tokenizer, text, progress).below(_model_size(config, tokenizer), tokenizer.vocab_size)
+    ids = encode_text(tokenizer, text, progress).check_ids(_model_size(config, tokenizer), tokenizer.vocab_size)
     train, val = ids.split(int(data.train_fraction * len(ids)))
     return _Opened(train, val, tokenizer, text.source, text.sha256, text)
 
@@ -171,7 +171,7 @@ def _open_ids(config: Config, tokenizer: Tokenizer | None, progress: Progress) -
     tokenizer = prepared_tokenizer(path, config.data.tokenizer, tokenizer) or tokenizer or _tokenizer(config)
     train, val, source = open_splits(path, config.data.train_fraction)
     size = _model_size(config, tokenizer)
-    train, val = train.below(size, tokenizer.vocab_size), val.below(size, tokenizer.vocab_size)
+    train, val = train.check_ids(size, tokenizer.vocab_size), val.check_ids(size, tokenizer.vocab_size)
     return _Opened(train, val, tokenizer, source, Tokens([*train.parts, *val.parts], size).fingerprint())
 
 

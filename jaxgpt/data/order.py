@@ -1,4 +1,4 @@
-"""The order of windows. That of an epoch is a permutation of n items, as a function of (seed, epoch)."""
+"""The order of windows: for each epoch, a permutation of n items as a function of (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split
 
-SORTED = 1 << 20  # items up to which the order is an array, of at most 8 MB
+SORTED = 1 << 20  # maximum number of items for an order that is stored, in at most 8 MB
 ROUNDS = 8
 
 
@@ -21,81 +21,73 @@ class WindowOrder:
     """The windows of one source, in the order in which a run uses them.
 
     Attributes:
-        tokens: the ids.
+        split: the ids.
         block_size: T.
-        seed: of the order.
-        stride: ids between starts in an epoch; 0: T, from a random position.
-        name: name of the source within a mixture, part of the names of its random streams; empty: the only source.
+        seed: seed of the order.
+        stride: ids between starts in an epoch; 0: T, from a random position. Packed windows ignore it.
+        name: name of the source in a mixture, part of the names of its random streams; empty: the only source.
     """
 
-    tokens: Split
+    split: Split
     block_size: int
     seed: int
     stride: int
     name: str = ""
 
-    def starts(self, rows: np.ndarray, drawn: np.ndarray | None) -> np.ndarray:
-        """Return the starts of rows: anywhere if random numbers are given, else by epochs.
-
-        Args:
-            rows: numbers of rows of this source from the start of the run.
-            drawn: a random number for each; None: by epochs.
-        """
-        if drawn is not None:
-            return drawn % self.places
-        epochs, places = np.divmod(rows, self.per_epoch)
+    def epoch_starts(self, rows: np.ndarray) -> np.ndarray:
+        """Return the starts of rows, by their index from the start of the run; every epoch uses each window once."""
+        epochs, positions = np.divmod(rows, self.per_epoch)
         starts = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs).tolist():
             inside = epochs == epoch
             phase = int(draw(self.seed, "phase" + self.name, epoch, 1)[0] % self._phases)
-            order = shuffled(places[inside], self.per_epoch, self.seed, epoch, self.name)
+            order = shuffled(positions[inside], self.per_epoch, self.seed, epoch, self.name)
             starts[inside] = phase + order * self._step
         return starts
 
     @property
-    def places(self) -> int:
+    def count(self) -> int:
         """Number of positions at which a window can start."""
-        return self.tokens.starts(self.block_size)
+        return self.split.starts(self.block_size)
 
     @property
     def per_epoch(self) -> int:
         """Windows in an epoch."""
-        return (self.places - self._phases) // self._step + 1
+        return (self.count - self._phases) // self._step + 1
 
     @property
     def _step(self) -> int:
         """Distance between starts in an epoch; the starts of packed windows are their indices."""
-        return 1 if isinstance(self.tokens, Packed) else self.stride or self.block_size
+        return 1 if isinstance(self.split, Packed) else self.stride or self.block_size
 
     @property
     def _phases(self) -> int:
         """Number of positions at which an epoch can start."""
-        return 1 if self.stride or isinstance(self.tokens, Packed) else min(self.block_size, self.places)
+        return 1 if self.stride or isinstance(self.split, Packed) else min(self.block_size, self.count)
 
 
-def shuffled(places: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
-    """Return the items at some places of the order of an epoch, int64 below n.
+def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:
+    """Return the items at some positions of the order of an epoch, int64 below n.
 
-    Up to `SORTED` items, the order is that of n random numbers, whose array is cached. Beyond that, and for the sources of a
-    mixture, it is `permute`, which needs memory for the requested places only: an epoch of 10 billion tokens has no array
-    of its windows. The rule depends on nothing else, because the order of an epoch must not change between versions: runs
-    resume within it.
+    Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
+    mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions:
+    runs resume within an epoch.
 
     Args:
-        places: positions in the order, int64 from 0 to n - 1.
+        positions: positions in the order, int64 from 0 to n - 1.
         n: number of items.
         seed: seed of the run.
-        epoch: number of the epoch.
-        source: name of the source within a mixture; empty: the only one.
+        epoch: index of the epoch.
+        source: name of the source in a mixture; empty: the only source.
     """
     if n > SORTED or source:
-        return permute(places, n, draw(seed, "order" + source, epoch, ROUNDS))
-    found: np.ndarray = _sorted(n, seed, epoch)[places]
-    return found
+        return permute(positions, n, draw(seed, "order" + source, epoch, ROUNDS))
+    items: np.ndarray = _sorted(n, seed, epoch)[positions]
+    return items
 
 
-def permute(places: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
-    """Permute the numbers below n by a formula, each on its own.
+def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
+    """Permute the numbers below n by a formula, each separately.
 
     A number is written as `left * b + right` with `left < a` and `right < b`, where a and b are about sqrt(n). The rounds of
     a Feistel network change the two halves in turn:
@@ -107,13 +99,13 @@ def permute(places: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
     so this is rare.
 
     Args:
-        places: numbers below n, int64.
+        positions: numbers below n, int64.
         n: number of items, below 2**62.
         keys: int64, one per round.
     """
     a = math.isqrt(max(n - 1, 0)) + 1
     b = -(-n // a)
-    out = _rounds(places.astype(np.uint64), a, b, keys)
+    out = _rounds(positions.astype(np.uint64), a, b, keys)
     while (outside := out >= n).any():
         out[outside] = _rounds(out[outside], a, b, keys)
     return out.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Pack documents and conversations into windows, whole where they fit."""
+"""Pack documents and conversations into windows, each complete if it fits."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxgpt.data.tokens import TOGETHER, Tokens, is_any
+from jaxgpt.data.tokens import CHECKED_IDS, WINDOWS_PER_BLOCK, Tokens, is_any
 
-AT_ONCE = 1 << 20  # pieces that are packed together, which bounds the memory of `pack`
+PACKED_PIECES = 1 << 20  # pieces that are packed together, which bounds the memory of `pack`
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, separated by segment ids.
-
-    Used in place of `Tokens`; the start of a window is its index.
+    """Pieces of a text packed into windows, with a segment id for each. The start of a window is its index.
 
     Attributes:
         tokens: all ids.
-        trained: whether each id is a target, bool; None: all are.
+        is_target: whether each id is a target, bool; None: all are.
         begins: position of the first input of each piece, window after window, int64 `[n]`.
         lengths: number of inputs of each piece, int32 `[n]`; each predicts the next id.
-        bounds: the pieces of window i are those from `bounds[i]` to `bounds[i + 1]`, int64 `[windows + 1]`.
+        bounds: window i has the pieces `bounds[i]` to `bounds[i + 1]`, int64 `[windows + 1]`.
         documents: number of documents that the pieces come from.
     """
 
     tokens: Tokens
-    trained: np.ndarray | None
+    is_target: np.ndarray | None
     begins: np.ndarray
     lengths: np.ndarray
     bounds: np.ndarray
@@ -43,25 +41,23 @@ class Packed:
         begins: np.ndarray,
         lengths: np.ndarray,
         block_size: int,
-        trained: np.ndarray | None = None,
+        is_target: np.ndarray | None = None,
         documents: int = 0,
     ) -> Packed:
-        """Pack pieces of 1 to T inputs. The result depends on nothing else, so an epoch is an order of its windows.
+        """Pack pieces of 1 to T inputs, deterministically: every epoch has the same windows.
 
-        Full windows are single pieces; the others are packed by best fit, at most `AT_ONCE` at a time.
+        Full windows are single pieces; the others are packed by best fit, at most `PACKED_PIECES` at a time.
         """
-        full = np.flatnonzero(lengths == block_size)
-        rest = np.flatnonzero(lengths < block_size)
+        full, short = np.flatnonzero(lengths == block_size), np.flatnonzero(lengths < block_size)
         order, counts = [full], [np.ones(len(full), np.int64)]
-        for start in range(0, len(rest), AT_ONCE):
-            some = rest[start : start + AT_ONCE]
-            bins = pack(lengths[some].tolist(), block_size)
-            order += [some[np.fromiter((i for each in bins for i in each), np.int64, len(some))]]
-            counts += [np.fromiter(map(len, bins), np.int64, len(bins))]
-        places, bounds = np.concatenate(order), np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
-        return Packed(
-            tokens, trained, begins[places], lengths[places].astype(np.int32), bounds, documents or len(lengths)
-        )
+        for start in range(0, len(short), PACKED_PIECES):
+            block = short[start : start + PACKED_PIECES]
+            bins = pack(lengths[block].tolist(), block_size)
+            order.append(block[np.fromiter((i for each in bins for i in each), np.int64, len(block))])
+            counts.append(np.fromiter(map(len, bins), np.int64, len(bins)))
+        index, bounds = np.concatenate(order), np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
+        documents = documents or len(lengths)
+        return Packed(tokens, is_target, begins[index], lengths[index].astype(np.int32), bounds, documents)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -81,36 +77,37 @@ class Packed:
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read windows, int32 `[B, T, 3]`: the input, target and segment id of each position; -1 is no target."""
         out = np.empty((len(starts), block_size, 3), np.int32)
-        for first in range(0, len(starts), TOGETHER):  # so few stay in the processor's cache
-            self._windows(starts[first : first + TOGETHER], out[first : first + TOGETHER])
+        for first in range(0, len(starts), WINDOWS_PER_BLOCK):
+            block = slice(first, first + WINDOWS_PER_BLOCK)
+            self._write_windows(starts[block], out[block])
         return out
 
-    def _windows(self, starts: np.ndarray, out: np.ndarray) -> None:
-        counts = self.bounds[starts + 1] - self.bounds[starts]  # of the pieces of each window
+    def _write_windows(self, starts: np.ndarray, out: np.ndarray) -> None:
+        counts = self.bounds[starts + 1] - self.bounds[starts]  # pieces of each window
         firsts = np.cumsum(counts) - counts
-        number = np.arange(counts.sum()) - np.repeat(firsts, counts)  # of each piece in its window
+        number = np.arange(counts.sum()) - np.repeat(firsts, counts)  # index of each piece in its window
         pieces = np.repeat(self.bounds[starts], counts) + number
         lengths = self.lengths[pieces]
-        places, sizes = self.begins[pieces].tolist(), (lengths + 1).tolist()
-        self.tokens.will_read(places, sizes)
-        ids = self.tokens.spans(places, sizes)
-        inputs = np.ones(len(ids), bool)
-        inputs[np.cumsum(lengths + 1) - 1] = False  # the last id of a piece is only a target
+        positions, sizes = self.begins[pieces].tolist(), (lengths + 1).tolist()
+        self.tokens.will_read(positions, sizes)
+        ids = self.tokens.spans(positions, sizes)
+        is_input = np.ones(len(ids), bool)
+        is_input[np.cumsum(lengths + 1) - 1] = False  # the last id of a piece is only a target
         targets = ids[1:]
-        if self.trained is not None:
-            trained = np.concatenate([self.trained[place : place + n] for place, n in zip(places, sizes, strict=True)])
-            targets = np.where(trained[1:], targets, -1)
-        ids, targets, segments = ids[inputs], targets[inputs[:-1]], np.repeat(number, lengths)
+        if self.is_target is not None:
+            masks = [self.is_target[start : start + n] for start, n in zip(positions, sizes, strict=True)]
+            targets = np.where(np.concatenate(masks)[1:], targets, -1)
+        columns = ids[is_input], targets[is_input[:-1]], np.repeat(number, lengths)
         end = 0
         for row, size in zip(out, np.add.reduceat(lengths, firsts).tolist(), strict=True):
             begin, end = end, end + size
-            row[:size, 0], row[:size, 1], row[:size, 2] = ids[begin:end], targets[begin:end], segments[begin:end]
+            for i, column in enumerate(columns):
+                row[:size, i] = column[begin:end]
             row[size:] = 0, -1, -1
 
     def prompt(self) -> np.ndarray:
         """Return the ids before the first target: the beginning of the first conversation."""
-        first = 0 if self.trained is None else int(np.argmax(self.trained))
-        return self.take(0, first)
+        return self.take(0, 0 if self.is_target is None else int(np.argmax(self.is_target)))
 
     def fill(self, block_size: int) -> float:
         """Return the fraction of the positions of all windows that hold a token."""
@@ -118,58 +115,54 @@ class Packed:
 
 
 def pack_documents(tokens: Tokens, block_size: int) -> Packed:
-    """Pack the documents of `tokens` into windows. Longer ones are split into windows, whose rest is packed.
+    """Pack the documents of `tokens` into windows. Longer documents are split into windows; the remainder is packed.
 
-    The last id of a document predicts nothing and is not an input. Reads all ids once; the result takes 12 bytes per
-    piece and 8 per window.
+    The last id of a document predicts nothing and is not an input. Reads all ids once; the result takes 12 bytes per piece
+    and 8 per window.
     """
     bounds = _document_bounds(tokens)
     inputs = np.diff(bounds) - 1
-    pieces = -(-inputs // block_size)
+    pieces = -(-inputs // block_size)  # of each document
     firsts = np.cumsum(pieces) - pieces
     begins = np.repeat(bounds[:-1], pieces)
-    place = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # of a piece in its document
-    lengths = np.minimum(np.repeat(inputs, pieces) - place, block_size).astype(np.int32)
-    return Packed.of(tokens, begins + place, lengths, block_size, documents=len(bounds) - 1)
+    offsets = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # of each piece in its document
+    lengths = np.minimum(np.repeat(inputs, pieces) - offsets, block_size).astype(np.int32)
+    return Packed.of(tokens, begins + offsets, lengths, block_size, documents=len(bounds) - 1)
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Pack items in bins: the longest first, each into the fullest bin that has room for it (best fit decreasing).
-
-    Args:
-        lengths: of the items, 1 to `size`.
-        size: of a bin.
+    """Pack items of 1 to `size` into bins: the longest first, each into the fullest bin with enough space (best fit).
 
     Returns:
         The indices of the items in each bin.
     """
     bins: list[list[int]] = []
-    spaces: list[int] = []  # the free spaces of bins, sorted, each once
-    having: dict[int, list[int]] = defaultdict(list)  # the bins with each free space
+    spaces: list[int] = []  # distinct free spaces of bins, sorted
+    bins_by_space: dict[int, list[int]] = defaultdict(list)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        place = bisect_left(spaces, lengths[index])
-        if place == len(spaces):
+        at = bisect_left(spaces, lengths[index])
+        if at == len(spaces):
             bins.append([])
             space, chosen = size, len(bins) - 1
         else:
-            space = spaces[place]
-            chosen = having[space].pop()
-            if not having[space]:
-                del spaces[place]
+            space = spaces[at]
+            chosen = bins_by_space[space].pop()
+            if not bins_by_space[space]:
+                del spaces[at]
         bins[chosen].append(index)
         if left := space - lengths[index]:
-            if not having[left]:
+            if not bins_by_space[left]:
                 insort(spaces, left)
-            having[left].append(chosen)
+            bins_by_space[left].append(chosen)
     return bins
 
 
 def _document_bounds(tokens: Tokens) -> np.ndarray:
     """Return where documents begin, and the end of the last one, int64."""
-    parts, begin, block = [np.zeros(1, np.int64)], 0, 1 << 22
+    parts, begin = [np.zeros(1, np.int64)], 0
     for part in tokens.parts:
-        for start in range(0, len(part), block):
-            ids = part[start : start + block]
+        for start in range(0, len(part), CHECKED_IDS):
+            ids = part[start : start + CHECKED_IDS]
             parts.append(np.flatnonzero(is_any(ids, tokens.end_ids)) + (begin + start + 1))
         begin += len(part)
     bounds = np.concatenate(parts)

@@ -95,15 +95,15 @@ def _trigrams(split: Split, rank: np.ndarray, base: int, start: int, n: int) -> 
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], rank, base, *block) for index, *block in parts])
-    if isinstance(split, Packed) and split.trained is None:
+    if isinstance(split, Packed) and split.is_target is None:
         return _trigrams(split.tokens, rank, base, start, n)
     ids = split.take(start, n)
     keys = trigrams(rank[ids], base)
-    if isinstance(split, Packed) and split.trained is not None:
+    if isinstance(split, Packed) and split.is_target is not None:
         index = np.arange(start, start + n)
         begins = np.sort(split.begins)
         inside = index >= begins[np.searchsorted(begins, index, side="right") - 1] + 2
-        return keys[(inside & split.trained[start : start + n])[2:]]
+        return keys[(inside & split.is_target[start : start + n])[2:]]
     if isinstance(split, Tokens) and split.end_ids:
         ends = np.isin(ids, split.end_ids)
         return keys[~(ends[:-2] | ends[1:-1])]

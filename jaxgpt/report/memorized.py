@@ -224,7 +224,7 @@ def _line(span: str, data: Data) -> str:
 
 def _token(index: int, train: Split) -> str:
     """Return the token file and the index of a token in it, or the number of its conversation; "" if it has neither."""
-    if isinstance(train, Packed) and train.trained is not None:
+    if isinstance(train, Packed) and train.is_target is not None:
         return f"conversation {int((train.begins <= index).sum()):,} of the training data"
     tokens = train.tokens if isinstance(train, Packed) else train
     for part in tokens.parts if isinstance(tokens, Tokens) else ():

@@ -139,7 +139,7 @@ class _Reader:
 
 def _plain(split: Split) -> Split:
     """Return the ids of packed documents in their own order."""
-    return split.tokens if isinstance(split, Packed) and split.trained is None else split
+    return split.tokens if isinstance(split, Packed) and split.is_target is None else split
 
 
 def _conversations(split: Split) -> Iterator[bytes]:
@@ -153,8 +153,8 @@ def _held_out_grams(val: Split) -> np.ndarray:
     parts = []
     for start, n in sample(len(val), EVALUATED):
         hashes = gram_hashes(val.take(start, n))
-        if isinstance(val, Packed) and val.trained is not None:
-            hashes = hashes[val.trained[start : start + n][GRAM - 1 :]]
+        if isinstance(val, Packed) and val.is_target is not None:
+            hashes = hashes[val.is_target[start : start + n][GRAM - 1 :]]
         parts.append(hashes)
     return np.concatenate(parts)
 

@@ -156,7 +156,7 @@ def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
     assert rows.shape == (batches.per_epoch, 20, 3)
     assert (Batches(packed, 20, 1, seed, stride=1).at(0)[:] == rows[:1]).all(), "a function of seed and step"
     found = [row[row[:, 2] == s] for row in rows for s in range(row[:, 2].max() + 1)]
-    expected = [(t.ids[:-1].tolist(), np.where(t.trained[1:], t.ids[1:], -1).tolist()) for t in talks]
+    expected = [(t.ids[:-1].tolist(), np.where(t.is_target[1:], t.ids[1:], -1).tolist()) for t in talks]
     assert sorted((f[:, 0].tolist(), f[:, 1].tolist()) for f in found) == sorted(expected)
     padding = rows[rows[..., 2] < 0]
     assert (padding == [0, -1, -1]).all()

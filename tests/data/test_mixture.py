@@ -31,13 +31,15 @@ def test_shares_are_exact_at_any_time(shares: list[int], first: int, n: int) -> 
     """Rows before a row are counted without visiting them, and shares are exact up to about one row."""
     mixture = Mixture([A] * len(shares), shares)
     rows = np.arange(first, first + n)
-    source, before = mixture.turns(rows)
+    source, before = mixture.source_of_rows(rows)
     for index, weight in enumerate(shares):
         mine = before[source == index]
         assert (np.diff(mine) == 1).all()
         share = weight / sum(shares)
         assert (np.abs(mine - rows[source == index] * share) < 2).all()
-    again = [np.concatenate(parts) for parts in zip(*(mixture.turns(row[None]) for row in rows[:9]), strict=True)]
+    again = [
+        np.concatenate(parts) for parts in zip(*(mixture.source_of_rows(row[None]) for row in rows[:9]), strict=True)
+    ]
     assert (again == np.stack([source, before])[:, :9]).all()
 
 

@@ -53,7 +53,7 @@ def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cu
 
 def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces are packed a part at a time, each of them still once."""
-    monkeypatch.setattr(packing, "AT_ONCE", 7)
+    monkeypatch.setattr(packing, "PACKED_PIECES", 7)
     lengths = np.random.default_rng(0).integers(1, 17, 100)
     packed = Packed.of(Tokens([np.zeros(2000, np.uint8)]), np.arange(100), lengths, 16)
     assert sorted(packed.begins.tolist()) == list(range(100))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import UserError
-from jaxgpt.data.tokens import FIRST, Tokens, is_token_path, open_splits, open_tokens, split_of
+from jaxgpt.data.tokens import CHECKED_IDS, Tokens, is_token_path, open_splits, open_tokens, split_of
 
 IDS = np.arange(5000) % 50_257
 
@@ -193,13 +193,13 @@ def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
     """32-bit ids without a header would be read as twice as many ids."""
     (tmp_path / "train.bin").write_bytes(np.arange(100, dtype="<u4").tobytes())
     tokens = Tokens([open_tokens(tmp_path / "train.bin")])
-    assert len(tokens.below(65_536)) == 200
+    assert len(tokens.check_ids(65_536)) == 200
     with pytest.raises(UserError, match=r"train\.bin has no header .* 16-bit ids, too few for a vocabulary of 65,537"):
-        tokens.below(65_537)
-    assert len(Tokens([open_tokens(write(tmp_path / "val.bin", "llmc"))]).below(65_537)) == len(IDS)
+        tokens.check_ids(65_537)
+    assert len(Tokens([open_tokens(write(tmp_path / "val.bin", "llmc"))]).check_ids(65_537)) == len(IDS)
 
 
 def test_the_first_document_may_be_long() -> None:
-    ids = np.append(np.ones(FIRST + 5, np.uint16), [0, 1, 0])
+    ids = np.append(np.ones(CHECKED_IDS + 5, np.uint16), [0, 1, 0])
     assert Tokens([ids]).contains((0,))
     assert not Tokens([ids]).contains((2, 3))

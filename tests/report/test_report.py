@@ -188,7 +188,7 @@ def test_conversations(tmp_path: Path) -> None:
         (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
         (["report", "odd.bin"], "odd.bin: 3 bytes are not 16-bit ids"),
         (["report", "big.bin"], "id 33554432 is outside the vocabulary"),
-        (["report", "text.pdf"], "text.pdf is PDF, not plain UTF-8 text"),
+        (["report", "text.pdf"], "text.pdf is not UTF-8 text"),
     ],
 )
 def test_errors(args: list[str], message: str) -> None:
@@ -196,7 +196,7 @@ def test_errors(args: list[str], message: str) -> None:
     Path("talks.jsonl").write_text("{}\n")
     Path("talks.txt").write_text(TEXT)
     Path("odd.bin").write_bytes(b"abc")
-    Path("text.pdf").write_bytes(b"%PDF-1.4")
+    Path("text.pdf").write_bytes(b"%PDF-1.4\n%\xe2\xe3")
     header = np.zeros(256, "<i4")
     header[:3] = 20240801, 7, 4
     Path("big.bin").write_bytes(header.tobytes() + np.array([1, 2, 1 << 25, 3], "<u4").tobytes())
