@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 INTERRUPTED = 130  # exit code after SIGINT, by convention
+UNFINISHED = 75  # exit code of a training run that stopped before its last step (EX_TEMPFAIL): start it again
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TWICE = 2.0  # seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C twice to stop now\n"

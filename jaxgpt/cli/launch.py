@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from jaxgpt.cli.parse import Command, note
 from jaxgpt.config import DistributedConfig, UserError
+from jaxgpt.signals import UNFINISHED
 
 COMMAND = Command(
     "launch",
@@ -134,7 +135,7 @@ class _Fleet:
         for index, code in enumerate(codes):
             if code < 0 and not self.forwarded:
                 note(f"process {index} was killed by signal {-code} ({signal.Signals(-code).name})")
-            for line in list(self.errors[index]) if index and code else []:
+            for line in list(self.errors[index]) if index and code not in (0, UNFINISHED) else []:
                 if line not in said:
                     said.add(line)
                     sys.stderr.write(line)

@@ -23,9 +23,9 @@ from jaxgpt.model.params import abstract_params, init_params
 from jaxgpt.ops.quantize import quantize
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
-from jaxgpt.trainer.loop import LAG
 from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
 from jaxgpt.trainer.program import Program, build, compile_lowered
+from jaxgpt.trainer.record import LAG
 
 PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
 TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls

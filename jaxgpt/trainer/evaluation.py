@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class Evaluation(NamedTuple):
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
         deviations: `(sum - loss count) / mean(count)` of each window, `[windows]`; their standard error is `stderr`.
+        seconds: time that it took.
     """
 
     loss: float
@@ -37,6 +39,7 @@ class Evaluation(NamedTuple):
     tokens: int
     ranking: float
     deviations: np.ndarray
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         """Format the loss and its standard error, if known, as `1.4697 +- 0.0068`."""
@@ -70,6 +73,7 @@ def evaluate(
     Raises:
         UserError: if no token is counted in the loss because all targets are masked.
     """
+    began = time.perf_counter()
     config, mesh = program.layout.config, program.layout.mesh
     block_size = config.model.block_size
     starts = np.asarray(tokens.eval_starts(block_size, max(config.data.stride, block_size)))
@@ -79,6 +83,7 @@ def evaluate(
     shared = evenly_spaced(len(starts), config.train.eval_windows)
     windows = np.arange(len(starts)) if whole else shared
     sums, counts = [], []
+    progress(0, len(windows))
 
     def batch(first: int) -> jax.Array:
         rows = Windows(tokens, starts[windows[first : first + batch_size]], block_size)
@@ -95,7 +100,8 @@ def evaluate(
                 jax.block_until_ready(sums[-AHEAD - 1])
                 progress((len(sums) - AHEAD) * batch_size, len(windows))
     all_sums, all_counts = (np.concatenate(jax.device_get(each))[: len(windows)] for each in (sums, counts))
-    return summarize(all_sums, all_counts, np.searchsorted(windows, shared))
+    result = summarize(all_sums, all_counts, np.searchsorted(windows, shared))
+    return result._replace(seconds=time.perf_counter() - began)
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:

@@ -4,43 +4,50 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, LoraConfig, ModelConfig, UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
+from jaxgpt.parallel.processes import leader
 from jaxgpt.train.optimizer import make_optimizer
 
 TIMES = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")  # metrics that differ between identical runs
 
 
 class MetricsFile:
-    """Append lines to a metrics file; each is handed to the operating system when `write` returns.
+    """Append lines to a metrics file and flush each. Only process 0 writes. Use as a context manager.
 
     Attributes:
-        elapsed_seconds: of the last line kept; 0 in a new file.
+        elapsed_seconds: training time up to the last kept line; 0 in a new file.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
-        """Start a new file, or continue one from a checkpoint and drop the lines written after it."""
+    def __init__(self, path: Path, last: Info | None = None) -> None:
+        """Start a new file, or continue a file from its last checkpoint and drop later lines."""
+        path = path if leader() else Path(os.devnull)
         self.elapsed_seconds = 0.0
-        if resume_step is not None and path.is_file():
-            kept = [line for line in read_metrics(path) if _before(line, resume_step)]
+        if last is not None and path.is_file():
+            kept = [line for line in read_metrics(path) if _before(line, last.step)]
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
-        self._file = path.open("a" if resume_step is not None else "w")
+        self._file = path.open("a" if last else "w")
 
     def write(self, **values: float | int) -> None:
-        """Write a line, without values that are not finite, which JSON cannot hold."""
+        """Write a line without non-finite values, which JSON cannot hold."""
         line = {k: v for k, v in values.items() if not isinstance(v, float) or math.isfinite(v)}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

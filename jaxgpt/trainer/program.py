@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from jaxgpt.train.optimizer import ignored_settings
 from jaxgpt.train.step import TrainState, eval_step, init_state, train_step, train_steps
 from jaxgpt.trainer.attention_choice import choose_attention
 from jaxgpt.trainer.layout import Layout, compute_sharded, make_layout, shardings_of
+from jaxgpt.trainer.report import Report
 
 
 @dataclass(frozen=True)
@@ -245,18 +247,30 @@ def _data_axis(layout: Layout) -> str | None:
 
 
 @contextmanager
-def compiling(program: Program) -> Iterator[None]:
-    """Compile the train step in a thread while the context runs. JAX caches the result for `step`.
+def compiling(program: Program, report: Report, needed: bool = True) -> Iterator[None]:
+    """Compile the train step in a thread while the context makes the state. JAX caches the result for `step`.
 
     Leaving the context waits for the compiler, even after an error, and raises its error.
+
+    Args:
+        program: the program.
+        report: receives the stage and the duration.
+        needed: compile the step; False: the run has no steps left.
     """
-    layout = program.layout
+    if not needed:
+        report.stage("reading the checkpoint")
+        yield
+        return report.stage("")
+    began, layout = time.perf_counter(), program.layout
+    report.stage("compiling")
     batches = layout.batch(layout.config.train.steps_per_call)
     state, _ = layout.abstract_state, layout.abstract_base  # traced in this thread
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(layout, program.lower(state, batches)))
         yield
         compiled.result()
+    report.stage("")
+    report.compiled(time.perf_counter() - began)
 
 
 def compile_lowered(layout: Layout, lowered: jax.stages.Lowered) -> jax.stages.Compiled:

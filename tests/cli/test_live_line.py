@@ -14,7 +14,8 @@ import pytest
 from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.report import Report
+from jaxgpt.cli.background import LossPlot
+from jaxgpt.cli.report import TrainReport
 from jaxgpt.data import open_data
 from jaxgpt.trainer.program import build
 
@@ -24,7 +25,7 @@ METRICS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0}
 @contextmanager
 def reporting(
     terminal: tuple[TextIO, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Report, Callable[[], str]]]:
+) -> Iterator[tuple[TrainReport, Callable[[], str]]]:
     """Return a started report on a terminal, and a function that returns what the terminal shows."""
     Path("text.txt").write_text(TEXT)
     config = small_run(steps=300)
@@ -38,8 +39,9 @@ def reporting(
         time.sleep(0.3)  # the line is redrawn four times a second
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
-    with Report(program, data, Run(Path()), 157) as report:
-        monkeypatch.setattr(report._plot, "close", lambda: None)
+    monkeypatch.setattr(LossPlot, "close", lambda plot: None)
+    with TrainReport() as report:
+        report.started(program, data, Run(Path()), 157)
         yield report, shown
 
 

@@ -14,20 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.cli import sample, train
+from jaxgpt.cli import sample
 from jaxgpt.cli.parse import command_line, path_word
-from jaxgpt.cli.report import first_prompt, sample_command, typed_prompt
+from jaxgpt.cli.report import TrainReport, first_prompt, sample_command, typed_prompt
 from jaxgpt.cli.train import COMMAND, Args
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
+from jaxgpt.trainer import train as train_module
+from jaxgpt.trainer.train import Outcome
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Collect configs instead of training them."""
     configs: list[Config] = []
-    monkeypatch.setattr(train, "_train", lambda config, args, old: configs.append(config) or 0)
+    monkeypatch.setattr(
+        train_module, "train", lambda start, report: configs.append(start.config) or Outcome(*[None] * 4)
+    )
+    monkeypatch.setattr(TrainReport, "finished", lambda report, outcome: None)
     return configs
 
 

@@ -6,17 +6,14 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
-from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.data.tokenizer import WordTokenizer
-from jaxgpt.trainer.resume import check_data, resumed_config
+from jaxgpt.trainer.start import resumed
 
 TINY = flags(
     model__n_layer=1,
@@ -88,7 +85,7 @@ def test_documents_are_masked_at_end_ids() -> None:
     assert result.json["tokens"] == 13  # 2 windows of 8 inputs, of which 3 are the end of a document
     for settings, said in (
         (flags(data__tokenizer="ids", model__vocab_size=9), "the tokenizer has none"),
-        (flags(data__tokenizer="tokenizer.json"), "the data does not contain 4"),
+        (flags(data__tokenizer="tokenizer.json"), "does not contain 4"),
     ):
         np.asarray(np.arange(200) % 4, "<u2").tofile("none.bin")
         result = jaxgpt("train", "nanogpt-cpu", *TINY, "--data.path", "none.bin", *data[2:], *settings)
@@ -109,7 +106,7 @@ def test_moved_data_is_named_at_a_resume(kind: str) -> None:
     resume = ["train", "--resume", "--out", "out", "--train.steps", "3"]
     result = jaxgpt(*resume)
     assert (result.code, "Traceback" in result.err) == (2, False)
-    assert f"a.txt; if the data has been moved, give its new place with --data.{kind}" in result.err
+    assert f"a.txt; if the data has moved, set --data.{kind}" in result.err
     Path("other.txt").write_text("z y <EOS> " * 60)
     result = jaxgpt(*resume, *given("other.txt"))
     assert "the data of out has changed since step" in result.err
@@ -138,21 +135,14 @@ def test_moved_data_is_named_at_a_resume(kind: str) -> None:
 def test_paths_of_data_may_change_at_a_resume_and_nothing_else(old: DataConfig, new: DataConfig, message: str) -> None:
     before, after = (replace(Config(), data=data) for data in (old, new))
     with pytest.raises(UserError, match=re.escape(message)) if message else nullcontext():
-        assert resumed_config(before, after).data == new
-
-
-def test_moved_data_needs_a_checkpoint_that_notes_it() -> None:
-    data: Any = SimpleNamespace(fingerprint="a", source="a.txt")
-    check_data(Run(Path("run")), 1, data, moved=False)
-    with pytest.raises(UserError, match="step 1 of run does not say what data it was trained on"):
-        check_data(Run(Path("run")), 1, data, moved=True)
+        assert resumed(before, after).data == new
 
 
 def test_a_resumed_run_keeps_its_validation_windows() -> None:
     """`best` would compare losses over different windows."""
     old = Config()
     with pytest.raises(UserError, match=r"keeps its validation windows.*: train\.eval_windows is 0, not 7"):
-        resumed_config(old, replace(old, train=replace(old.train, eval_windows=7)))
+        resumed(old, replace(old, train=replace(old.train, eval_windows=7)))
 
 
 @pytest.mark.ci

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, small_run
 
-from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import UserError
 from jaxgpt.data import Batches, Tokens, open_data
-from jaxgpt.trainer.loop import LAG, Reporter, fit
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.prefetch import prefetched
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.record import LAG
+from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.start import Start
+from jaxgpt.trainer.train import train
 
 
 def test_one_result_ahead_in_another_thread() -> None:
@@ -63,8 +64,9 @@ def test_a_bad_id_stops_a_run_at_its_step() -> None:
     ids = data.train.take(0, len(data.train))
     ids[Batches.of(config, data.train).at(5).starts_B[-1]] = 999
     data = replace(data, train=Tokens([ids], config.model.vocab_size))
-    Path("out").mkdir()
-    run = Run(Path("out"))
+
+    class Silent(Report): ...
+
     with pytest.raises(UserError, match="id 999 is outside the vocabulary"):
-        fit(build(config), data, run, Reporter(), None, None)
-    assert [line["step"] for line in read_metrics(run.metrics)] == list(range(5 - LAG))
+        train(Start(config, "out", data=data), Silent())
+    assert [line["step"] for line in read_metrics(Path("out/metrics.jsonl"))] == list(range(5 - LAG))

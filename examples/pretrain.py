@@ -1,0 +1,67 @@
+"""Train a small model from scratch, with the parts of a run as objects to replace: data, model, loss, optimizer, report.
+
+python examples/pretrain.py [TEXT] [--steps 200] [--out runs/example]
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
+from jaxgpt.data import open_data
+from jaxgpt.model import GPT
+from jaxgpt.train.loss import cross_entropy
+from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.train import Outcome, Start, train
+
+
+class Lines(Report):
+    """Print a line for every tenth step and every evaluation. A tracker overrides the same methods."""
+
+    def progress(self, metrics: dict[str, float]) -> None:
+        if metrics["step"] % 10 == 0:
+            print(f"step {metrics['step']:4.0f}  loss {metrics['loss']:.3f}  gradient {metrics['grad_norm']:.2f}")
+
+    def evaluated(self, step: int, result: Evaluation) -> None:
+        print(f"step {step:4}  validation loss {result}")
+
+
+def main(text: str, steps: int, out: str) -> Outcome:
+    config = Config(
+        preset="example",
+        data=DataConfig(path=text),  # empty: the built-in dataset
+        model=ModelConfig(block_size=64, n_layer=2, n_head=2, n_embd=64, positions="rope", norm="rmsnorm", bias=False),
+        train=TrainConfig(steps=steps, batch_size=16, eval_every=50, eval_windows=64),
+    )
+    data = open_data(config)  # `train` and `val` are any objects with the methods of `jaxgpt.data.Split`
+    config = config.with_model(vocab_size=data.tokenizer.vocab_size)
+
+    model = GPT(config.model)  # or a subclass
+
+    def loss_fn(
+        params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None, *segment_ids_BT: jax.Array
+    ) -> jax.Array:
+        """Compute cross-entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
+        logits_BTV = model.apply({"params": params}, tokens_BT, key, *segment_ids_BT)
+        log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+        return cross_entropy(logits_BTV, targets_BT) + 1e-4 * jnp.where(targets_BT < 0, 0.0, log_z_BT**2)
+
+    rate = optax.warmup_cosine_decay_schedule(0.0, 3e-3, warmup_steps=20, decay_steps=max(steps, 21))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.lion(rate, weight_decay=0.1))
+
+    start = Start(config, out=out, data=data, model=model, loss_fn=loss_fn, optimizer=optimizer)
+    return train(start, Lines())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", nargs="?", default="")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--out", default="")
+    main(**vars(parser.parse_args()))

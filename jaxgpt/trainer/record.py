@@ -1,0 +1,180 @@
+"""Record: the output of a run. It checks and writes the metrics of each step, and writes checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import jax
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message
+from jaxgpt.checkpoint.versions import versions
+from jaxgpt.data import Data
+from jaxgpt.errors import TrainingFailed
+from jaxgpt.parallel.chips import peak_flops
+from jaxgpt.parallel.processes import Poll
+from jaxgpt.trainer.divergence import first_non_finite
+from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.metrics import MetricsFile, flops_per_token
+from jaxgpt.trainer.program import Program, explain_failure
+from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.speed import Speed
+
+LAG = 2  # calls in flight before the metrics of the oldest are read
+Metrics = Callable[[], list[dict[str, Any]]]  # blocks on the metrics of a call, a dict for each step
+
+
+class Record:
+    """Read the metrics of each step `LAG` calls late, check and write them, and write checkpoints.
+
+    Attributes:
+        done: steps taken, including steps in flight.
+        evaluated: step of the last evaluation; None: no evaluation.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        data: Data,
+        saver: Saver,
+        file: MetricsFile,
+        report: Report,
+        poll: Poll,
+        last: Info | None,
+    ) -> None:
+        """
+        Args:
+            program: compiled functions of the run.
+            data: data of the run.
+            saver: writer of the checkpoints.
+            file: metrics.jsonl.
+            report: receives the events.
+            poll: requests of all processes.
+            last: checkpoint that training resumes from; None: a new run.
+        """
+        config, mesh = program.layout.config, program.layout.mesh
+        self.program, self.saver, self.file, self.report, self.poll = program, saver, file, report, poll
+        self.config, self.last = config, last
+        self.done = last.step if last else 0
+        self.saved = last.step if last else None
+        self.evaluated = last.step if last and last.val_loss is not None else None
+        self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
+        if program.base is not None:
+            self.about["base"] = program.base.checksum
+        flops = flops_per_token(config.model, program.layout.abstract_weights, config.lora)
+        peak = peak_flops(mesh, config.train.compute_dtype)
+        self.speed = Speed(config, file.elapsed_seconds, flops / peak if peak else 0.0)
+        self._in_flight: deque[tuple[range, Metrics]] = deque()
+
+    def steps(self, steps: range, metrics: Metrics) -> None:
+        """Add the metrics of a call, and read the metrics of the call `LAG` calls ago. Block on the first call."""
+        self._in_flight.append((steps, metrics))
+        self.done = steps.stop
+        self.read(LAG if self.speed.started else 0)
+
+    def read(self, leave: int = 0) -> None:
+        """Read, check and write the metrics of all calls in flight except the last `leave`."""
+        train = self.config.train
+        while len(self._in_flight) > leave:
+            steps, read = self._in_flight.popleft()
+            arrays = read()
+            self.speed.call_ended(steps)
+            for step, values in zip(steps, arrays, strict=True):
+                squared_norms = values.pop("grad_squares")
+                metrics = {name: float(value) for name, value in values.items()}
+                self._check(step, metrics, squared_norms)
+                if step % train.log_every == 0 or step == train.steps - 1:
+                    self.file.write(step=step, **metrics, tokens=self.tokens(step + 1), **self.speed.mean(step))
+                self.report.progress({"step": step} | metrics | self.speed.recent(step))
+
+    def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
+        """Write an evaluation and its checkpoint, neither of which counts in the speed."""
+        began = time.perf_counter() - result.seconds
+        self.report.stage("")
+        if not math.isfinite(result.loss):
+            raise Diverged(f"validation loss is {result.loss} at step {self.done}")
+        values = {"val_loss": result.loss, "val_stderr": result.stderr, "val_windows": result.windows}
+        self.file.write(step=self.done, **values, val_seconds=result.seconds)
+        self.report.evaluated(self.done, result)
+        if self.saved == self.done:
+            self.saver.note_val_loss(self.done, result.ranking)
+        else:
+            self.save(state, result.ranking)
+        self.evaluated = self.done
+        self.speed.exclude(time.perf_counter() - began)
+        return result
+
+    def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
+        """Write a checkpoint in the background, after checking the metrics of all its steps."""
+        self.read()
+        if self.saved != self.done:
+            self.report.stage("saving a checkpoint")  # blocks on the previous checkpoint and a copy of the state
+            info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about)
+            self.saver.save(self.program.to_checkpoint(state), info)
+            self.report.stage("")
+            self.saved = self.done
+            self.speed.saved()
+            self.poll.forget()
+
+    def close(self, state: Any) -> None:
+        """Write the last checkpoint of a run that ends between two checkpoints, and block until it is on disk."""
+        self.save(state, temporary=True)
+        self.report.stage("saving a checkpoint")
+        self.saver.wait()
+        self.report.stage("")
+
+    def save_is_due(self) -> bool:
+        """Return whether `train.checkpoint_seconds` have passed since the last checkpoint."""
+        seconds = self.config.train.checkpoint_seconds
+        return bool(seconds) and self.speed.since_save() > seconds
+
+    def tokens(self, done: int) -> int:
+        """Return the number of tokens trained on, which counts steps before a resume with their own batch size."""
+        first, seen = (self.last.step, self.last.tokens) if self.last else (0, 0)
+        return seen + (done - first) * self.speed.tokens_per_step
+
+    def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:
+        """Report a skipped update.
+
+        Raises:
+            Diverged: if loss or gradient are non-finite, or too many updates in a row were skipped.
+        """
+        optim, skipped = self.config.optim, int(metrics.pop("skipped_in_a_row", 0))
+        wrong = next((f"{n} is {metrics[n]}" for n in ("loss", "grad_norm") if not math.isfinite(metrics[n])), "")
+        if skipped:
+            reason = wrong or f"loss {metrics['loss']:.4g} or grad_norm {metrics['grad_norm']:.4g} is a spike"
+            self.report.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
+        if (wrong and optim.not_finite == "stop") or skipped >= optim.skip_limit:
+            after = f" after {skipped} skipped updates in a row" if skipped >= optim.skip_limit else ""
+            gradient = first_non_finite(self.config.model, self.program.layout.abstract_state.params, squared_norms)
+            raise Diverged(", ".join(filter(None, [f"{wrong or 'a spike'} at step {step}{after}", gradient])))
+
+
+class Diverged(TrainingFailed):
+    """Loss or gradients diverged."""
+
+
+@contextmanager
+def failures(run: Run, program: Program) -> Iterator[None]:
+    """Raise the failures of a run as one line with the reason and the kept checkpoint."""
+    advice = ""
+    try:
+        yield
+        return
+    except OSError as e:
+        reason = f"{e.filename or run.path}: {e.strerror or e}"
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        reason = explain_failure(e, program.layout.mesh, program.layout.config.train.microbatch)
+    except Diverged as e:
+        reason, advice = str(e), " (a lower optim.learning_rate may help)"
+    except TrainingFailed as e:
+        reason = str(e)
+    raise TrainingFailed(f"{reason}: stopped, {kept_checkpoint_message(run.checkpoints)}{advice}")

@@ -1,0 +1,38 @@
+"""Report: the events of a run, for progress lines, trackers and tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.data import Data
+    from jaxgpt.trainer.evaluation import Evaluation
+    from jaxgpt.trainer.program import Program
+
+
+class Report(Protocol):
+    """Receives the events of a run, in every process. A subclass overrides the events that it uses; the others do nothing."""
+
+    def started(self, program: Program, data: Data, run: Run, step: int) -> None:
+        """Called before the step is compiled, with the step at which training starts or resumes."""
+
+    def stage(self, name: str, done: int = 0, total: int = 0) -> None:
+        """Called when work other than training steps starts ("evaluating") or advances; with "" when it ends."""
+
+    def compiled(self, seconds: float) -> None:
+        """Called when the step is compiled and the state exists, with the seconds that this took."""
+
+    def progress(self, metrics: dict[str, float]) -> None:
+        """Called for every step, once its metrics have been read.
+
+        Args:
+            metrics: as in metrics.jsonl, except that `tokens_per_second` and `mfu` describe the recent steps; and
+                `seconds_left`. They are missing while they are unknown.
+        """
+
+    def evaluated(self, step: int, result: Evaluation) -> None:
+        """Called after an evaluation."""
+
+    def note(self, text: str) -> None:
+        """Called with a line for the user."""

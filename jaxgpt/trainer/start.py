@@ -1,0 +1,329 @@
+"""Start: what a run begins with. New weights or a checkpoint, and the checks that a resumed run stays the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from jaxgpt.checkpoint.base import FrozenBase, check_base, locate_base
+from jaxgpt.checkpoint.run import (
+    Run,
+    check_free,
+    new_run,
+    open_run,
+    parse_checkpoint,
+    remove_replaced,
+    write_settings,
+)
+from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, resolve_step, restore
+from jaxgpt.checkpoint.versions import versions
+from jaxgpt.config import Config, DataConfig, ModelConfig, flat
+from jaxgpt.data import Data
+from jaxgpt.data.tokenizer import Tokenizer
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.files import sole_writer
+from jaxgpt.lm.model import load, load_base
+from jaxgpt.model import GPT
+from jaxgpt.model.params import crop_positions
+from jaxgpt.parallel.processes import assert_same_on_all, on_leader
+from jaxgpt.train.loss import LossFn
+from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.report import Report
+
+FREE = ("dropout", "block_size")  # model settings that may differ from those of the initial weights
+
+
+class Start(NamedTuple):
+    """What to train: a new run in `out`, or the continuation of `run`.
+
+    Attributes:
+        config: settings of the run.
+        out: directory of a new run; empty: the first free one of runs/PRESET, runs/PRESET-2, ...
+        overwrite: replace the run in `out`.
+        run: the run to resume; None: a new run.
+        data: training and validation data; None: `open_data(config)`.
+        model: module to train; None: `GPT(config.model)`.
+        optimizer: optax transformation; None: `config.optim`.
+        loss_fn: loss per position; None: cross-entropy.
+    """
+
+    config: Config
+    out: str = ""
+    overwrite: bool = False
+    run: Run | None = None
+    data: Data | None = None
+    model: GPT | None = None
+    optimizer: optax.GradientTransformation | None = None
+    loss_fn: LossFn | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the values that must be equal in all processes."""
+        return (
+            versions()
+            | {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.run)}
+            | flat(self.config)
+        )
+
+
+class Weights(NamedTuple):
+    """Weights that exist before training.
+
+    Attributes:
+        params: initial weights per layer; None: random weights, or those of a checkpoint of the run.
+        base: frozen weights of adapters per layer; None: all weights are trained.
+        tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
+    """
+
+    params: Any = None
+    base: FrozenBase | None = None
+    tokenizer: Tokenizer | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return the values that must be equal in all processes."""
+        return {"the weights of --init-from": self.base.checksum} if self.base else {}
+
+
+def weights_at(init_from: str) -> Path:
+    """Return the path of the checkpoint that `--init-from` names: a run (its best checkpoint) or RUN/checkpoints/STEP."""
+    directory, which = parse_checkpoint(init_from)
+    return Run(directory).checkpoints / str(resolve_step(Run(directory).checkpoints, which))
+
+
+def moved_base(run: Run, config: Config, init_from: str) -> Config:
+    """Set a new path of the base of a run with adapters; `opened` compares the weights.
+
+    Raises:
+        UserError: if a run without adapters started from other weights.
+    """
+    if config.lora.rank:
+        return replace(config, init_from=str(weights_at(init_from).absolute()))
+    if not config.init_from or Path(init_from) not in (Path(config.init_from), parse_checkpoint(config.init_from)[0]):
+        started = f"started from {config.init_from}" if config.init_from else "did not start from other weights"
+        raise UserError(f"--init-from {init_from}: {run.path} {started}; omit it, or start a new run")
+    return config
+
+
+def is_finished(run: Run, old: Config, new: Config) -> bool:
+    """Return whether a run has nothing left to do.
+
+    Raises:
+        UserError: if a new `train.steps` is not above the current step.
+    """
+    step, last = max(checkpoints(run.checkpoints).items(), default=(0, None))
+    steps = new.train.steps
+    if step >= steps != old.train.steps:
+        raise UserError(f"train.steps {steps} is not above the current step {step} of {run.path}; raise it, or omit it")
+    evaluated = last is not None and (last.val_loss is not None or step > steps)
+    return step >= steps and evaluated and not find_damage(run.checkpoints / str(step))
+
+
+def check(start: Start) -> None:
+    """Check what can be checked without reading the data.
+
+    Raises:
+        UserError: if `out` holds a run, or the run to resume is written by another process or has moved data.
+    """
+    config, run = start.config, start.run
+    if run is None:
+        if start.out and Path(start.out).exists():
+            check_free(Path(start.out), start.overwrite)
+        if start.overwrite:
+            _check_overwrite(Path(start.out), config.init_from)
+        return
+    with sole_writer(run.path):
+        pass
+    step = max(checkpoints(run.checkpoints), default=None)
+    if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
+        raise UserError(f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_anew(run)}")
+    for data, _ in config.data.sources or [(config.data, 1)]:
+        if data.path and not Path(data.path).exists() and start.data is None:
+            flag = "--data.mix" if config.data.mix else "--data.path"
+            raise UserError(f"no such file or directory: {data.path}; if the data has moved, set {flag}")
+
+
+def read_weights(start: Start) -> Weights:
+    """Read the initial weights (`init_from`) or the base of adapters, and the tokenizer that belongs to them.
+
+    Raises:
+        UserError: if the weights cannot be read.
+    """
+    config, run = start.config, start.run
+    tokenizer = run.tokenizer() if run else None
+    if not config.init_from:
+        return Weights(tokenizer=tokenizer)
+    if config.lora.rank:
+        path = locate_base(run, config) if run else Path(config.init_from)
+        base, its_tokenizer = load_base(path, config.model)
+        return Weights(None, base._replace(params=_cropped(base.params, config.model)), tokenizer or its_tokenizer)
+    if run and checkpoints(run.checkpoints):
+        return Weights(tokenizer=tokenizer)
+    _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
+    return Weights(_cropped(params, config.model), None, tokenizer or its_tokenizer)
+
+
+def first_state(program: Program, run: Run, last: Info | None, params: Any) -> TrainState:
+    """Restore the state of a checkpoint, or make the first one from weights per layer (None: random weights)."""
+    if last is None:
+        return program.init(params)
+    return program.from_checkpoint(restore(run.checkpoints, last.step, program.layout.abstract_checkpoint))
+
+
+@contextmanager
+def opened(
+    start: Start, config: Config, data: Data, base: FrozenBase | None, report: Report
+) -> Iterator[tuple[Run, Info | None]]:
+    """Create the run, or open the run to resume, as its only writer. Process 0 does it for all processes.
+
+    Args:
+        start: where the run is.
+        config: settings of the run; the vocabulary is known.
+        data: data of the run.
+        base: frozen weights of adapters.
+        report: receives notes.
+
+    Yields:
+        The run, and the checkpoint to resume from; None: train from step 0.
+
+    Raises:
+        UserError: if another process writes the run, there is no valid checkpoint, or it was trained on other data or on
+            adapters of another base.
+    """
+
+    def create() -> tuple[str, None]:
+        return str(stack.enter_context(new_run(start.out, config, data.tokenizer, start.overwrite)).path), None
+
+    def resume(run: Run) -> tuple[str, dict[str, Any] | None]:
+        stack.enter_context(sole_writer(run.path))
+        remove_replaced(run)
+        old = run.config()
+        resumed(old, config)
+        step = latest_valid(run.checkpoints, config, report.note)
+        last = None if step is None else checkpoints(run.checkpoints)[step]
+        if last is None:
+            report.note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
+        else:
+            _check_data(run, last, data)
+            if base is not None:
+                check_base(run, config, last.step, base.checksum, config.init_from)
+            report.note(f"resuming from {run.checkpoints / str(step)} at step {step}/{config.train.steps}")
+        for line in _change_notes(old, config):
+            report.note(line)
+        write_settings(run, config, data.tokenizer)
+        return str(run.path), None if last is None else asdict(last)
+
+    with ExitStack() as stack:
+        path, last = on_leader(lambda: resume(start.run) if start.run else create())
+        run = assert_same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
+        yield run, Info(**last) if last else None
+
+
+def resumed(old: Config, new: Config) -> Config:
+    """Check which settings of a run change, and complete those that came from the tokenizer.
+
+    Args:
+        old: settings of the run, as in config.json.
+        new: settings to continue with.
+
+    Raises:
+        UserError: if a setting of the checkpoint, of the data or of the evaluation changes.
+    """
+    new = new.with_model(vocab_size=new.model.vocab_size or old.model.vocab_size)
+    kept = {
+        "model": "model",
+        "data": "data",
+        "lora": "adapters",
+        "optim.name": "optimizer",
+        "optim.ema_decay": "optimizer",
+        "train.eval_windows": "validation windows, on which its checkpoints are compared",
+    }
+    free = set()
+    if _sources(old.data) == _sources(new.data):
+        free |= {"data.path", "data.mix"}  # `opened` compares the content
+    if old.optim.ema_decay and new.optim.ema_decay:
+        free |= {"optim.ema_decay"}
+    for name, was, now in changes(old, new):
+        kind = kept.get(name) or kept.get(name.split(".")[0])
+        if kind and name not in free:
+            raise UserError(
+                f"a resumed run keeps its {kind}: {name} is {short_repr(was)}, not {short_repr(now)}; omit it, or start a "
+                f"new run (--out)"
+            )
+    return new
+
+
+def changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
+    """List the settings that differ, each with its old and its new value."""
+    before, after = flat(old), flat(new)
+    return [(name, before[name], after[name]) for name in before if before[name] != after[name]]
+
+
+def _change_notes(old: Config, new: Config) -> list[str]:
+    notes = [f"{name} {short_repr(was)} -> {short_repr(now)}" for name, was, now in changes(old, new)]
+    notes = [f"changed settings: {', '.join(notes)}"] if notes else []
+    if old.decay_steps != new.decay_steps and not (new.optim.decay_steps or new.optim.schedule == "constant"):
+        notes.append(
+            f"the learning rate now reaches its minimum at step {new.decay_steps} instead of {old.decay_steps}, as "
+            f"optim.decay_steps is 0 (train.steps); to keep the old schedule: --optim.decay-steps {old.decay_steps}"
+        )
+    return notes
+
+
+def check_same_model(old: ModelConfig, new: ModelConfig) -> None:
+    """Check that a model can start from the weights of another: only dropout and a shorter context may differ.
+
+    Raises:
+        UserError: if a different setting differs.
+    """
+    for field in fields(ModelConfig):
+        was, now = getattr(old, field.name), getattr(new, field.name)
+        if was != now and field.name not in FREE:
+            raise UserError(f"model.{field.name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it")
+    if new.block_size > old.block_size and old.positions == "learned":
+        raise UserError(f"model.block_size {new.block_size}: the run to start from has only {old.block_size} positions")
+
+
+def _check_overwrite(out: Path, init_from: str) -> None:
+    """Check that replacing a run deletes neither the initial weights nor the bases of their adapters."""
+    weights, what = Path(init_from), "the weights to start from"
+    while init_from:
+        if out.resolve() in weights.resolve().parents:
+            raise UserError(f"--out {out} --overwrite would delete {what}: choose a different --out")
+        run = Run(parse_checkpoint(str(weights))[0])
+        config = run.config()
+        init_from, what = config.init_from if config.lora.rank else "", f"the base of {run.path}"
+        weights = locate_base(run, config) if init_from else weights
+
+
+def _check_data(run: Run, last: Info, data: Data) -> None:
+    """Check that a checkpoint was trained on the same data.
+
+    Raises:
+        UserError: if the data differ.
+    """
+    if last.about.get("data") != data.fingerprint:
+        raise UserError(
+            f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
+            f"data in a new run: {_anew(run)}"
+        )
+
+
+def _anew(run: Run) -> str:
+    return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"
+
+
+def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
+    """List the sources of the data without their paths."""
+    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources or [(data, 1)]]
+
+
+def _cropped(params: Any, config: ModelConfig) -> Any:
+    """Return the weights on the host, without the positions past the context."""
+    return crop_positions(jax.tree.map(np.asarray, params), config)

@@ -1,0 +1,137 @@
+"""Train a run: config -> devices -> weights -> data -> program -> state -> loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+
+from jaxgpt.checkpoint.store import Info, Saver
+from jaxgpt.config import TrainConfig
+from jaxgpt.data import Batches, Data, open_data
+from jaxgpt.parallel import keep_memory, use_cores
+from jaxgpt.parallel.processes import Poll, assert_same_on_all, count, on_leader
+from jaxgpt.signals import stop_on_signal
+from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
+from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.prefetch import prefetched
+from jaxgpt.trainer.program import Program, build, compiling
+from jaxgpt.trainer.record import LAG, Record, failures
+from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.start import Start, Weights, check, first_state, opened, read_weights
+
+SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
+
+
+class Outcome(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+        state: the final state.
+        step: steps taken.
+        evaluation: the last evaluation; None: no evaluation.
+        stopped: whether the run ended before its last step and evaluation.
+    """
+
+    state: TrainState
+    step: int
+    evaluation: Evaluation | None
+    stopped: bool
+
+
+def train(start: Start, report: Report, until: int | None = None) -> Outcome:
+    """Train until the last step, or until a signal. Every process of a run calls this with the same arguments.
+
+    Args:
+        start: settings, and the directory of a new run or the run to resume.
+        report: receives the events.
+        until: stop and save at this step, as on a signal; None: the last step.
+
+    Raises:
+        UserError: if the data, the weights or the run cannot be read, or do not fit together.
+        TrainingFailed: if loss or gradients diverge, memory is exhausted, or a file cannot be written.
+    """
+    config = assert_same_on_all(lambda: start.config, lambda _: start.facts())
+    use_cores(config.mesh, count(), config.model)  # before JAX uses a device
+    keep_memory(config)
+    on_leader(lambda: check(start))
+    weights = assert_same_on_all(lambda: read_weights(start), Weights.facts)
+    reading = partial(report.stage, "tokenizing")
+    data = assert_same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
+    config = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size)
+    data.check(config)
+    program = build(config, start.optimizer, base=weights.base, model=start.model, loss_fn=start.loss_fn)
+    settings, end = config.train, min(until or config.train.steps, config.train.steps)
+
+    with (
+        opened(start, config, data, program.base, report) as (run, last),
+        stop_on_signal() as stop,
+        failures(run, program),
+    ):
+        first, evaluation = last.step if last else 0, None
+        report.started(program, data, run, first)
+        with compiling(program, report, first < end):
+            state = first_state(program, run, last, weights.params)
+        weights = Weights()  # the devices have copies
+        calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
+        with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
+            poll = Poll(program.layout.mesh, LAG)
+            record = Record(program, data, saver, file, report, poll, last)
+            ask = lambda: poll.ask(STOP if stop.requested else SAVE if record.save_is_due() else 0)  # noqa: E731
+
+            for steps, batches in prepared:
+                request = ask()
+                if request == STOP:
+                    break
+                if request == SAVE and steps.start > first:
+                    record.save(state, temporary=True)
+                if steps:
+                    state, metrics = program.steps(state, batches, len(steps))
+                    record.steps(steps, metrics)  # reads the metrics of two calls ago, which are ready
+                if is_evaluated(steps.stop, settings):
+                    record.read()  # raises if the run has diverged
+                    params, whole = eval_params(state, config), steps.stop == settings.steps
+                    progress = partial(report.stage, "evaluating")
+                    result = evaluate(program, params, data.val, lambda: ask() == STOP, whole, progress)
+                    if result is None:
+                        break
+                    evaluation = record.evaluation(state, result)
+                elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
+                    record.save(state)
+            record.close(state)
+    return Outcome(state, record.done, evaluation, record.done < settings.steps or record.evaluated != settings.steps)
+
+
+def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], jax.Array]:
+    """Return a function that puts the batches of steps on the devices.
+
+    A run that was resumed with a different batch size continues after the windows that it has used.
+    """
+    config = program.layout.config
+    used = last.tokens // config.model.block_size - last.step * config.train.batch_size if last else 0
+    batches = Batches.of(config, data.train, used)
+    return lambda steps: program.put_batches([batches.at(step) for step in steps])
+
+
+def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> Iterator[range]:
+    """Yield the steps of each jitted call. A call ends at the next evaluation or checkpoint.
+
+    The first step is a call of its own, so that its overhead does not count in the speed. An empty range comes first if the
+    run was stopped during the evaluation of its `last` checkpoint.
+    """
+    if first and last and last.val_loss is None and is_evaluated(first, train):
+        yield range(first, first)
+    done, most = first, 1
+    while done < end:
+        ends = [(done // every + 1) * every for every in (train.eval_every, train.checkpoint_every) if every]
+        before, done = done, min(done + most, end, *ends)
+        yield range(before, done)
+        most = train.steps_per_call
+
+
+def is_evaluated(done: int, train: TrainConfig) -> bool:
+    """Return whether the model is evaluated after `done` steps."""
+    return done % train.eval_every == 0 or done == train.steps

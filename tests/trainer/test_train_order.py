@@ -1,0 +1,276 @@
+"""The order of events of `train`, simulated: steps, metrics, evaluations, checkpoints, stops, failures and resumes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxgpt.checkpoint.store import Info
+from jaxgpt.config import TrainConfig
+from jaxgpt.errors import TrainingFailed
+from jaxgpt.presets import preset
+from jaxgpt.trainer import record as record_module
+from jaxgpt.trainer import train as train_module
+from jaxgpt.trainer.record import LAG
+from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.train import SAVE, STOP, Start, is_evaluated, plan_calls, train
+
+CONFIG = preset("statquest").with_model(vocab_size=5)
+CASES = 300
+
+
+@dataclass
+class Case:
+    """One simulated run.
+
+    Attributes:
+        train: settings.
+        last: checkpoint to resume from; None: a new run.
+        stop: number of events after which a signal arrives.
+        save: numbers of events after which a checkpoint is due.
+        bad: step with a NaN loss.
+        until: step at which `train` is told to stop.
+        events: what happened: ("steps", first, n), ("read", step), ("line", step, kind), ("evaluated", step),
+            ("save", step, val_loss, temporary), ("note", step).
+    """
+
+    train: TrainConfig
+    last: Info | None = None
+    stop: int | None = None
+    save: frozenset[int] = frozenset()
+    bad: int | None = None
+    until: int | None = None
+    events: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == kind]
+
+
+def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
+    """Run `train` without files and devices; return its outcome, None if training failed."""
+    log = case.events.append
+    config = replace(CONFIG, train=case.train)
+
+    class Simulated(Report):
+        def progress(self, metrics: dict[str, float]) -> None:
+            log(("read", metrics["step"]))
+
+        def evaluated(self, step: int, result: Any) -> None:
+            log(("evaluated", step))
+
+    class Program:
+        base, layout = (
+            None,
+            SimpleNamespace(mesh=None, config=config, abstract_weights=None, abstract_state=SimpleNamespace(params={})),
+        )
+
+        def steps(self, state: Any, batches: range, n: int) -> Any:
+            first = state.step
+            assert batches == range(first, first + n)
+            log(("steps", first, n))
+            values = [
+                {"loss": math.nan if step == case.bad else 1.0, "grad_norm": 1.0, "grad_squares": []}
+                for step in batches
+            ]
+            return SimpleNamespace(step=first + n), lambda: values
+
+        def to_checkpoint(self, state: Any) -> Any:
+            return state
+
+    class Saver:
+        def __init__(self, *_: Any) -> None: ...
+        def __enter__(self) -> Saver:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+        def wait(self) -> None: ...
+        def note_val_loss(self, step: int, loss: float) -> None:
+            log(("note", step))
+
+        def save(self, state: Any, info: Info) -> None:
+            assert state.step == info.step
+            assert info.tokens == info.step * case.train.batch_size * config.model.block_size
+            log(("save", info.step, info.val_loss, info.temporary))
+
+    class File(Saver):
+        elapsed_seconds = 0.0
+
+        def write(self, **values: float) -> None:
+            log(("line", values["step"], "val_loss" if "val_loss" in values else "loss"))
+
+    class Poll:
+        def __init__(self, *_: Any) -> None: ...
+        def forget(self) -> None: ...
+        def ask(self, request: int) -> int:
+            stops = case.stop is not None and len(case.events) >= case.stop
+            return STOP if stops else SAVE if len(case.events) in case.save else 0
+
+    @contextmanager
+    def opened(*_: Any) -> Iterator[Any]:
+        yield SimpleNamespace(checkpoints=Path("none"), metrics=None, path=Path("run")), case.last
+
+    def evaluate(program: Any, params: Any, tokens: Any, interrupted: Any, whole: bool, progress: Any) -> Any:
+        assert whole == (params.step == case.train.steps)
+        result = SimpleNamespace(loss=1.0, stderr=0.0, windows=1, ranking=1.0, seconds=0.0)
+        return None if interrupted() else result
+
+    data = SimpleNamespace(val=None, tokenizer=CONFIG.model, fingerprint="", check=lambda config: None, facts=dict)
+    stubs = {
+        "build": lambda *_, **__: Program(),
+        "batches_of": lambda *_: lambda steps: steps,
+        "compiling": lambda *_: nullcontext(),
+        "check": lambda start: None,
+        "first_state": lambda *_: SimpleNamespace(step=case.last.step if case.last else 0),
+        "eval_params": lambda state, config: state,
+        "opened": opened,
+        "evaluate": evaluate,
+        "MetricsFile": File,
+        "Saver": Saver,
+        "Poll": Poll,
+    }
+    for name, stub in stubs.items():
+        patch.setattr(train_module, name, stub)
+    for name in ("flops_per_token", "peak_flops"):
+        patch.setattr(record_module, name, lambda *_: 0)
+    try:
+        return train(Start(config, data=data), Simulated(), case.until)  # type: ignore[arg-type]
+    except TrainingFailed:
+        return None
+
+
+def random_case(dice: random.Random) -> Case:
+    steps = dice.randint(1, 25)
+    settings = replace(
+        CONFIG.train, steps=steps, eval_every=dice.choice([1, 3, 5, 7, 10, 30]),
+        checkpoint_every=dice.choice([0, 0, 2, 4, 5]), steps_per_call=dice.choice([1, 2, 5, 8]),
+        log_every=dice.choice([1, 3, 10]), checkpoint_seconds=0.0,
+    )  # fmt: skip
+    first = dice.choice([0, 0, dice.randint(0, steps)])
+    tokens = first * settings.batch_size * CONFIG.model.block_size
+    last = Info(first, dice.choice([None, 1.0]) if first else None, tokens) if first or dice.random() < 0.1 else None
+    save = frozenset(dice.sample(range(30), dice.choice([0, 0, 1, 3])))
+    until = dice.choice([None, None, dice.randint(max(first, 1), steps)])
+    return Case(
+        settings,
+        last,
+        dice.choice([None, dice.randint(0, 60)]),
+        save,
+        dice.choice([None, None, dice.randint(0, steps)]),
+        until,
+    )
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=pytest.mark.long if s else ()) for s in range(10)])
+def test_the_laws_of_a_run(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    for _ in range(CASES):
+        case = random_case(dice)
+        outcome = simulate(case, monkeypatch)
+        check_steps(case)
+        check_metrics(case)
+        check_checkpoints(case, outcome)
+        check_end(case, outcome)
+
+
+def check_steps(case: Case) -> None:
+    """Steps are consecutive. The first is alone, and no call has too many steps or crosses an evaluation or a checkpoint."""
+    done = first = case.last.step if case.last else 0
+    for start, n in case.of("steps"):
+        assert start == done
+        assert n <= (1 if start == first else case.train.steps_per_call)
+        crossed = range(start + 1, start + n)
+        assert not [s for s in crossed if s % case.train.eval_every == 0]
+        assert not [s for s in crossed if case.train.checkpoint_every and s % case.train.checkpoint_every == 0]
+        done += n
+
+
+def check_metrics(case: Case) -> None:
+    """Each step is read once, in order, at most `LAG` calls late, and before an evaluation or a checkpoint after it."""
+    taken, read = list[range](), case.last.step if case.last else 0
+    for kind, *values in case.events:
+        if kind == "steps":
+            taken.append(range(values[0], sum(values)))
+            assert len([call for call in taken[:-1] if call.stop > read]) <= LAG
+        elif kind == "read":
+            assert values == [read]
+            assert values != [case.bad]
+            read += 1
+        elif kind in ("evaluated", "save") and taken:
+            assert read == taken[-1].stop
+    logged = {s for (s,) in case.of("read") if s % case.train.log_every == 0 or s == case.train.steps - 1}
+    assert [s for s, kind in case.of("line") if kind == "loss"] == sorted(logged)
+
+
+def check_checkpoints(case: Case, outcome: Any) -> None:
+    """Steps are evaluated and saved when due, once, the evaluated ones with their loss; the others by timer or signal."""
+    first = case.last.step if case.last else 0
+    done = sum(n for _, n in case.of("steps")) + first
+    saved = [step for step, *_ in case.of("save")]
+    assert saved == sorted(set(saved) - ({first} if case.last else set()))
+    assert first not in saved or case.stop is not None, "a timer saves after the first step"
+    for step, loss, temporary in case.of("save"):
+        assert (loss is not None) == ((step,) in case.of("evaluated"))
+        assert not (temporary and loss is not None)
+    assert case.of("note") == ([(first,)] if (first,) in case.of("evaluated") and case.last else [])
+    due = [s for s in range(first + 1, done + 1) if is_evaluated(s, case.train)]
+    if case.last and first and case.last.val_loss is None and is_evaluated(first, case.train):
+        due.insert(0, first)
+    evaluated = [s for (s,) in case.of("evaluated")]
+    assert evaluated == due[: len(evaluated)]
+    if outcome is not None:
+        assert len(due) - len(evaluated) <= (case.stop is not None), "only a stop prevents the last one"
+        every = case.train.checkpoint_every
+        assert {s for s in range(first + 1, done) if every and s % every == 0} <= set(saved)
+        assert done in {*saved, first if case.last else None}
+
+
+def check_end(case: Case, outcome: Any) -> None:
+    """A run fails at a bad step, ends at the last step or `until`, or stops early because it was asked to."""
+    if outcome is None:
+        assert case.bad is not None
+        assert case.bad not in [s for (s,) in case.of("read")]
+        assert all(step <= case.bad for step, *_ in case.of("save"))
+        return
+    steps, end = case.train.steps, case.until or case.train.steps
+    assert outcome.step == outcome.state.step <= max(end, case.last.step if case.last else 0)
+    assert outcome.step >= end or case.stop is not None
+    if case.stop is not None and not case.save:
+        assert all(event[0] != "steps" for event in case.events[case.stop :])
+    evaluated = (steps,) in case.of("evaluated") or (case.last and case.last.step == steps and case.last.val_loss)
+    assert outcome.stopped == (outcome.step < steps or not evaluated)
+
+
+def test_a_stopped_and_resumed_run_has_the_events_of_an_uninterrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(0)
+    for _ in range(100):
+        settings = random_case(dice).train
+        straight = Case(settings)
+        simulate(straight, monkeypatch)
+        events, last, outcome = list[tuple[Any, ...]](), None, None
+        while outcome is None or outcome.stopped:
+            case = Case(settings, last, stop=dice.randint(0, 40))
+            outcome = simulate(case, monkeypatch)
+            events += case.events
+            step, loss, _ = case.of("save")[-1] if case.of("save") else (last.step, last.val_loss, None)  # type: ignore[union-attr]
+            loss = 1.0 if (step,) in case.of("note") else loss
+            last = Info(step, loss, step * settings.batch_size * CONFIG.model.block_size)
+        for kind in ("read", "line", "evaluated"):
+            assert [e for e in events if e[0] == kind] == [e for e in straight.events if e[0] == kind]
+
+
+def test_calls_end_at_evaluations_and_checkpoints() -> None:
+    settings = replace(CONFIG.train, steps=20, eval_every=10, checkpoint_every=4, steps_per_call=8)
+    assert [(c.start, c.stop) for c in plan_calls(0, 20, settings, None)] == [
+        (0, 1), (1, 4), (4, 8), (8, 10), (10, 12), (12, 16), (16, 20),
+    ]  # fmt: skip
+    assert next(plan_calls(10, 20, settings, Info(10))) == range(10, 10), "stopped during the evaluation"
+    assert next(plan_calls(10, 20, settings, Info(10, 1.0))) == range(10, 11)
+    assert list(plan_calls(0, 1, settings, Info(0))) == [range(0, 1)]
