@@ -6,7 +6,6 @@ import codecs
 import errno
 import importlib
 import io
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -138,7 +137,6 @@ def entry(*before: str) -> None:
     """
     tune_memory()
     exit_on_second_signal()
-    _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may have characters that the terminal has not
     words = [*before, *sys.argv[1:]]
@@ -151,22 +149,3 @@ def entry(*before: str) -> None:
     if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
         join.leave(code)
     sys.exit(code)
-
-
-def _open_standard_streams() -> None:
-    """Open the null device in place of each standard stream that is closed (`jaxgpt ... >&-`).
-
-    Otherwise the next file that is opened would get the descriptor of the stream and receive whatever is printed. Also,
-    libuv, which Orbax uses, aborts the process when it is asked to close one of these descriptors.
-    """
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)
-            os.dup2(opened, number)
-            if opened != number:
-                os.close(opened)
-            os.set_inheritable(number, True)
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115

@@ -42,13 +42,10 @@ def run(args: Sequence[str]) -> int:
 
     use_cores(config.mesh, model=config.model)
     keep_memory(config)
-    from jaxgpt.parallel.chips import remember_peak
     from jaxgpt.study.bench import bench
 
     with progress("starting") as activity:
         results = {"name": target} | bench(config, parsed.seconds, parsed.decode, activity.stage)
-    if results["device"] == "cpu":
-        remember_peak(config.train.compute_dtype, results["limits"]["flops_per_second"])
     if parsed.json:
         print_json(results)
     else:

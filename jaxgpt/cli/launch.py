@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import IO, Any
 
-from jaxgpt.cli.parse import Command, note
+from jaxgpt.cli.parse import Command, command_line, note
 from jaxgpt.config import DistributedConfig, UserError
-from jaxgpt.signals import UNFINISHED
+from jaxgpt.signals import SIGNALS, UNFINISHED
 
 COMMAND = Command(
     "launch",
@@ -29,7 +30,7 @@ COMMAND = Command(
         "jaxgpt launch --processes 2 train --resume --out runs/shakespeare",
     ],
 )
-LONGEST = 200  # lines of standard error to keep per process
+STDERR_LINES = 200  # lines of standard error to keep per process
 SLACK = 10  # seconds after the heartbeat timeout before the remaining processes are killed
 
 
@@ -72,10 +73,12 @@ class _Fleet:
         if args.devices_per_process:
             self.environment["JAX_NUM_CPU_DEVICES"] = str(args.devices_per_process)
         self.patience = args.heartbeat_seconds + SLACK
-        self.errors = [deque[str](maxlen=LONGEST) for _ in range(args.processes)]
+        self.out = next((value for flag, value in pairwise(command) if flag == "--out"), "")
+        self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(args.processes)]
         self.forwarded = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._forward)
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+                signal.signal(number, self._forward)
         self.processes: list[subprocess.Popen[str]] = []
         flags = ["--distributed.num-processes", str(args.processes), "--distributed.launched"]
         flags += ["--distributed.heartbeat-seconds", str(args.heartbeat_seconds)]
@@ -140,3 +143,5 @@ class _Fleet:
                     said.add(line)
                     sys.stderr.write(line)
         sys.stderr.flush()
+        if self.out and not self.forwarded and min(codes) < 0:  # XLA ends the other processes before they can print it
+            note(f"resume with: {command_line('train', '--resume', '--out', self.out)}")

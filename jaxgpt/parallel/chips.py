@@ -1,21 +1,10 @@
-"""Peak rates of chips: published specifications of accelerators, and rates that `jaxgpt bench` measured on this CPU."""
+"""Published specifications of accelerators: peak rates, memory and bandwidths."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 from jax.sharding import Mesh
-
-from jaxgpt.errors import UserError
-from jaxgpt.files import cache_dir, parse_json, read_bytes
-from jaxgpt.parallel.host import cores
-from jaxgpt.runtime import cpu_kind
 
 GIB = 2**30
 
@@ -69,43 +58,7 @@ CHIPS = {
 }
 
 
-def peak_flops(mesh: Mesh, dtype: str) -> float:
-    """Return the peak FLOP/s of all devices of a mesh together in matrix products; 0 if unknown.
-
-    Args:
-        mesh: of accelerators: the published peak of bfloat16 products. Of CPU devices in one process: the rate that
-            `remember_peak` stored for this kind of CPU, number of cores and dtype.
-        dtype: of the products.
-    """
-    device = mesh.devices.flat[0]
-    if device.platform == "cpu":
-        return _peaks().get(_this_cpu(dtype), 0.0) if jax.process_count() == 1 else 0.0
-    return next((mesh.size * chip.flops for chip in CHIPS.values() if device.device_kind in chip.kinds), 0.0)
-
-
-def remember_peak(dtype: str, flops: float) -> None:
-    """Store the measured peak FLOP/s of this machine's CPU in the cache, unless a higher one is stored."""
-    path, peaks, cpu = _file(), _peaks(), _this_cpu(dtype)
-    peaks[cpu] = max(flops, peaks.get(cpu, 0.0))
-    with contextlib.suppress(OSError):  # the cache cannot be written: `mfu` remains unknown
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(peaks, indent=2) + "\n")
-        temporary.replace(path)
-
-
-def _file() -> Path:
-    return cache_dir() / "peaks.json"
-
-
-def _this_cpu(dtype: str) -> str:
-    return f"{cpu_kind()}-{cores()}-{dtype}"
-
-
-def _peaks() -> dict[str, float]:
-    """Read the stored peaks; {} if there are none, or the file is damaged."""
-    with contextlib.suppress(UserError, OSError):
-        found = parse_json(read_bytes(_file()), str(_file()))
-        if isinstance(found, dict):
-            return {name: v for name, v in found.items() if type(v) is float and math.isfinite(v) and v > 0}
-    return {}
+def peak_flops(mesh: Mesh) -> float:
+    """Return the published peak FLOP/s of bfloat16 products of all devices of a mesh, or 0 if it is unknown, as on CPUs."""
+    kind = mesh.devices.flat[0].device_kind
+    return next((mesh.size * chip.flops for chip in CHIPS.values() if kind in chip.kinds), 0.0)

@@ -1,16 +1,13 @@
-"""Coordination of the processes of one run.
+"""Coordination of the processes of a run.
 
-Every process runs the same program and calls these functions in the same order. Process 0, the leader, makes the decisions,
-writes metrics and prints. A single process is its own leader, and communicates with none.
+Every process runs the same program and calls these functions in the same order, after `use_cores`. Process 0, the leader, makes
+the decisions, writes metrics and prints. A single process is its own leader.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,7 +15,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed  # whose client Orbax uses, too
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -28,8 +24,7 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
 
-PATIENCE = 24 * 3600 * 1000  # milliseconds to wait for a live process, which may be reading terabytes
-# Parts of the errors of JAX, gloo and Orbax when the connection to another process breaks.
+# Parts of the errors of JAX, gloo and Orbax when the connection to a different process breaks.
 BROKEN = (
     "Gloo",
     "Connection",
@@ -41,73 +36,70 @@ BROKEN = (
     "arrier",
 )
 
-_rounds = itertools.count()
+_count, _index = 1, 0  # kept here, as JAX's functions start the backend
+
+
+def set_place(count: int, index: int) -> None:
+    """Set the number of processes, and the index of this one."""
+    global _count, _index
+    _count, _index = count, index
 
 
 def count() -> int:
     """Return the number of processes of the run."""
-    return distributed.global_state.num_processes or 1
+    return _count
 
 
 def leader() -> bool:
     """Return whether this is process 0."""
-    return not distributed.global_state.process_id
+    return _index == 0
 
 
 def on_leader(make: Callable[[], T]) -> T:
     """Call a function in process 0 only, and return its result, a JSON value, in every process.
 
     Raises:
-        UserError: in every process, the error of process 0.
+        UserError: in every process, if process 0 raises it.
     """
-    if count() == 1:
+    if _count == 1:
         return make()
-    key = f"jaxgpt/decision/{next(_rounds)}"
-    if leader():
-        said = _outcome(make)
-        _client().key_value_set(key, json.dumps(said))
-    else:
-        said = json.loads(_client().blocking_key_value_get(key, PATIENCE))
-    if "error" in said:
-        raise UserError(said["error"])
-    value: T = said["value"]
+    outcome = _gather(_outcome(make) if leader() else None)[0]
+    if "error" in outcome:
+        raise UserError(outcome["error"])
+    value: T = outcome["value"]
     return value
 
 
-def assert_same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
-    """Call a function in every process, and check that facts about the results are the same in all of them.
+def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
+    """Call a function in every process, and check that facts about the results are equal in all of them.
+
+    Unlike JAX's `assert_equal`, this names the difference, and handles an error of one process.
 
     Returns:
         The result of this process.
 
     Raises:
-        UserError: in every process, the error of one of them, or the first fact that differs, with both values.
+        UserError: in every process, if one of them raises it, or a fact differs; the message has both values.
     """
-    if count() == 1:
+    if _count == 1:
         return make()
-    made: list[T] = []
+    results: list[T] = []
 
-    def tell() -> dict[str, str]:
-        made.append(make())
-        return {name: short_repr(value) for name, value in facts(made[0]).items()}
+    def report() -> dict[str, str]:
+        results.append(make())
+        return {name: short_repr(value) for name, value in facts(results[0]).items()}
 
-    prefix = f"jaxgpt/facts/{next(_rounds)}"
-    _client().key_value_set(f"{prefix}/{distributed.global_state.process_id}", json.dumps(_outcome(tell)))
-
-    def compare() -> None:
-        reports = [json.loads(_client().blocking_key_value_get(f"{prefix}/{n}", PATIENCE)) for n in range(count())]
-        if errors := [(n, each["error"]) for n, each in enumerate(reports) if "error" in each]:
-            same = len(errors) == len(reports) and len({error for _, error in errors}) == 1
-            raise UserError(errors[0][1] if same else f"process {errors[0][0]}: {errors[0][1]}")
-        if difference := first_difference([each["value"] for each in reports]):
-            raise UserError(f"the processes disagree: {difference}; start all with one command, one code, one data")
-
-    on_leader(compare)
-    return made[0]
+    outcomes = _gather(_outcome(report))
+    if errors := [(n, each["error"]) for n, each in enumerate(outcomes) if "error" in each]:
+        same = len(errors) == len(outcomes) and len({error for _, error in errors}) == 1
+        raise UserError(errors[0][1] if same else f"process {errors[0][0]}: {errors[0][1]}")
+    if difference := first_difference([each["value"] for each in outcomes]):
+        raise UserError(f"the processes disagree: {difference}; start all with the same command, code and data")
+    return results[0]
 
 
 def first_difference(reports: list[dict[str, str]]) -> str:
-    """Name the first fact that differs between process 0 and another one, with both values; "" if none does."""
+    """Return the first fact that differs between process 0 and a different one, with both values, or ""."""
     for n, other in enumerate(reports):
         for name in reports[0] | other:
             here, there = reports[0].get(name, "missing"), other.get(name, "missing")
@@ -117,34 +109,22 @@ def first_difference(reports: list[dict[str, str]]) -> str:
 
 
 def is_peer_failure(error: Exception) -> bool:
-    """Return whether an error looks like a broken connection to another process; never in a single process."""
+    """Return whether an error looks like a broken connection to a different process; never in a single process."""
     known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
-    return count() > 1 and not known and any(word in str(error) for word in BROKEN)
-
-
-def say_goodbye(seconds: float) -> None:
-    """Tell the other processes that this one leaves. Process 0, which relays messages, waits for them up to a time limit."""
-    client, me, end = _client(), distributed.global_state.process_id, time.monotonic() + seconds
-    if client is None:
-        return
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # they have left already, or are too late
-        if not leader():
-            client.key_value_set(f"jaxgpt/left/{me}", "")
-            return
-        for n in range(1, count()):
-            client.blocking_key_value_get(f"jaxgpt/left/{n}", max(int(1000 * (end - time.monotonic())), 1))
+    return _count > 1 and not known and any(part in str(error) for part in BROKEN)
 
 
 def collected(tree: Any) -> Any:
     """Gather arrays that are split over the devices of all processes, on each host. Every process must call it."""
-    return tree if count() == 1 else multihost_utils.process_allgather(tree, tiled=True)
+    return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 
 
 class Poll:
     """Exchange requests between processes without waiting for the devices.
 
     Requests are small numbers, and the largest wins. All processes receive the same answer from the same call of `ask`, `lag`
-    calls later, so they act on it at the same step. A single process receives its own request at once.
+    calls later, so they act on it at the same step. A single process receives its own request immediately. JAX's
+    `reached_preemption_sync_point` reacts to SIGTERM only: neither to Ctrl-C nor to a timer.
     """
 
     def __init__(self, mesh: Mesh, lag: int) -> None:
@@ -156,22 +136,33 @@ class Poll:
         return jax.jit(jnp.max, out_shardings=replicated(self.mesh))
 
     def ask(self, request: int) -> int:
-        """Send this process's request, and return the largest of all of `lag` calls ago; 0 if there is none yet."""
-        if count() == 1:
+        """Send this process's request, and return the largest of all processes `lag` calls ago, or 0 before that."""
+        if _count == 1:
             return request
         n = self.mesh.devices.size
-        place = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
-        requests = jax.make_array_from_callback((n,), place, lambda index: np.full(n, request, np.int32)[index])
+        sharding = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
+        requests = jax.make_array_from_callback((n,), sharding, lambda index: np.full(n, request, np.int32)[index])
         self._answers.append(block_on_cpu_mesh(self.mesh, self._largest(requests)))
         return int(self._answers.popleft()) if len(self._answers) > self.lag else 0
 
     def forget(self) -> None:
-        """Drop the pending answers, whose requests have been fulfilled."""
+        """Drop the pending answers, after their requests have been fulfilled."""
         self._answers.clear()
 
 
-def _client() -> Any:
-    return distributed.global_state.client
+def _gather(value: Any) -> list[Any]:
+    """Exchange JSON values: return the values of all processes, in order."""
+    devices = Counter(device.process_index for device in jax.devices())
+    if len(set(devices.values())) > 1:  # JAX's functions for several processes need equal numbers
+        raise UserError(f"the processes have {sorted(devices.values())} devices: set JAX_NUM_CPU_DEVICES to one number")
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(data.size))
+    padded = np.zeros(
+        1 << (int(sizes.max()) - 1).bit_length(), np.uint8
+    )  # a power of 2, so that few shapes are compiled
+    padded[: data.size] = data
+    rows = multihost_utils.process_allgather(padded)
+    return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def _outcome(make: Callable[[], Any]) -> dict[str, Any]:

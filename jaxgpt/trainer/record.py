@@ -68,7 +68,7 @@ class Record:
         if program.base is not None:
             self.about["base"] = program.base.checksum
         flops = flops_per_token(config.model, program.layout.abstract_weights, config.lora)
-        peak = peak_flops(mesh, config.train.compute_dtype)
+        peak = peak_flops(mesh)
         self.speed = Speed(config, file.elapsed_seconds, flops / peak if peak else 0.0)
         self._in_flight: deque[tuple[range, Metrics]] = deque()
 

@@ -32,7 +32,7 @@ from jaxgpt.files import sole_writer
 from jaxgpt.lm.model import load, load_base
 from jaxgpt.model import GPT
 from jaxgpt.model.params import crop_positions
-from jaxgpt.parallel.processes import assert_same_on_all, on_leader
+from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.train.loss import LossFn
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import Program
@@ -221,7 +221,7 @@ def opened(
 
     with ExitStack() as stack:
         path, last = on_leader(lambda: resume(start.run) if start.run else create())
-        run = assert_same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
+        run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
         yield run, Info(**last) if last else None
 
 

@@ -12,8 +12,8 @@ from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.parallel import keep_memory, use_cores
-from jaxgpt.parallel.processes import Poll, assert_same_on_all, count, on_leader
-from jaxgpt.signals import stop_on_signal
+from jaxgpt.parallel.processes import Poll, count, leader, on_leader, same_on_all
+from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile
@@ -54,13 +54,13 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         UserError: if the data, the weights or the run cannot be read, or do not fit together.
         TrainingFailed: if loss or gradients diverge, memory is exhausted, or a file cannot be written.
     """
-    config = assert_same_on_all(lambda: start.config, lambda _: start.facts())
-    use_cores(config.mesh, count(), config.model)  # before JAX uses a device
-    keep_memory(config)
+    use_cores(start.config.mesh, count(), start.config.model)  # before JAX uses a device
+    keep_memory(start.config)
+    config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
-    weights = assert_same_on_all(lambda: read_weights(start), Weights.facts)
+    weights = same_on_all(lambda: read_weights(start), Weights.facts)
     reading = partial(report.stage, "tokenizing")
-    data = assert_same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
+    data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
     config = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size)
     data.check(config)
     program = build(config, start.optimizer, base=weights.base, model=start.model, loss_fn=start.loss_fn)
@@ -68,7 +68,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
     with (
         opened(start, config, data, program.base, report) as (run, last),
-        stop_on_signal() as stop,
+        stop_on_signal(STOPPING if leader() else "") as stop,
         failures(run, program),
     ):
         first, evaluation = last.step if last else 0, None

@@ -15,7 +15,7 @@ def main() -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxgpt.parallel.processes import Poll, assert_same_on_all, collected, count, leader, on_leader
+    from jaxgpt.parallel.processes import Poll, collected, count, leader, on_leader, same_on_all
     from jaxgpt.trainer.program import build
 
     jax.config.update("jax_num_cpu_devices", 2)
@@ -36,9 +36,9 @@ def main() -> dict[str, Any]:
     got["count"], got["leader"] = count(), leader()
     got["decided"] = on_leader(lambda: ["by", me])
     got["refused"] = refusal(lambda: on_leader(fail))
-    got["agreed"] = assert_same_on_all(lambda: me, lambda _: {"seed": 1})
-    got["disagreed"] = refusal(lambda: assert_same_on_all(lambda: me, lambda me: {"same": 0, "seed": 10 + me}))
-    got["failed in one"] = refusal(lambda: assert_same_on_all(fail_in_one, lambda _: {}))
+    got["agreed"] = same_on_all(lambda: me, lambda _: {"seed": 1})
+    got["disagreed"] = refusal(lambda: same_on_all(lambda: me, lambda me: {"same": 0, "seed": 10 + me}))
+    got["failed in one"] = refusal(lambda: same_on_all(fail_in_one, lambda _: {}))
     config = Config(
         model=ModelConfig(vocab_size=8, block_size=4, n_layer=1, n_head=2, n_embd=8),
         train=TrainConfig(batch_size=8),

@@ -111,6 +111,11 @@ def wait_until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> 
         time.sleep(0.02)
 
 
+def printed(out: str) -> str:
+    """Return the output without the lines of gloo, which connects processes on CPUs."""
+    return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+
+
 def lines_of(run: str) -> list[dict[str, Any]]:
     path = Path(run, "metrics.jsonl")
     return list(read_metrics(path)) if path.exists() else []
@@ -148,7 +153,7 @@ def test_two_processes_exchange_values() -> None:
     script = str(Path(__file__).with_name("pair.py"))
     results = pair([script, port, "0"], [script, port, "1"])
     assert [code for code, _, _ in results] == [0, 0], results
-    a, b = (json.loads(out) for _, out, _ in results)
+    a, b = (json.loads(printed(out)) for _, out, _ in results)
     assert (a.pop("leader"), b.pop("leader")) == (True, False)
     assert (a.pop("agreed"), b.pop("agreed")) == (0, 1)
     # Each reads the rows of its own devices and no others, each once; a mesh that splits none of the rows repeats them.
@@ -176,9 +181,7 @@ def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: 
         print(f"noticed after {time.monotonic() - at:.1f} s at most")
     assert launcher.returncode == 1
     assert "devices  2 x cpu (cpu): data 2, in 2 processes" in out
-    told = [line for line in err.splitlines() if "another process of this run is gone" in line]
-    assert len(told) == 1, err
-    assert "resume with: jaxgpt train --resume --out killed" in told[0]
+    assert "resume with: jaxgpt train --resume --out killed" in err
     assert "process 1 was killed by signal 9 (SIGKILL)" in err
     assert "Traceback" not in err
     for step, info in checkpoints(Path("killed/checkpoints")).items():
@@ -197,8 +200,8 @@ DAWDLE = """
 import time
 from jaxgpt.cli import entry
 from jaxgpt.parallel import join
-goodbye = join.say_goodbye
-join.say_goodbye = lambda seconds: (goodbye(seconds), time.sleep(1.5))
+leave = join.leave
+join.leave = lambda code: (time.sleep(1.0), leave(code))
 entry()
 """
 
@@ -207,7 +210,7 @@ entry()
 def test_processes_with_different_settings_all_exit(place: None) -> None:
     prompt, late = ranks(lambda n: ["shakespeare", *TINY, "--train.seed", str(n), "--out", "run"])
     for code, out, err in pair(prompt, ["-c", DAWDLE, *late[2:]]):
-        assert (code, out) == (2, "")
+        assert (code, printed(out)) == (2, "")
         assert err.startswith("jaxgpt: the processes disagree: train.seed is 0 in process 0, 1 in process 1;")
         assert err.count("\n") == 1
     assert not Path("run").exists()
@@ -290,7 +293,7 @@ def test_schedulers_that_start_several_processes(
 )
 def test_recognizing_the_failure_of_a_peer(error: Exception, loss: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not room.is_peer_failure(error), "there is no peer"
-    monkeypatch.setattr(room, "count", lambda: 2)
+    monkeypatch.setattr(room, "_count", 2)
     assert room.is_peer_failure(error) is loss
 
 
@@ -303,7 +306,7 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
     monkeypatch.setattr("orbax.checkpoint.v1.load_checkpointables", fail)
     with pytest.raises(UserError, match="1 does not match the run's settings: params"):
         checkpoint._load(Path("1"), "params", None)
-    monkeypatch.setattr(room, "count", lambda: 2)
+    monkeypatch.setattr(room, "_count", 2)
     with pytest.raises(JaxRuntimeError):
         checkpoint._load(Path("1"), "params", None)
     error = JaxRuntimeError("NOT_FOUND: no such array")
@@ -457,4 +460,4 @@ def test_slurm(place: None, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = [process.communicate(timeout=120) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "in 2 processes" in outputs[0][0]
-    assert outputs[1][0] == ""
+    assert printed(outputs[1][0]) == ""
