@@ -15,7 +15,8 @@ from jaxgpt.presets import PRESETS, command, preset
 PAGE = Path(__file__).with_name("reference.md")
 COLUMNS = ("option", "value", "default", "meaning")
 ENVIRONMENT = """\
-The exit code is 0 for success, 1 for a failure, 2 for invalid arguments or input, and 75 for a training run that was stopped before its last step. `jaxgpt --version` prints the version.
+The exit code is 0 for success, 1 for a failure, 2 for invalid arguments or input, and 75 for a training run \
+that was stopped before its last step. `jaxgpt --version` prints the version.
 
 | environment variable | meaning |
 |---|---|
