@@ -16,15 +16,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors.numpy import load_file
 
-from jaxgpt.config import Config, MeshConfig, UserError
-from jaxgpt.convert.files import text_beside
-from jaxgpt.convert.nanogpt import config_from_recipe, params_from_nanogpt
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.convert.files import Weights
+from jaxgpt.convert.nanogpt import NANOGPT
+from jaxgpt.convert.options import Options
+from jaxgpt.convert.weights import load_weights
 from jaxgpt.data import Tokens
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
-from jaxgpt.errors import short_repr
 from jaxgpt.files import read_json
 from jaxgpt.parallel import use_cores
 from jaxgpt.trainer.program import Program, build
@@ -73,19 +73,14 @@ def open_recording(path: Path, steps: int) -> Recording:
     recipe = read_json(path / "recipe.json")
     with np.load(path / "offsets.npz") as arrays:
         split_n, offsets_nB = arrays["split"], arrays["ix"]
-    tensors = load_file(path / "init.safetensors")
-    if not isinstance(recipe.get("text"), str):
-        raise UserError(f"{path / 'recipe.json'}: 'text' must name the text, relative to the folder")
-    fraction = recipe.get("train_fraction", 0.9)
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        raise UserError(f"recipe.json: train_fraction must be a number above 0 and at most 1: {short_repr(fraction)}")
-
-    text = read_path(text_beside(path, recipe["text"])).text
+    text = read_path(path / str(recipe.get("text"))).text
     tokenizer = CharTokenizer(text)
-    config = config_from_recipe(recipe, tokenizer.vocab_size)
+    options = Options(recipe, "recipe.json")
+    config = config_from_recipe(options, tokenizer.vocab_size)
+    fraction, eval_iters = options.number("train_fraction", 0.9), options.integer("eval_iters")
     ids = Tokens([tokenizer.encode(text)])
     splits = ids.split(int(fraction * len(ids)))
-    last = min(steps or recipe["max_iters"], recipe["max_iters"])
+    last = min(steps or config.train.steps - 1, config.train.steps - 1)
     micro = config.train.batch_size // -config.train.microbatch
     if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:
         raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit batches of {micro}")
@@ -93,8 +88,48 @@ def open_recording(path: Path, steps: int) -> Recording:
         starts = offsets_nB[split_n == number]
         if starts.size and not 0 <= starts.min() <= starts.max() < len(tokens) - config.model.block_size:
             raise UserError(f"{path}: offset {starts.max()} is beyond the {len(tokens)} ids of split {number}")
-    params = params_from_nanogpt(tensors, config.model)
-    return Recording(config, params, splits, split_n, offsets_nB, recipe["eval_iters"], last)
+    params = jax.device_get(load_weights(Weights(path / "init.safetensors"), config.model, NANOGPT))
+    return Recording(config, params, splits, split_n, offsets_nB, eval_iters, last)
+
+
+def config_from_recipe(o: Options, vocab_size: int) -> Config:
+    """Convert a recipe with nanoGPT's names to a config. nanoGPT's batch_size is per microbatch, `train.batch_size` per step.
+
+    Raises:
+        UserError: if a setting is missing or invalid.
+    """
+    o.only("dropout", 0.0)  # the masks of a run with dropout are not recorded
+    accumulation = o.integer("gradient_accumulation_steps")
+    return Config(
+        preset="replay",
+        model=ModelConfig(
+            vocab_size=vocab_size,
+            block_size=o.integer("block_size"),
+            n_layer=o.integer("n_layer"),
+            n_head=o.integer("n_head"),
+            n_embd=o.integer("n_embd"),
+            bias=o.flag("bias", False),
+            activation="gelu",
+        ),
+        data=DataConfig(dataset="none", sampling="random"),
+        optim=OptimConfig(
+            learning_rate=o.number("learning_rate"),
+            min_lr=o.number("min_lr"),
+            schedule="cosine",
+            warmup_steps=o.integer("warmup_iters"),
+            decay_steps=o.integer("lr_decay_iters"),
+            beta1=o.number("beta1"),
+            beta2=o.number("beta2"),
+            weight_decay=o.number("weight_decay"),
+            grad_clip=o.number("grad_clip"),
+        ),
+        train=TrainConfig(
+            steps=o.integer("max_iters") + 1,
+            batch_size=o.integer("batch_size") * accumulation,
+            microbatch=-accumulation,
+            eval_every=o.integer("eval_interval"),
+        ),
+    )
 
 
 def replay(recording: Recording) -> Iterator[dict[str, float]]:

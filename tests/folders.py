@@ -11,7 +11,7 @@ from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.nanogpt import NANOGPT
-from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensors import expand, leaf_shapes, nest, tensor_shape, to_leaves
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 
@@ -54,16 +54,23 @@ def nanogpt_folder(path, bias=False):
     path.mkdir()
     config = replace(SMALL, vocab_size=len(set(TEXT)), bias=bias, activation="gelu")
     save_file(tensors_of(NANOGPT.table, config), path / "init.safetensors")
-    recipe = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": bias, "text": "text.txt"}
-    (path / "text.txt").write_text(TEXT)
-    (path / "recipe.json").write_text(json.dumps(recipe))
+    settings = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": bias}
+    (path / "config.json").write_text(json.dumps(settings))
+    (path / "tokenizer.json").write_text(make_tokenizer("char", TEXT, 0, 0).to_json())
     return path, config
+
+
+def from_arrays(table, tensors, config):
+    """The tree of weights of a model, from all its tensors in memory."""
+    shapes, rows = leaf_shapes(config), expand(table, config)
+    assert {row.name: tensor_shape(row, shapes) for row in rows} == {name: x.shape for name, x in tensors.items()}
+    return nest(
+        leaf for row in rows for leaf in to_leaves(row, np.asarray(tensors[row.name], np.float32), shapes).items()
+    )
 
 
 def run_folder(path, model, seed=0):
     """Write a run of a character model with random weights, including gains and biases."""
-    from jaxgpt.convert.tensors import nest
-
     rng, tokenizer = np.random.default_rng(seed), CharTokenizer(TEXT)
     model = replace(model, vocab_size=tokenizer.vocab_size)
     leaves = {p: rng.normal(float(p.endswith("scale")), 0.3, s) for p, s in leaf_shapes(model).items()}

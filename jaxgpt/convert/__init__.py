@@ -1,1 +1,1 @@
-"""Weights and recipes of other systems, in and out."""
+"""Import and export weights of other systems."""

@@ -137,20 +137,6 @@ def write_safetensors(
         os.fsync(f.fileno())
 
 
-def text_beside(folder: Path, name: str) -> Path:
-    """Return the path of the text that a recipe names, which must be in its folder or beside that folder.
-
-    Raises:
-        UserError: it is elsewhere. A downloaded recipe must not name other files of this machine.
-    """
-    path = folder / name if _is_name(name) else None
-    if path is None or not path.resolve().is_relative_to(folder.resolve().parent):
-        raise UserError(
-            f"{folder / 'recipe.json'}: the text {short_repr(name)} is neither in its folder nor beside it: move it there"
-        )
-    return path
-
-
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary directory next to `target`, which replaces `target` on success and is deleted on failure.

@@ -13,9 +13,9 @@ from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.files import SINGLE, Weights, new_folder, text_beside
+from jaxgpt.convert.files import SINGLE, Weights, new_folder
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
-from jaxgpt.convert.nanogpt import MODEL, NANOGPT, model_from_options
+from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import (
     Format,
@@ -28,8 +28,7 @@ from jaxgpt.convert.weights import (
     save_weights,
 )
 from jaxgpt.data.special_tokens import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special_tokens
-from jaxgpt.data.text import read_path
-from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import NoTokenizer, load_tokenizer, make_tokenizer, without_ids_from
 from jaxgpt.errors import short_repr
 from jaxgpt.files import read_json
@@ -69,7 +68,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """Write a run directory at `target` from a folder of transformers or nanoGPT, or a GGUF file. PyTorch is not needed.
 
     Args:
-        source: the file, or the folder: config.json (nanoGPT: or recipe.json), safetensors, and the files of a tokenizer.
+        source: the file, or the folder: config.json, safetensors, and the files of a tokenizer.
         target: a new path. The run appears atomically.
         tokenizer: a kind (byte, gpt2, ids) or a path, to replace the directory's own.
         accept: unknown options of config.json to ignore.
@@ -161,13 +160,9 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
     if not source.is_dir():
         raise UserError(f"{source} is not a folder with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
-    if not where.is_file() and (source / "recipe.json").is_file():
-        where = source / "recipe.json"
     values = read_json(where)
     kind, named = values.get("model_type"), values.get("architectures")
     if kind is None and named is None and "n_layer" in values and "block_size" in values:
-        if where.name == "recipe.json":  # it describes a whole run
-            values = {name: values[name] for name in MODEL if name in values}
         options, weights = Options(values, str(where), accept), Weights(source)
         model = model_from_options(options, weights)
         options.done()
@@ -215,17 +210,12 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, GgufWeights):
         return make_tokenizer(named, "", 0, model.vocab_size) if named else read_tokenizer(weights)
-    recipe, config = source / "recipe.json", source / "config.json"
+    config = source / "config.json"
     special = read_special_tokens(source, read_json(config) if config.is_file() else None)
     if named:
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
         return tokenizer
-    if recipe.is_file() and not (source / "tokenizer.json").is_file():
-        # nanoGPT's character models keep their table in a pickle, but it is the text's sorted characters.
-        text = read_json(recipe).get("text")
-        if isinstance(text, str):
-            return CharTokenizer(read_path(text_beside(source, text)).text)
     try:
         tokenizer = load_tokenizer(source)
     except NoTokenizer:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
 from jaxgpt.model.params import abstract_params, flatten_params
 
 
@@ -93,26 +93,6 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
         matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
     # Contiguous: a transposed view would be written in the wrong order.
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
-
-
-def from_arrays(table: WeightTable, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, Any]:
-    """Build the tree of weights from tensors in memory, up to leaves outside the table.
-
-    Raises:
-        UserError: if a tensor is missing or unexpected, or has a different shape.
-    """
-    left, shapes = dict(tensors), leaf_shapes(config)
-    leaves: dict[str, np.ndarray] = {}
-    for row in expand(table, config):
-        if row.name not in left:
-            raise UserError(f"tensor {row.name} is missing")
-        value, shape = left.pop(row.name), tensor_shape(row, shapes)
-        if value.shape != shape:
-            raise UserError(f"tensor {row.name} has shape {value.shape}, expected {shape}")
-        leaves |= {path: np.ascontiguousarray(part, np.float32) for path, part in to_leaves(row, value, shapes).items()}
-    if left:
-        raise UserError(f"tensor {min(left)} is unexpected: the model has no such weight")
-    return nest(leaves.items())
 
 
 def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

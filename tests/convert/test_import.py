@@ -118,7 +118,6 @@ def nanogpt_config(folder, **more):
 def test_settings_of_nanogpt(tmp_path):
     """Those of the model are read, those of train.py change nothing, and others are refused by name."""
     folder, config = nanogpt_folder(tmp_path / "nano", bias=True)
-    (folder / "recipe.json").unlink()
     training = {"learning_rate": 1e-3, "max_iters": 5000, "device": "cuda", "dtype": "float16", "compile": True}
     nanogpt_config(folder, **training, wandb_log=False, init_from="scratch", dataset="shakespeare_char")
     assert open_model(folder)[1] == config

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from folders import from_arrays
 
 torch = pytest.importorskip("torch")
 tokenizers = pytest.importorskip("tokenizers")
@@ -16,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 
 import jaxgpt  # noqa: E402
 from jaxgpt.config import Config, ModelConfig  # noqa: E402
-from jaxgpt.convert.nanogpt import params_from_nanogpt  # noqa: E402
+from jaxgpt.convert.nanogpt import NANOGPT  # noqa: E402
 from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer  # noqa: E402
 from jaxgpt.decoding import SamplingParams, TokenBuffer, warp  # noqa: E402
 from jaxgpt.lm import LM  # noqa: E402
@@ -115,7 +116,7 @@ def twins(seed: int, vocabulary: int = 40, context: int = 64, eos: bool = True, 
     tensors = {k: v.T if v.ndim == 2 and ".h." in k else v for k, v in tensors.items()}
     model = ModelConfig(vocab_size=vocabulary, block_size=context, n_embd=32, n_layer=layers, n_head=4)
     words = (["</s>"] if eos else ["w0"]) + [f"w{i}" for i in range(1, vocabulary)]
-    return hf, LM(Config(model=model), jax.device_put(params_from_nanogpt(tensors, model)), WordTokenizer(words))
+    return hf, LM(Config(model=model), jax.device_put(from_arrays(NANOGPT.table, tensors, model)), WordTokenizer(words))
 
 
 def prompts(rng: np.random.Generator, rows: int, length: int, vocabulary: int) -> list[list[int]]:

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from folders import from_arrays
 
-from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, from_arrays, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, leaf_shapes, tensor_shape
 from jaxgpt.model import GPT
 from jaxgpt.presets import preset
 from jaxgpt.trainer.program import build
