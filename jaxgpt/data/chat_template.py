@@ -89,14 +89,19 @@ class ChatTemplate:
         try:
             if self._template is None:
                 self._template = _compile(self.source, self._mark, self.date)
-            text, spans = "", list[CharRange]()
-            for number, part in enumerate(_limited(self._template.generate(variables)).split(self._mark)):
-                spans += [(len(text), len(text) + len(part))] if number % 2 else []
-                text += part
+            whole = ""
+            for part in self._template.generate(variables):
+                whole += part
+                if len(whole) > RENDERED:
+                    raise ValueError(f"the result has more than {RENDERED:,} characters")
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # a template can raise anything
             raise UserError(f"the chat template cannot render these messages: {e or type(e).__name__}") from None
+        text, spans = "", list[CharRange]()
+        for number, part in enumerate(whole.split(self._mark)):
+            spans += [(len(text), len(text) + len(part))] if number % 2 else []
+            text += part
         return Rendered(text, spans)
 
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
@@ -130,21 +135,6 @@ class ChatTemplate:
                 )
             spans.append((len(before), max(len(before), len(after.rstrip()))))  # an empty message may add no text
         return Rendered(whole.text, spans)
-
-
-def _limited(parts: Any) -> str:
-    """Join the parts of a result.
-
-    Raises:
-        ValueError: if it is too long.
-    """
-    text, size = list[str](), 0
-    for part in parts:
-        text.append(part)
-        size += len(part)
-        if size > RENDERED:
-            raise ValueError(f"the result has more than {RENDERED:,} characters")
-    return "".join(text)
 
 
 def _compile(source: str, mark: str, date: str) -> Template:

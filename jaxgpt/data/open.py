@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.data.conversations import load_conversations
@@ -96,21 +95,21 @@ class Data:
         Raises:
             UserError: if a split is shorter than a window, or no document ends.
         """
+        T, setting = config.model.block_size, config.data.documents
         for part in self.parts or (self,):
-            if not part.is_conversations:
-                _check_windows(part, config.model.block_size)
-                _check_documents(part, config.data.documents)
-
-
-class _Opened(NamedTuple):
-    """Ids of one source before they are split into documents; fields as in `Data`."""
-
-    train: Split
-    val: Split
-    tokenizer: Tokenizer
-    source: str
-    fingerprint: str
-    text: Text | None = None
+            for kind, split in (("training", part.train), ("validation", part.val)):
+                if len(split) <= T and not part.is_conversations:
+                    raise UserError(
+                        f"model.block_size {T} needs at least {T + 1} {kind} tokens, but there are {len(split)} in "
+                        f"{part.name}: lower it, change data.train_fraction, or use a longer text"
+                    )
+            ids = part.train.tokens if isinstance(part.train, Packed) else part.train
+            if isinstance(ids, Tokens) and ids.end_ids and not ids.contains(ids.end_ids):
+                raise UserError(
+                    f"data.documents {setting} needs an end-of-text id after each document, but {part.name} does not contain "
+                    f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id between documents, or "
+                    f"--data.documents flow"
+                )
 
 
 def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Data:
@@ -128,15 +127,11 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     if data.mix:
         return _open_mixture(config, tokenizer, progress)
     opener = _open_conversations if data.conversations else _open_ids if _holds_ids(data) else _open_text
-    train, val, tokenizer, source, fingerprint, text = opener(config, tokenizer, progress)
-    if isinstance(train, Tokens) and isinstance(val, Tokens):
-        train, val, note = _as_documents(config, train, val, tokenizer)
-        source += note
-    held_out = len(val) > 0
-    val = val if held_out else train
+    opened = _as_documents(config, opener(config, tokenizer, progress))
+    val = opened.val if len(opened.val) else opened.train
     if len(val) < 2:
-        raise UserError(f"{source} has {len(val)} token(s), too few to evaluate on: use a longer text")
-    return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
+        raise UserError(f"{opened.source} has {len(val)} token(s), too few to evaluate on: use a longer text")
+    return replace(opened, val=val, held_out=len(opened.val) > 0, name=data.path or data.dataset)
 
 
 def with_path(config: Config, path: str) -> Config:
@@ -158,29 +153,30 @@ def vocab_size(config: Config) -> int:
     return _tokenizer(config).vocab_size
 
 
-def _open_text(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
+def _open_text(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
     data, text = config.data, read_text(config.data)
     tokenizer = tokenizer or make_tokenizer(data.tokenizer, text, data.vocab_size, config.model.vocab_size)
     ids = encode_text(tokenizer, text, progress).check_ids(_model_size(config, tokenizer), tokenizer.vocab_size)
     train, val = ids.split(int(data.train_fraction * len(ids)))
-    return _Opened(train, val, tokenizer, text.source, text.sha256, text)
+    return Data(train, val, True, tokenizer, text.source, text.sha256, text=text)
 
 
-def _open_ids(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
+def _open_ids(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
     path = Path(config.data.path)
     tokenizer = prepared_tokenizer(path, config.data.tokenizer, tokenizer) or tokenizer or _tokenizer(config)
     train, val, source = open_splits(path, config.data.train_fraction)
     size = _model_size(config, tokenizer)
     train, val = train.check_ids(size, tokenizer.vocab_size), val.check_ids(size, tokenizer.vocab_size)
-    return _Opened(train, val, tokenizer, source, Tokens([*train.parts, *val.parts], size).fingerprint())
+    fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+    return Data(train, val, True, tokenizer, source, fingerprint)
 
 
-def _open_conversations(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> _Opened:
+def _open_conversations(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
     tokenizer = tokenizer or _tokenizer(config)
     _model_size(config, tokenizer)
     T, fraction = config.model.block_size, config.data.train_fraction
     train, val, source, sha256 = load_conversations(Path(config.data.path), tokenizer, T, fraction, progress)
-    return _Opened(train, val, tokenizer, source, sha256)
+    return Data(train, val, True, tokenizer, source, sha256)
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
@@ -240,37 +236,19 @@ def _model_size(config: Config, tokenizer: Tokenizer) -> int:
     return config.model.vocab_size or tokenizer.vocab_size
 
 
-def _as_documents(config: Config, train: Tokens, val: Tokens, tokenizer: Tokenizer) -> tuple[Split, Split, str]:
-    """Mark where documents end, and pack them into windows, as `data.documents` specifies; with a note for the source."""
-    setting, T = config.data.documents, config.model.block_size
-    if setting == "flow":
-        return train, val, ""
-    if not tokenizer.end_ids:
+def _as_documents(config: Config, data: Data) -> Data:
+    """Mark where documents end, and pack them into windows, as `data.documents` specifies."""
+    setting, T, ends = config.data.documents, config.model.block_size, data.tokenizer.end_ids
+    if setting == "flow" or not (isinstance(data.train, Tokens) and isinstance(data.val, Tokens)):
+        return data
+    if not ends:
         raise UserError(
-            f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer has none: choose a "
+            f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
             f"different tokenizer, or --data.documents flow"
         )
-    train, val = (Tokens(ids.parts, ids.vocab_size, tokenizer.end_ids) for ids in (train, val))
+    train, val = (Tokens(ids.parts, ids.vocab_size, ends) for ids in (data.train, data.val))
     if setting == "mask":
-        return train, val, ""
+        return replace(data, train=train, val=val)
     packed = pack_documents(train, T)
-    return packed, pack_documents(val, T), f"; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
-
-
-def _check_windows(data: Data, block_size: int) -> None:
-    for kind, split in (("training", data.train), ("validation", data.val)):
-        if len(split) <= block_size:
-            raise UserError(
-                f"model.block_size {block_size} needs at least {block_size + 1} {kind} tokens, but there are {len(split)} in "
-                f"{data.name}: lower it, change data.train_fraction, or use a longer text"
-            )
-
-
-def _check_documents(data: Data, setting: str) -> None:
-    ids = data.train.tokens if isinstance(data.train, Packed) else data.train
-    if isinstance(ids, Tokens) and ids.end_ids and not ids.contains(ids.end_ids):
-        raise UserError(
-            f"data.documents {setting} needs an end-of-text id after each document, but {data.name} does not contain "
-            f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id between documents, or "
-            f"--data.documents flow"
-        )
+    source = f"{data.source}; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
+    return replace(data, train=packed, val=pack_documents(val, T), source=source)

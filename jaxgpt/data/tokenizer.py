@@ -22,85 +22,24 @@ Ids = Sequence[int] | np.ndarray
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer.
+    """The interface of a tokenizer, with the members that most of them share.
 
     Attributes:
         vocab_size: V; all ids are smaller.
         special: special tokens from the files of an imported model; empty for other tokenizers.
+        separator: separator to join two texts with; not empty: decoding does not restore white space.
+        byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
         bos_ids: ids to put before a text.
         end_ids: ids that end a text.
         eos_id: the first of end_ids, or None.
-        separator: separator to join two texts with; not empty: decoding does not restore white space.
-        byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
     """
 
-    separator: str
-    special: SpecialTokens
-
-    @property
-    def byte_ids(self) -> Collection[int]: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def bos_ids(self) -> tuple[int, ...]: ...
-    @property
-    def end_ids(self) -> tuple[int, ...]: ...
-    @property
-    def eos_id(self) -> int | None: ...
-    def encode(self, text: str) -> np.ndarray:
-        """Encode a text to int32 ids. The names of special tokens are ordinary text.
-
-        Raises:
-            UserError: if the text has characters or words outside the vocabulary.
-        """
-        ...
-
-    def encode_special(self, text: str) -> np.ndarray:
-        """Encode a text, with the names of special tokens as their ids."""
-        ...
-
-    def has_text(self, vocab_size: int) -> np.ndarray:
-        """Return which ids below `vocab_size` have a text, bool `[V]`; the vocabulary of a model may be padded."""
-        ...
-
-    def decode(self, ids: Ids) -> str:
-        """Decode ids to text."""
-        ...
-
-    def name(self, i: int) -> str:
-        """Return a name for a token that is not whole characters: its bytes, such as `<0xC3>`."""
-        ...
-
-    def to_json(self) -> str:
-        """Return the content of `tokenizer.json`."""
-        ...
-
-
-class _Base:
-    """Common members: special tokens, and ids 0 to V - 1 that all have a text."""
-
-    special = SpecialTokens()
-    separator = ""
+    special: SpecialTokens = SpecialTokens()
+    separator: str = ""
     byte_ids: Collection[int] = ()
 
     @property
-    def vocab_size(self) -> int:
-        raise NotImplementedError
-
-    def encode(self, text: str) -> np.ndarray:
-        raise NotImplementedError
-
-    def encode_special(self, text: str) -> np.ndarray:
-        return self.encode(text)
-
-    def decode(self, ids: Ids) -> str:
-        raise NotImplementedError
-
-    def name(self, i: int) -> str:
-        return self.decode([i])
-
-    def has_text(self, vocab_size: int) -> np.ndarray:
-        return np.arange(vocab_size) < self.vocab_size
+    def vocab_size(self) -> int: ...
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -119,8 +58,36 @@ class _Base:
         """Return the end token with one of the usual names."""
         return ()
 
+    def encode(self, text: str) -> np.ndarray:
+        """Encode a text to int32 ids. The names of special tokens are ordinary text.
 
-class ByteTokenizer(_Base):
+        Raises:
+            UserError: if the text has characters or words outside the vocabulary.
+        """
+        ...
+
+    def encode_special(self, text: str) -> np.ndarray:
+        """Encode a text, with the names of special tokens as their ids."""
+        return self.encode(text)
+
+    def decode(self, ids: Ids) -> str:
+        """Decode ids to text."""
+        ...
+
+    def has_text(self, vocab_size: int) -> np.ndarray:
+        """Return which ids below `vocab_size` have a text, bool `[V]`; the vocabulary of a model may be padded."""
+        return np.arange(vocab_size) < self.vocab_size
+
+    def name(self, i: int) -> str:
+        """Return a name for a token that is not whole characters: its bytes, such as `<0xC3>`."""
+        return self.decode([i])
+
+    def to_json(self) -> str:
+        """Return the content of `tokenizer.json`."""
+        ...
+
+
+class ByteTokenizer(Tokenizer):
     """A tokenizer with one id per UTF-8 byte, its value."""
 
     vocab_size = 256
@@ -139,7 +106,7 @@ class ByteTokenizer(_Base):
         return byte_level(byte_vocab(), []).to_str(pretty=True)
 
 
-class CharTokenizer(_Base):
+class CharTokenizer(Tokenizer):
     """A tokenizer with one id per character, sorted by code point."""
 
     def __init__(self, characters: Iterable[str]) -> None:
@@ -174,7 +141,7 @@ class CharTokenizer(_Base):
         return _word_level(vocab, pre_tokenizers.Split(Regex(CHARACTERS), "isolated"), decoders.Fuse())
 
 
-class WordTokenizer(_Base):
+class WordTokenizer(Tokenizer):
     """A tokenizer with one id per word. Words are separated by white space."""
 
     separator = " "
@@ -208,7 +175,7 @@ class WordTokenizer(_Base):
         return _word_level(self._ids, pre_tokenizers.WhitespaceSplit(), None)
 
 
-class SubwordTokenizer(_Base):
+class SubwordTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or the tokenizer of an imported model.
 
     Attributes:

@@ -114,7 +114,7 @@ def test_bytes_of_the_validation_text_come_from_its_ids(fraction: float) -> None
         (DataConfig(path="ids"), r"ids holds token ids, not text: .* --data\.tokenizer"),
         (DataConfig(path="talks.jsonl"), r"talks\.jsonl holds conversations, not text: .* --init-from RUN"),
         (DataConfig(mix=("text.txt=1", "talks.jsonl=1"), tokenizer="byte"), r"add --data\.documents mask"),
-        (DataConfig(path="text.txt", documents="mask"), r"mask needs an end-of-text id .* the tokenizer has none"),
+        (DataConfig(path="text.txt", documents="mask"), r"mask needs an end-of-text id .* the tokenizer lacks it"),
         (DataConfig(path="text.txt", tokenizer="ids"), r"set model\.vocab_size"),
         (DataConfig(path="missing.txt"), r"no such file or directory: missing\.txt"),
         (DataConfig(dataset="none"), r"--data\.path"),
