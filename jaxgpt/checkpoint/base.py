@@ -1,7 +1,7 @@
-"""The base of a run with adapters: the checkpoint that `init_from` names, found by its path and checked by its weights.
+"""Frozen base of a run with adapters: a checkpoint of another run, located by its path and identified by its weights.
 
-The run keeps a reference instead of a copy, which would be a hundred times as large as the adapters. The checksum covers the
-weights, not their files, so a base that was copied, exported or imported again is still the same base.
+The run records a reference instead of a copy, which would be a hundred times as large as the adapters. The checksum covers the
+weights, not their files: a base that was copied, exported or imported again has the same checksum.
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from jaxgpt.config import Config, UserError
 
 
 class FrozenBase(NamedTuple):
-    """The frozen weights of a run with adapters.
-
-    Attributes:
-        params: the weights.
-        checksum: of the weights before any change, such as a shorter context.
-    """
+    """Frozen weights of a run with adapters, and their checksum before any change, such as a shorter context."""
 
     params: Any
     checksum: str
@@ -41,43 +36,36 @@ def checksum(tree: Any) -> str:
 
 
 def locate_base(run: Run, config: Config) -> Path:
-    """Return the path of a run's base, or of a folder of its name beside the run, if both have been moved.
+    """Return the path of a run's base: the recorded path, or a run with its name next to the run, if both were moved.
 
     Raises:
-        UserError: neither exists.
+        UserError: if neither exists.
     """
     base, step = parse_checkpoint(config.init_from)
-    for place in (base, run.path.absolute().parent / base.name):
-        if (place / "checkpoints" / step).is_dir():
-            return place / "checkpoints" / step
+    for path in (base, run.path.absolute().parent / base.name):
+        if (path / "checkpoints" / step).is_dir():
+            return path / "checkpoints" / step
     raise UserError(
-        f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, put it beside {run.path}, or "
-        f"{_other_base(run, config)}"
+        f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, move it next to {run.path}, or "
+        f"{_fix(run, config)}"
     )
 
 
-def check_base(run: Run, config: Config, step: int, found: str, where: Path | str) -> None:
-    """Check that weights are equal to those on which the adapters of a checkpoint were trained.
-
-    Args:
-        run: the run with adapters.
-        config: its settings.
-        step: of its checkpoint.
-        found: checksum of the weights.
-        where: their path.
+def check_base(run: Run, config: Config, step: int, digest: str, path: Path | str) -> None:
+    """Check that the weights at `path`, with the checksum `digest`, are the base of the adapters in a checkpoint.
 
     Raises:
-        UserError: they differ.
+        UserError: if they are not.
     """
-    if read_info(run.checkpoints / str(step)).about.get("base", found) != found:
+    if read_info(run.checkpoints / str(step)).about.get("base", digest) != digest:
         raise UserError(
-            f"{where} is not the base of {run.path}: its weights differ from those that the adapters were trained on; restore "
-            f"them, or {_other_base(run, config)}"
+            f"{path} is not the base of {run.path}: its weights differ from those that the adapters were trained on; restore "
+            f"them, or {_fix(run, config)}"
         )
 
 
-def _other_base(run: Run, config: Config) -> str:
-    """Return how to name another path of the base."""
-    if config.preset == "imported":  # it cannot be resumed
+def _fix(run: Run, config: Config) -> str:
+    """Return how to choose a different base. Imported adapters cannot be resumed."""
+    if config.preset == "imported":
         return "import the adapter again with --init-from BASE"
-    return f"name it: jaxgpt train --resume --out {run.path} --init-from BASE"
+    return f"choose another: jaxgpt train --resume --out {run.path} --init-from BASE"

@@ -1,6 +1,14 @@
-"""A run directory: config.json, tokenizer.json, baselines.json, metrics.jsonl, loss.png, checkpoints/.
+"""Run directory: created atomically, with one writer, and replaced without a moment in which weights can be lost.
 
-Runs of imported models also hold generation_config.json and tokenizer_config.json, which name special tokens.
+config.json             settings; written last: the run exists
+tokenizer.json
+generation_config.json  special tokens, if the tokenizer has any; so is tokenizer_config.json
+checkpoints/            see store.py
+metrics.jsonl           losses and speed by step
+baselines.json          losses of n-grams
+loss.png
+.lock                   held by the process that writes
+.new/, .replaced/       new and old run, while `--overwrite` replaces one with the other
 """
 
 from __future__ import annotations
@@ -21,7 +29,10 @@ from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
-REPLACED = "checkpoints.replaced"  # where `--overwrite` puts the old checkpoints until they are deleted
+NEW, REPLACED = ".new", ".replaced"
+# Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
+FILES = ("config.json", "tokenizer.json", "checkpoints", GENERATION, TOKENIZER)
+FILES += ("metrics.jsonl", "baselines.json", "loss.png")
 
 
 @dataclass(frozen=True)
@@ -47,20 +58,29 @@ class Run:
         return self.path / "baselines.json"
 
     def config(self) -> Config:
-        """The run's settings."""
+        """Read the settings of the run."""
         return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
 
-    def exists(self) -> bool:
-        """Return whether a run has been started here. Starting a run writes config.json last."""
-        return (self.path / "config.json").exists()
-
     def tokenizer(self) -> Tokenizer:
-        """The run's tokenizer."""
+        """Read the tokenizer of the run."""
         return load_tokenizer(self.path / "tokenizer.json")
+
+    def exists(self) -> bool:
+        """Return whether the directory contains a run.
+
+        Raises:
+            UserError: if a process was killed while it replaced the run.
+        """
+        exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
+        if not exists and (replaced / "config.json").exists():
+            raise UserError(
+                f"replacing {self.path} was interrupted: move the files of {replaced} back over its files, or delete it"
+            )
+        return exists
 
 
 def parse_checkpoint(init_from: str) -> tuple[Path, str]:
-    """Split `--init-from`, a run or one of its checkpoints (RUN/checkpoints/STEP), into the run and `best` or the step."""
+    """Split `--init-from`, RUN or RUN/checkpoints/STEP, into the run and the checkpoint: `best` or STEP."""
     path = Path(init_from)
     if path.parent.name == "checkpoints" and path.name.isdecimal():
         return path.parent.parent, path.name
@@ -68,145 +88,123 @@ def parse_checkpoint(init_from: str) -> tuple[Path, str]:
 
 
 def open_run(path: Path) -> Run:
-    """An existing run.
+    """Open an existing run.
 
     Raises:
-        UserError: nothing there, or something else.
+        UserError: if `path` is not a run.
     """
+    run = Run(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}: a folder that `jaxgpt train` wrote is expected")
-    adapter = (path / "adapter_config.json").is_file()
-    if not (path / "checkpoints").is_dir() and (adapter or any(path.glob("*.safetensors"))):
-        kind, option = ("an adapter of PEFT", " --init-from BASE") if adapter else ("a model of transformers", "")
-        raise UserError(f"{path} is {kind}, not a run: import it first: jaxgpt import {path} RUN{option}")
-    for name in ("config.json", "tokenizer.json"):
-        if not (path / name).is_file():
-            raise UserError(
-                f"{path} is not a run: it has no {name} (expected: config.json, tokenizer.json, checkpoints/)"
-            )
-    return Run(path)
+    missing = [name for name in FILES[:3] if not run.exists() or not (path / name).exists()]
+    if missing and any(path.glob("*.safetensors")):
+        base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
+        raise UserError(f"{path} is a model of another library, not a run: import it: jaxgpt import {path} RUN{base}")
+    if missing:
+        raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(FILES[:3])})")
+    return run
+
+
+class _Taken(UserError):
+    """The directory contains a run."""
 
 
 @contextmanager
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
-    """Start a run in `out`, or without one in `runs/PRESET`, `runs/PRESET-2`, ..., the first that is free.
+    """Create a run in `out`, or in the first unused one of `runs/PRESET`, `runs/PRESET-2`, ..., and lock it in the context.
 
-    Within the context this process is the run's only writer. A new folder appears with its settings in it, so that a
-    process killed at any moment leaves either no folder or a run that `--resume` can continue.
+    The directory appears with its settings in it: a process killed at any moment leaves either no run, or a run that
+    `--resume` can continue.
 
     Raises:
-        UserError: `out` holds a run and `overwrite` is not given, or the reverse; or it cannot be written.
+        UserError: if `out` contains a run and `overwrite` is not set, or if it cannot be written.
     """
-    path = Path(out)
-    with ExitStack() as stack:
-        if out and path.exists():
-            check_free(path, overwrite)
-            _make(path, path)
-            stack.enter_context(sole_writer(path))
-            check_free(path, overwrite)  # another process may have started one
-            _replace(Run(path), config, tokenizer)
-        elif out:
-            if not _appear(path, config, tokenizer, stack):
-                raise UserError(f"{path} has just been created by another process; choose another --out")
-        else:
-            names = (f"{config.preset}-{number}" if number > 1 else config.preset for number in count(1))
-            free = (path for name in names if not (path := Path("runs") / name).exists())
-            path = next(path for path in free if _appear(path, config, tokenizer, stack))
+    names = (f"{config.preset}-{number}" if number > 1 else config.preset for number in count(1))
+    with ExitStack() as lock:
+        for path in [Path(out)] if out else (Path("runs") / name for name in names):
+            if out or not path.exists():
+                try:
+                    with _draft(path, config, tokenizer, overwrite, lock) as draft:
+                        if not path.exists():
+                            lock.enter_context(sole_writer(draft.path))  # the lock moves with the directory
+                    break
+                except _Taken:
+                    if out:
+                        raise
         yield Run(path)
 
 
 @contextmanager
 def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
-    """Write a whole run: it appears at `path` when the context is left without an error, or not at all.
-
-    The context gives a draft beside it, with its settings in it. Of a run that is replaced, other files stay.
+    """Yield a draft of a run, which appears at `path` if the context ends without an error.
 
     Raises:
-        UserError: something else is at `path`, or a run and no `overwrite`, or it cannot be written.
+        UserError: if `path` contains a run and `overwrite` is not set, or if it cannot be written.
     """
     if path.name in ("", ".."):
         raise UserError(f"cannot create {path}: name a new folder")
-    old = Run(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
-    with ExitStack() as stack:
-        if old.exists():
-            if not overwrite:
-                raise UserError(
-                    f"{path} already holds a run: choose another path, or pass overwrite=True to replace it"
-                )
-            stack.enter_context(sole_writer(path))
-        elif path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            raise UserError(f"{path} exists and is not a run: choose another path")
-        stack.callback(shutil.rmtree, draft, ignore_errors=True)
-        _make(draft, path)
-        try:
-            write_settings(Run(draft), config, tokenizer)
-            yield Run(draft)
-            if old.exists():
-                _replace(old, config, tokenizer)
-                Run(draft).checkpoints.rename(old.checkpoints)
-            else:
-                draft.rename(path)
-        except OSError as e:
-            raise UserError(f"cannot write the run to {path}: {e.strerror or e}") from None
+    with ExitStack() as lock, _draft(path, config, tokenizer, overwrite, lock) as draft:
+        yield draft
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Check that a run can start in a folder.
+    """Check that a run can be created in a directory. Unrelated files may be there, and are kept.
 
     Raises:
-        UserError: it holds a run already; or, with `overwrite`, something else.
+        UserError: if the directory contains a run and `overwrite` is not set, or checkpoints without a config.json.
     """
-    if (path / "config.json").is_file():
+    if Run(path).exists():
         if not overwrite:
-            raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
+            raise _Taken(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
     elif (path / "checkpoints").exists():
         raise UserError(f"{path} holds checkpoints but no config.json: choose another --out")
-    elif overwrite and path.is_dir():
-        raise UserError(f"--overwrite replaces a run, and {path} holds none (no config.json)")
 
 
-def _appear(path: Path, config: Config, tokenizer: Tokenizer, stack: ExitStack) -> bool:
-    """Create a run's folder in one step, locked until `stack` is closed. False if another process was first."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
+@contextmanager
+def _draft(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool, lock: ExitStack) -> Iterator[Run]:
+    """Yield a draft with settings, and move it to `path` at the end. `lock` holds the lock of an existing directory."""
+    check_path(path)
+    check_free(path, overwrite)
+    inside = path.is_dir()
+    draft = path / NEW if inside else path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
     try:
-        _make(draft, path)
-        with ExitStack() as own:
-            own.enter_context(sole_writer(draft))  # the lock moves with the folder
-            write_settings(Run(draft), config, tokenizer)
-            try:
-                draft.rename(path)
-            except OSError as e:
-                if path.exists():
-                    return False
-                raise UserError(f"cannot write the run to {path}: {e.strerror}") from None
-            stack.enter_context(own.pop_all())
-            return True
+        if inside:
+            lock.enter_context(sole_writer(path))
+            check_free(path, overwrite)  # another process may have created a run
+            shutil.rmtree(draft, ignore_errors=True)
+        (draft / "checkpoints").mkdir(parents=True)
+        write_settings(Run(draft), config, tokenizer)
+        yield Run(draft)
+        if inside:
+            _replace(path, draft)
+        else:
+            draft.rename(path)
+    except OSError as e:
+        if not inside and path.is_dir():
+            raise _Taken(f"{path} has just been created by another process; choose another --out") from None
+        raise UserError(f"cannot write the run to {path}: {e.strerror or e}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _replace(run: Run, config: Config, tokenizer: Tokenizer) -> None:
-    """Write a new run's settings into an existing folder, and delete what an earlier run wrote, nothing else.
-
-    Killed in between, it never leaves one run's settings with another's checkpoints.
-    """
-    remove_replaced(run)
-    if run.checkpoints.exists():
-        run.checkpoints.rename(run.path / REPLACED)
-    write_settings(run, config, tokenizer)
-    for file in (run.metrics, run.plot, run.baselines):
-        file.unlink(missing_ok=True)
-    remove_replaced(run)
+def _replace(path: Path, draft: Path) -> None:
+    """Replace the run in a directory with a draft by renames, which need no space, and only then delete the old run."""
+    remove_replaced(Run(path))
+    (path / REPLACED).mkdir()
+    for source, target, names in ((path, path / REPLACED, FILES), (draft, path, FILES[::-1])):
+        for name in names:
+            if (source / name).exists():
+                (source / name).rename(target / name)
+    remove_replaced(Run(path))
 
 
 def remove_replaced(run: Run) -> None:
-    """Delete the checkpoints of a run that this one has replaced, if a killed process left any."""
+    """Delete the run that was replaced by this one, if a killed process left it."""
     shutil.rmtree(run.path / REPLACED, ignore_errors=True)
 
 
 def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
-    """Write a run's settings and tokenizer: config.json, tokenizer.json and what names its special tokens, each atomically."""
+    """Write the settings and the tokenizer of a run, each file atomically."""
     write_atomically(run.path / "tokenizer.json", tokenizer.to_json())
     special = tokenizer.special
     for name, values in ((GENERATION, special.generation), (TOKENIZER, special.tokenizer)):
@@ -218,27 +216,10 @@ def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Check that checkpoints can be kept below a path.
-
-    Orbax takes some characters for patterns of file names, and would look elsewhere for what it has written, and a few
-    words for other file systems.
+    """Check that Orbax can read from a path: it expands patterns, and takes a few prefixes for remote file systems.
 
     Raises:
-        UserError: they cannot.
+        UserError: if it cannot.
     """
-    if found := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {found[0]!r}")
-
-
-def _make(folder: Path, path: Path) -> None:
-    """Create a folder, if it is not there, in which files of the run at `path` can be written."""
-    check_path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except FileExistsError:
-        raise UserError(f"cannot write the run to {path}: it is a file, or is below one") from None
-    except OSError as e:
-        raise UserError(f"cannot write the run to {path}: {e.strerror}") from None
+    if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
+        raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {match[0]!r}")

@@ -55,9 +55,7 @@ class Info:
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # config, versions, fingerprint of the data, checksum of the base
+    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data fingerprint, checksum of a base
     sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path in the checkpoint
 
 
@@ -104,7 +102,8 @@ class Saver:
         self.wait()
         if leader():
             path = self.directory / str(step)
-            _write_info(path, replace(read_info(path), val_loss=val_loss, temporary=False))
+            info = replace(read_info(path), val_loss=val_loss, temporary=False)
+            write_atomically(path / SEAL, _render(info))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk.
@@ -170,11 +169,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
     """Read the weights of a checkpoint, while training may be writing newer ones and deleting this one.
 
-    Args:
-        directory: checkpoints of the run.
-        which: `best`, `last` or a step.
-        like: abstract weights with shardings.
-        part: `params`, or `ema` for the EMA.
+    `which` is `best`, `last` or a step; `like` has shapes and shardings; `part` is `ema` for the average of the weights.
 
     Returns:
         The weights, and the step of the checkpoint.
@@ -222,12 +217,11 @@ def resolve_step(directory: Path, which: str) -> int:
     Raises:
         UserError: if there is no such checkpoint.
     """
-    steps = _steps(directory)
+    steps, losses = _steps(directory), val_losses(directory)
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
-    losses = val_losses(directory) if which == "best" else {}
     if which in ("best", "last"):
-        return min(losses, key=losses.__getitem__, default=steps[-1])
+        return min(losses, key=losses.__getitem__) if which == "best" and losses else steps[-1]
     if which.isdecimal() and len(which) < 20 and int(which) in steps:
         return int(which)
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
@@ -248,7 +242,9 @@ def latest_valid(directory: Path, config: Config, note: Callable[[str], None]) -
             rejected[path] = reason
             continue
         for newer, reason in rejected.items():
-            note(f"checkpoint {newer.name} is not used: {reason}; it is kept as {_set_aside(newer)}")
+            names = (f"{newer.name}.damaged" + (f"-{number}" if number > 1 else "") for number in count(1))
+            unused = next(directory / name for name in names if not (directory / name).exists())
+            note(f"checkpoint {newer.name} is not used: {reason}; it is kept as {newer.rename(unused)}")
         return step
     if rejected:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in rejected.items())
@@ -285,24 +281,15 @@ def _steps(directory: Path) -> list[int]:
 
 def _difference(path: Path, config: Config) -> str:
     """Return the first setting of a checkpoint's arrays that differs from a config, or ""."""
-    about = read_info(path).about
     try:
-        saved, ours = flat(from_json(json.dumps(about.get("config")), f"the config in {SEAL}")), flat(config)
+        saved = flat(from_json(json.dumps(read_info(path).about.get("config")), f"the config in {SEAL}"))
     except UserError as e:
         return str(e)
-    for settings in (saved, ours):
-        settings["optim.ema_decay > 0"] = settings["optim.ema_decay"] > 0
-    for name, value in ours.items():
-        of_arrays = name.startswith(("model.", "lora.")) or name in ("optim.name", "optim.ema_decay > 0")
-        if of_arrays and saved[name] != value:
+    for name, value in flat(config).items():
+        was, now = (bool(v) if name == "optim.ema_decay" else v for v in (saved[name], value))
+        if was != now and name.startswith(("model.", "lora.", "optim.name", "optim.ema_decay")):
             return f"its {name} is {short_repr(saved[name])}, the run's is {value!r}"
     return ""
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename a damaged checkpoint and return its new path."""
-    names = (path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else "")) for number in count(1))
-    return path.rename(next(name for name in names if not name.exists()))
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -337,7 +324,7 @@ def seal(path: Path, info: Info) -> None:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
         digests[file.relative_to(path).as_posix()] = sha256_file(file)
-    _write_info(path, replace(info, sha256=digests))
+    write_atomically(path / SEAL, _render(replace(info, sha256=digests)))
 
 
 def read_info(path: Path) -> Info:
@@ -353,10 +340,6 @@ def read_info(path: Path) -> Info:
         if typed and info.step == int(path.name) and _render(info).encode() == text:
             return info
     raise UserError(f"{SEAL} has changed since it was written")
-
-
-def _write_info(path: Path, info: Info) -> None:
-    write_atomically(path / SEAL, _render(info))
 
 
 def _render(info: Info) -> str:

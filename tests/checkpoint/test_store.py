@@ -1,4 +1,4 @@
-"""Checkpoints on disk: integrity, retention, and runs that start at the same time."""
+"""Checkpoints on disk: integrity and retention."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import gc
 import json
 import random
 import shutil
-import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ import optax
 import pytest
 from helpers import largest_file, small, small_run
 
-from jaxgpt.checkpoint.run import new_run
 from jaxgpt.checkpoint.store import (
     SEAL,
     Info,
@@ -38,9 +35,7 @@ from jaxgpt.checkpoint.store import (
     val_losses,
 )
 from jaxgpt.config import Config, MeshConfig, TrainConfig, UserError
-from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.files import LOCK
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import shardings_of
@@ -333,23 +328,3 @@ def test_a_resumed_run_can_start_or_stop_skipping_updates(saved: str, restored: 
     result = restore(FOLDER, 7, abstract)
     assert jax.tree.structure(result) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, result, expected)
-
-
-def test_concurrent_starts_get_separate_folders() -> None:
-    """Each folder appears locked and with its settings, and no temporary files remain."""
-    config, tokenizer = small_run(), make_tokenizer("byte", "", 0, 0)
-    barrier = threading.Barrier(8)
-
-    def start(_: int) -> tuple[Path, set[str]]:
-        barrier.wait()
-        with new_run("", config, tokenizer) as run:
-            barrier.wait()
-            return run.path, {p.name for p in run.path.iterdir()}
-
-    with ThreadPoolExecutor(8) as pool:
-        started = list(pool.map(start, range(8)))
-    names = {"python-char", *(f"python-char-{n}" for n in range(2, 9))}
-    assert {path.name for path, _ in started} == {p.name for p in Path("runs").iterdir()} == names
-    assert all(files == {"config.json", "tokenizer.json", LOCK} for _, files in started)
-    with pytest.raises(UserError, match="already holds a run"), new_run("runs/python-char", config, tokenizer):
-        pass

@@ -154,18 +154,10 @@ def while_saving(run: Path) -> None:
     (run / LOCK).write_text('{"pid": 1')
 
 
-def while_replacing(run: Path) -> None:
-    (run / "checkpoints").rename(run / "checkpoints.replaced")
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "moment",
-    [
-        before_config,
-        while_saving,
-        pytest.param(while_replacing, marks=pytest.mark.long),
-    ],
+    [before_config, while_saving],
 )
 def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, run: Path, moment: Any) -> None:
     straight = lines(run)

@@ -148,14 +148,14 @@ def test_a_missing_base_is_named(written: Path) -> None:
     Path("base").rename("elsewhere")
     result = jaxgpt("sample", "run", "--prompt", "a")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert "put it beside run, or import the adapter again with --init-from BASE" in result.err
+    assert "move it next to run, or import the adapter again with --init-from BASE" in result.err
 
 
 def test_adapters_and_runs_are_told_apart(written: Path) -> None:
     hf_folder(Path("hf"))
     for command, said in (
-        (["sample", "hf"], "hf is a model of transformers, not a run: import it first: jaxgpt import hf RUN"),
-        (["info", "hf"], "hf is a model of transformers, not a run"),
+        (["sample", "hf"], "hf is a model of another library, not a run: import it: jaxgpt import hf RUN"),
+        (["info", "hf"], "hf is a model of another library, not a run"),
         (["train", "finetune", "--init-from", str(written / "adapter")], "adapter RUN --init-from BASE"),
         (["import", str(written / "llama"), "new"], "llama is already a run: it does not need to be imported"),
     ):
