@@ -55,12 +55,12 @@ def check_base(run: Run, config: Config, step: int, digest: str, path: Path | st
     """Check that the weights at `path`, with the checksum `digest`, are the base of the adapters in a checkpoint.
 
     Raises:
-        UserError: if they are not.
+        UserError: if the weights differ.
     """
     if read_info(run.checkpoints / str(step)).about.get("base", digest) != digest:
         raise UserError(
-            f"{path} is not the base of {run.path}: its weights differ from those that the adapters were trained on; restore "
-            f"them, or {_fix(run, config)}"
+            f"{path} is not the base of {run.path}: its weights differ from the base of the adapters; restore them, "
+            f"or {_fix(run, config)}"
         )
 
 

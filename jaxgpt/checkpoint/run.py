@@ -31,8 +31,8 @@ from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
-FILES = ("config.json", "tokenizer.json", "checkpoints", GENERATION, TOKENIZER)
-FILES += ("metrics.jsonl", "baselines.json", "loss.png")
+OUTPUTS = ("metrics.jsonl", "baselines.json", "loss.png")
+FILES = ("config.json", "tokenizer.json", "checkpoints", GENERATION, TOKENIZER, *OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
         UserError: if `path` contains a run and `overwrite` is not set, or if it cannot be written.
     """
     if path.name in ("", ".."):
-        raise UserError(f"cannot create {path}: name a new folder")
+        raise UserError(f"cannot create {path}: choose a new directory")
     with ExitStack() as lock, _draft(path, config, tokenizer, overwrite, lock) as draft:
         yield draft
 
@@ -188,7 +188,7 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool, lo
 
 
 def _replace(path: Path, draft: Path) -> None:
-    """Replace the run in a directory with a draft by renames, which need no space, and only then delete the old run."""
+    """Move a draft into a directory by renames, which need no space, and then delete the run that was there."""
     remove_replaced(Run(path))
     (path / REPLACED).mkdir()
     for source, target, names in ((path, path / REPLACED, FILES), (draft, path, FILES[::-1])):

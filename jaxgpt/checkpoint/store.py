@@ -212,7 +212,7 @@ def kept_checkpoint_message(directory: Path) -> str:
 
 
 def resolve_step(directory: Path, which: str) -> int:
-    """Resolve `last`, `best` (lowest validation loss; last if none is known) or a number to the step of a checkpoint.
+    """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to the step of a checkpoint.
 
     Raises:
         UserError: if there is no such checkpoint.

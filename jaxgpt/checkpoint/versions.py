@@ -13,7 +13,7 @@ import jaxgpt
 
 
 def versions() -> dict[str, str]:
-    """Return versions by name: checkpoints record them, and all processes of a run must have the same."""
+    """Return versions by name. Checkpoints record the versions, which must be equal in all processes of a run."""
     return {
         "jaxgpt": jaxgpt.__version__,
         "jax": jax.__version__,
