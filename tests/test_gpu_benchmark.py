@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 from helpers import repository
@@ -146,19 +147,9 @@ def test_batches_are_copied_without_waiting(monkeypatch: pytest.MonkeyPatch) -> 
     torch = pytest.importorskip("torch")
     monkeypatch.syspath_prepend(SCRIPT.parent)
     put = importlib.import_module("torch_gpt").put
-    calls = []
-
-    class Batch:
-        def pin_memory(self) -> Batch:
-            calls.append("pin")
-            return self
-
-        def to(self, device: str, non_blocking: bool = False) -> Batch:
-            calls.append((device, non_blocking))
-            return self
-
-    put(Batch(), "cuda")
-    assert calls == ["pin", ("cuda", True)]
+    batch = MagicMock()
+    put(batch, "cuda")
+    assert batch.mock_calls == [call.pin_memory(), call.pin_memory().to("cuda", non_blocking=True)]
     batch = torch.zeros(3)
     assert put(batch, "cpu") is batch
 
@@ -192,29 +183,13 @@ def test_a_side_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, in_turn: bo
     assert set(last["devices"].values()) == {"a device"}
 
 
-def test_a_gpu_has_a_queue_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cuda", "queued"), [(False, 1), (True, 10)])
+def test_a_gpu_has_a_queue_of_sums(monkeypatch: pytest.MonkeyPatch, cuda: bool, queued: int) -> None:
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    done = []
-
-    class Tensor:
-        nbytes = 8
-
-        def __init__(self, is_cuda: bool) -> None:
-            self.is_cuda = is_cuda
-
-        def sum(self) -> Tensor:
-            done.append("sum")
-            return self
-
-        def item(self) -> None:
-            done.append("wait")
-
-    decode = importlib.import_module("decode")
-    decode.read_bandwidth(Tensor(is_cuda=False))
-    assert done == ["sum", "wait"]
-    decode.read_bandwidth(Tensor(is_cuda=True))
-    assert done[2:] == ["sum"] * 10 + ["wait"]
+    tensor = MagicMock(nbytes=8, is_cuda=cuda)
+    importlib.import_module("decode").read_bandwidth(tensor)
+    assert tensor.mock_calls == [call.sum()] * queued + [call.sum().item()]
 
 
 @pytest.mark.ci
