@@ -16,23 +16,23 @@ from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc
 
-GLIBC_KEEPS = 32 * 2**20  # bytes; larger blocks are returned to the kernel when freed, whatever the thresholds
+GLIBC_KEEPS = 32 * 2**20  # bytes; glibc returns larger blocks to the kernel for any thresholds
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not be known yet
-MOST_DEVICES = 1024  # of a CPU: each is a few threads
+MOST_DEVICES = 1024  # devices of a CPU: each is a few threads
 TPU_NODES = ("accel*", "vfio/[0-9]*")  # below /dev
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, or as many devices as the mesh has if it has no -1; one for a large model.
 
-    If JAX has been used in this process, its devices stay as they are.
+    Has no effect after JAX has used a device in this process.
 
     Args:
         mesh: the mesh to make devices for.
         processes: number of processes that share it.
-        model: the model to train, if any. If only the batch is split, each device holds and updates all weights: for many
-            weights this costs more memory and time than matrix products on separate threads save (on two cores).
+        model: the model to train, if any. If only the batch is split, each device holds and updates all weights. For a
+            large model this costs more memory and time than parallel matrix products save (on two cores).
     """
     if _libtpu_without_tpu():
         quiet_libtpu()
@@ -50,9 +50,9 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 
 
 def missing_platform() -> str:
-    """Say why the backend that JAX_PLATFORMS names cannot start; "" if it can, or none is named.
+    """Return why the backend in JAX_PLATFORMS fails to start, or "".
 
-    To be called after a failure: starting the backend before `keep_memory` would make that ineffective.
+    Call this after a failure: `keep_memory` has no effect after the backend has started.
     """
     if not (asked := os.environ.get("JAX_PLATFORMS")):
         return ""
@@ -67,10 +67,9 @@ def missing_platform() -> str:
 def keep_memory(config: Config) -> None:
     """Keep the memory that a training step frees, for the next step.
 
-    XLA on a CPU allocates a step's temporaries anew each time, as one block. glibc returns a large one to the kernel, which
-    provides it again page by page, zeroed: a sixth of the time of the default preset's step, a fifth of GPT-2 124M's. The cost
-    is memory that the process keeps, at most what a step needs. Small models are left alone: glibc keeps their blocks
-    anyway, and places them better.
+    XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, which
+    provides it again page by page, zeroed: 17% of a step of the default preset, 20% of a step of GPT-2 124M. In return, the
+    process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.model.block_size / cores()

@@ -41,10 +41,10 @@ RULES: Rules = {
     "mlp": ("tensor",),
     "position": (),
     "norm": (),
-    "rank": (),  # of adapters; their other axis is split as that of the weight
+    "rank": (),  # rank of adapters; their second axis is split like the weight
     "layers": (),
-    "matrix_shards": ("fsdp",),  # Muon's matrices, on their way to
-    "matrices": ("fsdp", "data", "tensor"),  # where it works on them
+    "matrix_shards": ("fsdp",),  # Muon: stacked matrices before resharding
+    "matrices": ("fsdp", "data", "tensor"),  # Muon: one matrix per device
 }
 
 
@@ -65,12 +65,12 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 
     A device's share is `s = ceil(B / ways)` windows. With `train.microbatch` m > 0, the smallest number of microbatches is
     `n = ceil(s / m)`; up to twice as many are used where that makes them equal without padding. Otherwise, and where B
-    is not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so the mean loss
-    and its gradient are those of the B windows.
+    is not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it does not
+    change the mean loss and its gradient.
 
     Args:
         train: `batch_size` and `microbatch`.
-        ways: size of the data axis times that of the fsdp axis.
+        ways: product of the sizes of the data and fsdp axes.
     """
     share = math.ceil(train.batch_size / ways)
     if train.microbatch < 0:
@@ -82,7 +82,7 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 
 
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
-    """Replace each -1 in a mesh by a size.
+    """Resolve each -1 in a mesh.
 
     `data` takes all devices that `fsdp` and `tensor` leave, except those that would only compute padding: 12 windows on 8
     devices are 2 for each of 6. If every device must take part, it takes all.
@@ -91,13 +91,13 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         config: a mesh, a batch and a model.
         n_devices: number of devices.
         processes: number of processes that share them; all of their devices have to be used.
-        tpu: the devices are TPUs, whose compiler needs a mesh of all of them or of a divisor of their number.
+        tpu: whether the devices are TPUs; their compiler needs a mesh of all devices, or of a divisor of their number.
 
     Returns:
         The sizes, and a note about idle devices and padding (else "").
 
     Raises:
-        UserError: the mesh needs more devices than there are, does not divide a width or number of heads, or leaves devices
+        UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
             idle that must be used.
     """
     train, sizes = config.train, sizes_of(config.mesh)
@@ -122,7 +122,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
     idle = f"{used} of {n_devices} devices in use ({_product(sizes)})"
     if processes > 1 and used < n_devices:
         flags = _nearest(config, n_devices, whole)
-        raise UserError(f"{idle}, but {processes} processes need to use all of theirs: use {flags}")
+        raise UserError(f"{idle}, but {processes} processes must use all of their devices: use {flags}")
     if tpu and n_devices % used:
         flags = _nearest(config, n_devices, whole)
         raise UserError(f"{idle}: a mesh of TPUs needs all of them, or a divisor of their number; use {flags}")
@@ -150,7 +150,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     placed along `data`: each holds a full copy of the weights.
 
     Raises:
-        UserError: mesh.data is not a multiple of the number of slices.
+        UserError: if mesh.data is not a multiple of the number of slices.
     """
     shape = tuple(sizes_of(config).values())
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
@@ -173,7 +173,7 @@ def change_rules(changes: Rules) -> Rules:
     """Return the table with some of its rules replaced.
 
     Raises:
-        UserError: an unknown logical axis, or one that is not split by a tuple of mesh axes.
+        UserError: if a logical axis is unknown, or is not split by a tuple of mesh axes.
     """
     for name, axes in changes.items():
         if name not in RULES:
@@ -206,7 +206,7 @@ def spec(names: tuple[str | None, ...], rules: Rules) -> PartitionSpec:
     """Map the logical axes of an array to mesh axes.
 
     Raises:
-        UserError: two axes of the array would be split along the same axis of the mesh.
+        UserError: if two axes of the array would be split along the same axis of the mesh.
     """
     ways = [rules[name] if name else () for name in names]
     used = [axis for way in ways for axis in way]
@@ -227,7 +227,7 @@ def shardings(boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) 
 
 
 def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules: Rules = RULES) -> Any:
-    """Return the sharding of every leaf of a tree, such as a train state: that of the parameter with its name and shape.
+    """Return the sharding of every leaf of a tree, such as a train state: equal to the parameter with its name and shape.
 
     Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
 
@@ -272,7 +272,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
-    """Wait for a result on a mesh of several CPU devices; elsewhere, return it at once.
+    """Block on a result on a mesh of several CPU devices; on other meshes, return it immediately.
 
     XLA runs the devices of a CPU on one thread pool. With two programs in flight, one device of each can hold all threads and
     wait in a collective for a device that finds none; XLA aborts after 40 seconds. One program at a time cannot deadlock, and
@@ -285,7 +285,7 @@ def block_on_cpu_mesh(mesh: Mesh, out: T) -> T:
 
 @contextmanager
 def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0) -> Iterator[None]:
-    """Within this, map the logical axes that layers name to the axes of a mesh. Arguments as for `rules_for`."""
+    """Map the logical axes of layers to the axes of a mesh in this context. Takes the arguments of `rules_for`."""
     table = [(name, axes or None) for name, axes in rules_for(model, mesh, rules, rows).items()]
     with jax.set_mesh(mesh), nn.logical_axis_rules(table):
         yield

@@ -16,13 +16,13 @@ from jaxgpt.parallel.mesh import batch_sharding
 def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: bool = False) -> jax.Array:
     """Put batches of windows on the devices of a mesh, split by rows.
 
-    Only rows of this process's devices are read, each once. The rest of the shape is filled up with -1: a window of -1 has no
-    targets, and counts for nothing.
+    Only rows of this process's devices are read, each once. The remaining rows are padding of -1: windows of -1 have no
+    targets and zero weight.
 
     Args:
         mesh: the devices.
-        batches: each `[B, T + 1]` or `[B, T, 3]`, an array or `Windows`, whose rows are read where they are sliced.
-        shape: of the result: `[rows, ...]` for one batch, `[K, rows, ...]` for up to K of them.
+        batches: arrays or `Windows`, each `[B, T + 1]` or `[B, T, 3]`; slicing reads the rows.
+        shape: shape of the result: `[rows, ...]` for one batch, `[K, rows, ...]` for up to K batches.
         several: whether the shape begins with K.
 
     Returns:

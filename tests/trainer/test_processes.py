@@ -329,7 +329,7 @@ def test_a_process_without_devices_in_the_mesh(place: None) -> None:
         _, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 2
     assert err.count("\n") == 1
-    assert "1 of 2 devices in use (data 1), but 2 processes need to use all of theirs: use --mesh.data 2" in err
+    assert "1 of 2 devices in use (data 1), but 2 processes must use all of their devices: use --mesh.data 2" in err
 
 
 @pytest.mark.long
