@@ -105,7 +105,7 @@ class ChatTemplate:
         return Rendered(text, spans)
 
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
-        """Render a complete conversation, and locate the text that the assistant wrote, on which a model is trained.
+        """Render a complete conversation, and locate the assistant's text, the targets of training.
 
         If the template has no `{% generation %}`, each prefix of the conversation is rendered: an assistant's message is what
         a prefix that ends with it adds to the previous prefix and its generation prompt, without trailing white space.
@@ -138,7 +138,7 @@ class ChatTemplate:
 
 
 def _compile(source: str, mark: str, date: str) -> Template:
-    """Compile a template with the extensions of transformers: `generation`, loop controls, and three functions."""
+    """Compile a template with the transformers extensions: `generation`, loop controls, and three functions."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -88,7 +88,7 @@ def read_conversations(
     """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file.
 
     Raises:
-        UserError: if the file cannot be read, a line is not a conversation, or there is none.
+        UserError: if the file cannot be read, a line is not a conversation, or the file is empty.
     """
     if not path.is_file():
         raise UserError(f"{'not a file' if path.exists() else 'no such file'}: {path}")
@@ -153,7 +153,7 @@ def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversa
         raise UserError("the completion is empty: write the text to train on")
     before = tokenizer.encode(prompt).tolist()
     whole = tokenizer.encode(tokenizer.separator.join((prompt, completion))).tolist()
-    # Some tokenizers add a space to each text: the ids of the completion are those that follow the prompt in the whole text.
+    # Some tokenizers add a space to each text, so the ids after the prompt are taken from the whole text if possible.
     answer = whole[len(before) :] if whole[: len(before)] == before else tokenizer.encode(completion).tolist()
     bos, end = list(tokenizer.bos_ids), [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     before = before if before[: len(bos)] == bos else bos + before

@@ -8,7 +8,7 @@ TIMEOUT = 3.0  # seconds
 
 
 def reachable(timeout: float = TIMEOUT) -> bool:
-    """Return whether the hub answers, whatever it answers. In offline mode it is not asked: the client refuses by itself."""
+    """Return whether the hub answers. True in offline mode, without a request: the client rejects downloads."""
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():
@@ -19,10 +19,10 @@ def reachable(timeout: float = TIMEOUT) -> bool:
         try:
             get_session().head(constants.ENDPOINT, timeout=timeout)
             answered.set()
-        except Exception:  # whatever the client's HTTP library raises
+        except Exception:  # any error of the client's HTTP library
             return
 
-    # In a thread: looking up a name has no timeout of its own.
+    # Run in a thread, because DNS lookup has no timeout.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(timeout)

@@ -34,8 +34,8 @@ class Data:
         held_out: whether `val` was held out.
         tokenizer: tokenizer of the ids.
         source: description of the data, in one line.
-        fingerprint: SHA-256 of the text, of the file of conversations, or of the ids of token files; of a mixture, the
-            SHA-256 of the fingerprints of its parts.
+        fingerprint: SHA-256 of the text, of the file of conversations, of the ids of token files, or of the fingerprints of
+            the parts of a mixture.
         name: path of the data, or name of the built-in text; empty for a mixture.
         parts: data of each source of a mixture; otherwise empty.
         text: the text; None for token files, conversations and mixtures.
@@ -117,7 +117,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
 
     Args:
         config: config of a run or preset; its `data`, `model.vocab_size` and `model.block_size` are used.
-        tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or the one of `data.tokenizer`.
+        tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or `data.tokenizer`.
         progress: called with the number of bytes tokenized so far, and the total.
 
     Raises:

@@ -122,10 +122,10 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     """
     bounds = _document_bounds(tokens)
     inputs = np.diff(bounds) - 1
-    pieces = -(-inputs // block_size)  # of each document
+    pieces = -(-inputs // block_size)  # number per document
     firsts = np.cumsum(pieces) - pieces
     begins = np.repeat(bounds[:-1], pieces)
-    offsets = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # of each piece in its document
+    offsets = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # offset of each piece in its document
     lengths = np.minimum(np.repeat(inputs, pieces) - offsets, block_size).astype(np.int32)
     return Packed.of(tokens, begins + offsets, lengths, block_size, documents=len(bounds) - 1)
 

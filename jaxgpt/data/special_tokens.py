@@ -1,4 +1,4 @@
-"""Special tokens of a model, and its chat template, from the files beside tokenizer.json."""
+"""Special tokens and chat template of a model, which files next to tokenizer.json define."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SpecialTokens:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template; of several, the one named `default`."""
+        """The chat template, or the template named `default` if there are several."""
         template = self.tokenizer.get("chat_template")
         if isinstance(template, list):
             return next((each["template"] for each in template if each["name"] == "default"), None)

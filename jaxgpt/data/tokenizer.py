@@ -214,7 +214,7 @@ class SubwordTokenizer(Tokenizer):
     def special_library(self) -> Any:
         """A copy that recognizes the names of special tokens; switching one tokenizer back and forth is not thread-safe.
 
-        It has no post-processor: the one of GPT-NeoX, for example, trims white space from the offsets of ids.
+        It has no post-processor: GPT-NeoX's, for example, trims white space from the offsets of ids.
         """
         copy = type(self.library).from_str(self.library.to_str())
         copy.post_processor = None

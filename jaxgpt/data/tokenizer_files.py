@@ -70,7 +70,7 @@ def make_tokenizer(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json, or a directory with tokenizer.json or with GPT-2's two files, and the special tokens beside it."""
+    """Load tokenizer.json, or a directory with tokenizer.json or GPT-2's two files, and its special tokens."""
     directory = path if path.is_dir() else path.parent
     pairs = [pair for pair in GPT2_FILES if path.is_dir() and all((path / name).is_file() for name in pair)]
     if pairs and not (path / "tokenizer.json").is_file():
@@ -82,7 +82,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer without added tokens from `vocab_size` on, such as Gemma 3's `<image_soft_token>`."""
+    """Remove the added tokens with ids of `vocab_size` or more, such as Gemma 3's `<image_soft_token>`."""
     if tokenizer.vocab_size <= vocab_size or not isinstance(tokenizer, SubwordTokenizer):
         return tokenizer
     value = json.loads(tokenizer.to_json())

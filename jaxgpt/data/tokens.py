@@ -255,7 +255,7 @@ def is_token_path(path: Path) -> bool:
 
 
 def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]:
-    """Map training and validation ids from a token file, or from the files of a directory, whose names give their split.
+    """Map training and validation ids from a token file, or from a directory with the split in the names of its files.
 
     A single file, or a directory without validation files, is split at `train_fraction`.
 

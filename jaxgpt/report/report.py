@@ -149,7 +149,7 @@ def _conversations(split: Split) -> Iterator[bytes]:
 
 
 def _held_out_grams(val: Split) -> np.ndarray:
-    """Return the hashes of the validation n-grams; of conversations, those whose last token is a target."""
+    """Return the hashes of the validation n-grams; conversations: only n-grams that end in a target."""
     parts = []
     for start, n in sample(len(val), EVALUATED):
         hashes = gram_hashes(val.take(start, n))
@@ -188,7 +188,7 @@ def _files(text: Text) -> Iterator[tuple[str, bytes]]:
 
 
 def _lines(text: Text | None) -> dict[str, Any]:
-    """Count the lines that are not blank and their duplicates, and find the longest."""
+    """Count the non-blank lines and their duplicates, and find the longest."""
     if text is None:
         return {"lines": None, "duplicate_lines": None, "longest_lines": None}
     hashes, longest = array("q"), list[tuple[int, int, str]]()
