@@ -320,7 +320,7 @@ def test_a_resumed_run_keeps_its_optimizer(run: Path) -> None:
     for change in (["--optim.name", "adamw"], ["--optim.ema-decay", average]):
         result = jaxgpt("train", "--resume", "--out", str(run), *change)
         assert (result.code, result.err.count("\n")) == (2, 1)
-        assert "a resumed run keeps its optimizer" in result.err
+        assert "a resumed run keeps optim." in result.err
     assert (run / "config.json").read_text() == before
 
 

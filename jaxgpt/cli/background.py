@@ -95,7 +95,7 @@ class Baselines:
             self._thread.join(WAIT)
 
     def _compute(self) -> None:
-        if sys.platform.startswith("linux"):  # where a thread can yield the processor to training
+        if sys.platform.startswith("linux"):  # a thread can yield the processor to training
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         from jaxgpt.report.baselines import baselines

@@ -1,4 +1,4 @@
-"""Report of a training run: a live line on a terminal, plain lines elsewhere, and a summary at the end."""
+"""Report of a training run: a live line on a terminal, otherwise plain lines, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
 
-PROMPT_CHARACTERS = 24  # of the suggested command
 PLAIN_EVERY = 5.0  # seconds between lines if standard output is not a terminal
 
 
@@ -135,7 +134,7 @@ class TrainReport(Report):
         return command_line("train", "--resume", "--out", path_word(self.run.path))
 
     def finished(self, outcome: Outcome) -> None:
-        """Print a sample, the run directory and the next command; of a stopped run, the command that resumes it."""
+        """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
@@ -158,9 +157,9 @@ class TrainReport(Report):
         self.console.write(f"run      {self.run.path} (loss.png, metrics.jsonl, checkpoints)")
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
         chat = command_line("chat", path_word(self.run.path))
-        if not prompt.strip():
-            prompt = typed_prompt(self.data.tokenizer, self.data.val, config.model.block_size)
-        self.console.write(f"next     {chat if chats else sample_command(self.run.path, prompt)}")
+        self.console.write(
+            f"next     {chat if chats else sample_command(self.run.path, prompt if prompt.strip() else '')}"
+        )
 
     def _texts(self) -> list[str]:
         """Return the parts of the progress line: the step and its metrics, speed and time left, or the current activity."""
@@ -285,19 +284,6 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> tuple[st
             if tokenizer.encode(text).tolist() == [token]:
                 return text, [token]
     return "", beginning(tokenizer)[0]
-
-
-def typed_prompt(tokenizer: Tokenizer, split: Split, context: int) -> str:
-    """Return the first words of a split that can be typed and fit in half of the context, or ""."""
-    size = min(PROMPT_CHARACTERS, context // 2)
-    for line in map(str.strip, tokenizer.decode(split.take(0, min(len(split), PROMPT_CHARACTERS**2))).splitlines()):
-        words = line[:size]
-        typed = words if len(line) <= size else words.rpartition(" ")[0].rstrip() or words
-        with suppress(UserError):
-            ids = tokenizer.encode(typed)
-            if typed.isprintable() and 0 < len(ids) <= context // 2 and tokenizer.decode(ids) == typed:
-                return typed
-    return ""
 
 
 def sample_command(run: Path, prompt: str) -> str:

@@ -104,12 +104,7 @@ class Program:
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
     ) -> tuple[TrainState, Callable[[], list[dict[str, Any]]]]:
-        """Take the next n optimizer steps. The given state is donated.
-
-        Args:
-            state: the current state.
-            batches: result of `put_batches`.
-            n: number of batches.
+        """Take the next n optimizer steps on the result of `put_batches`. The given state is donated.
 
         Returns:
             The next state, and a function that blocks on the metrics of the steps and returns them.
@@ -185,20 +180,14 @@ class Program:
     @cached_property
     def _eval(self) -> Any:
         layout = self.layout
+        params, frozen = shardings_of(layout.abstract_state.params), shardings_of(layout.abstract_base)
 
         def eval_batch(params: Any, windows_BT1: jax.Array, frozen: Any) -> Any:
             return eval_step(params, windows_BT1, loss_fn=loss_of(layout, frozen))
 
         eval_batch.__name__ = eval_step.__name__
-        return jax.jit(
-            eval_batch,
-            in_shardings=(
-                shardings_of(layout.abstract_state.params),
-                layout.batch().sharding,
-                shardings_of(layout.abstract_base),
-            ),
-            out_shardings=replicated(layout.mesh),
-        )
+        shardings = (params, layout.batch().sharding, frozen)
+        return jax.jit(eval_batch, in_shardings=shardings, out_shardings=replicated(layout.mesh))
 
 
 def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
@@ -250,12 +239,8 @@ def _data_axis(layout: Layout) -> str | None:
 def compiling(program: Program, report: Report, needed: bool = True) -> Iterator[None]:
     """Compile the train step in a thread while the context makes the state. JAX caches the result for `step`.
 
-    Leaving the context waits for the compiler, even after an error, and raises its error.
-
-    Args:
-        program: the program.
-        report: receives the stage and the duration.
-        needed: compile the step; False: the run has no steps left.
+    Leaving the context waits for the compiler, even after an error, and raises its error. A run without steps left does not
+    need the step.
     """
     if not needed:
         report.stage("reading the checkpoint")
@@ -303,7 +288,7 @@ def build(
             skipping of updates, and the metrics have no `lr`. With `train.scan_layers` it sees the weights of all layers as
             one array.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
-            ("tensor",)}` splits the activations between blocks along the sequence. Losses equal those of one device.
+            ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.
         loss_fn: loss per position instead of cross-entropy, as `make_loss_fn` returns it.

@@ -33,6 +33,8 @@ Metrics = Callable[[], list[dict[str, Any]]]  # blocks on the metrics of a call,
 class Record:
     """Read the metrics of each step `LAG` calls late, check and write them, and write checkpoints.
 
+    `last` is the checkpoint that training resumes from; None: a new run.
+
     Attributes:
         done: steps taken, including steps in flight.
         evaluated: step of the last evaluation; None: no evaluation.
@@ -48,16 +50,6 @@ class Record:
         poll: Poll,
         last: Info | None,
     ) -> None:
-        """
-        Args:
-            program: compiled functions of the run.
-            data: data of the run.
-            saver: writer of the checkpoints.
-            file: metrics.jsonl.
-            report: receives the events.
-            poll: requests of all processes.
-            last: checkpoint that training resumes from; None: a new run.
-        """
         config, mesh = program.layout.config, program.layout.mesh
         self.program, self.saver, self.file, self.report, self.poll = program, saver, file, report, poll
         self.config, self.last = config, last
@@ -94,7 +86,7 @@ class Record:
                 self.report.progress({"step": step} | metrics | self.speed.recent(step))
 
     def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
-        """Write an evaluation and its checkpoint, neither of which counts in the speed."""
+        """Write an evaluation and its checkpoint, both excluded from the speed."""
         began = time.perf_counter() - result.seconds
         self.report.stage("")
         if not math.isfinite(result.loss):

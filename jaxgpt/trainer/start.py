@@ -1,4 +1,4 @@
-"""Start: what a run begins with. New weights or a checkpoint, and the checks that a resumed run stays the same run."""
+"""Start: settings, weights and directory of a run before its first step, and the checks of a resume."""
 
 from __future__ import annotations
 
@@ -66,11 +66,8 @@ class Start(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
-        return (
-            versions()
-            | {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.run)}
-            | flat(self.config)
-        )
+        options = {"--out": self.out, "--overwrite": self.overwrite, "the run to resume": str(self.run)}
+        return versions() | options | flat(self.config)
 
 
 class Weights(NamedTuple):
@@ -92,17 +89,13 @@ class Weights(NamedTuple):
 
 
 def weights_at(init_from: str) -> Path:
-    """Return the path of the checkpoint that `--init-from` names: a run (its best checkpoint) or RUN/checkpoints/STEP."""
+    """Return the checkpoint of `--init-from`, which is a run (its best checkpoint) or RUN/checkpoints/STEP."""
     directory, which = parse_checkpoint(init_from)
     return Run(directory).checkpoints / str(resolve_step(Run(directory).checkpoints, which))
 
 
 def moved_base(run: Run, config: Config, init_from: str) -> Config:
-    """Set a new path of the base of a run with adapters; `opened` compares the weights.
-
-    Raises:
-        UserError: if a run without adapters started from other weights.
-    """
+    """Set a new path of the base of a run with adapters; `opened` compares the weights."""
     if config.lora.rank:
         return replace(config, init_from=str(weights_at(init_from).absolute()))
     if not config.init_from or Path(init_from) not in (Path(config.init_from), parse_checkpoint(config.init_from)[0]):
@@ -112,11 +105,7 @@ def moved_base(run: Run, config: Config, init_from: str) -> Config:
 
 
 def is_finished(run: Run, old: Config, new: Config) -> bool:
-    """Return whether a run has nothing left to do.
-
-    Raises:
-        UserError: if a new `train.steps` is not above the current step.
-    """
+    """Return whether a run has nothing left to do."""
     step, last = max(checkpoints(run.checkpoints).items(), default=(0, None))
     steps = new.train.steps
     if step >= steps != old.train.steps:
@@ -150,11 +139,7 @@ def check(start: Start) -> None:
 
 
 def read_weights(start: Start) -> Weights:
-    """Read the initial weights (`init_from`) or the base of adapters, and the tokenizer that belongs to them.
-
-    Raises:
-        UserError: if the weights cannot be read.
-    """
+    """Read the initial weights (`init_from`) or the base of adapters, and the tokenizer that belongs to them."""
     config, run = start.config, start.run
     tokenizer = run.tokenizer() if run else None
     if not config.init_from:
@@ -180,14 +165,7 @@ def first_state(program: Program, run: Run, last: Info | None, params: Any) -> T
 def opened(
     start: Start, config: Config, data: Data, base: FrozenBase | None, report: Report
 ) -> Iterator[tuple[Run, Info | None]]:
-    """Create the run, or open the run to resume, as its only writer. Process 0 does it for all processes.
-
-    Args:
-        start: where the run is.
-        config: settings of the run; the vocabulary is known.
-        data: data of the run.
-        base: frozen weights of adapters.
-        report: receives notes.
+    """Create the run, or open the run to resume, as its only writer; process 0 does it for all processes.
 
     Yields:
         The run, and the checkpoint to resume from; None: train from step 0.
@@ -210,7 +188,11 @@ def opened(
         if last is None:
             report.note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
         else:
-            _check_data(run, last, data)
+            if last.about.get("data") != data.fingerprint:
+                raise UserError(
+                    f"the data of {run.path} has changed since step {step}: {data.source}; restore it, or train on the new "
+                    f"data in a new run: {_anew(run)}"
+                )
             if base is not None:
                 check_base(run, config, last.step, base.checksum, config.init_from)
             report.note(f"resuming from {run.checkpoints / str(step)} at step {step}/{config.train.steps}")
@@ -226,35 +208,17 @@ def opened(
 
 
 def resumed(old: Config, new: Config) -> Config:
-    """Check which settings of a run change, and complete those that came from the tokenizer.
-
-    Args:
-        old: settings of the run, as in config.json.
-        new: settings to continue with.
-
-    Raises:
-        UserError: if a setting of the checkpoint, of the data or of the evaluation changes.
-    """
+    """Check which settings of a run change, and complete those that came from the tokenizer."""
     new = new.with_model(vocab_size=new.model.vocab_size or old.model.vocab_size)
-    kept = {
-        "model": "model",
-        "data": "data",
-        "lora": "adapters",
-        "optim.name": "optimizer",
-        "optim.ema_decay": "optimizer",
-        "train.eval_windows": "validation windows, on which its checkpoints are compared",
-    }
-    free = set()
-    if _sources(old.data) == _sources(new.data):
-        free |= {"data.path", "data.mix"}  # `opened` compares the content
-    if old.optim.ema_decay and new.optim.ema_decay:
-        free |= {"optim.ema_decay"}
+    # Data may have moved: `opened` compares their content.
+    moved = ("data.path", "data.mix") if _sources(old.data) == _sources(new.data) else ()
     for name, was, now in changes(old, new):
-        kind = kept.get(name) or kept.get(name.split(".")[0])
-        if kind and name not in free:
+        fixed = name.startswith(("model.", "data.", "lora.")) or name in ("optim.name", "train.eval_windows")
+        if name == "optim.ema_decay":
+            fixed = not (was and now)
+        if fixed and name not in moved:
             raise UserError(
-                f"a resumed run keeps its {kind}: {name} is {short_repr(was)}, not {short_repr(now)}; omit it, or start a "
-                f"new run (--out)"
+                f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
             )
     return new
 
@@ -277,11 +241,7 @@ def _change_notes(old: Config, new: Config) -> list[str]:
 
 
 def check_same_model(old: ModelConfig, new: ModelConfig) -> None:
-    """Check that a model can start from the weights of another: only dropout and a shorter context may differ.
-
-    Raises:
-        UserError: if a different setting differs.
-    """
+    """Check that a model can start from the weights of another: only dropout and a shorter context may differ."""
     for field in fields(ModelConfig):
         was, now = getattr(old, field.name), getattr(new, field.name)
         if was != now and field.name not in FREE:
@@ -300,19 +260,6 @@ def _check_overwrite(out: Path, init_from: str) -> None:
         config = run.config()
         init_from, what = config.init_from if config.lora.rank else "", f"the base of {run.path}"
         weights = locate_base(run, config) if init_from else weights
-
-
-def _check_data(run: Run, last: Info, data: Data) -> None:
-    """Check that a checkpoint was trained on the same data.
-
-    Raises:
-        UserError: if the data differ.
-    """
-    if last.about.get("data") != data.fingerprint:
-        raise UserError(
-            f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
-            f"data in a new run: {_anew(run)}"
-        )
 
 
 def _anew(run: Run) -> str:

@@ -27,7 +27,7 @@ SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is u
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
         state: the final state.
@@ -81,7 +81,6 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
             poll = Poll(program.layout.mesh, LAG)
             record = Record(program, data, saver, file, report, poll, last)
             ask = lambda: poll.ask(STOP if stop.requested else SAVE if record.save_is_due() else 0)  # noqa: E731
-
             for steps, batches in prepared:
                 request = ask()
                 if request == STOP:
@@ -93,8 +92,8 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     record.steps(steps, metrics)  # reads the metrics of two calls ago, which are ready
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises if the run has diverged
-                    params, whole = eval_params(state, config), steps.stop == settings.steps
-                    progress = partial(report.stage, "evaluating")
+                    whole, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
+                    params = eval_params(state, config)
                     result = evaluate(program, params, data.val, lambda: ask() == STOP, whole, progress)
                     if result is None:
                         break
@@ -119,7 +118,7 @@ def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[ran
 def plan_calls(first: int, end: int, train: TrainConfig, last: Info | None) -> Iterator[range]:
     """Yield the steps of each jitted call. A call ends at the next evaluation or checkpoint.
 
-    The first step is a call of its own, so that its overhead does not count in the speed. An empty range comes first if the
+    The first step is a separate call, so that its overhead does not count in the speed. An empty range comes first if the
     run was stopped during the evaluation of its `last` checkpoint.
     """
     if first and last and last.val_loss is None and is_evaluated(first, train):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import sample
 from jaxgpt.cli.parse import command_line, path_word
-from jaxgpt.cli.report import TrainReport, first_prompt, sample_command, typed_prompt
+from jaxgpt.cli.report import TrainReport, first_prompt, sample_command
 from jaxgpt.cli.train import COMMAND, Args
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
 from jaxgpt.data.tokenizer_files import make_tokenizer
@@ -118,23 +118,6 @@ def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> N
         assert tokenizer.encode(chosen).tolist() == ids
     if prompt == "to be" and kind != "ids":
         assert chosen == prompt
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "context", "prompt"),
-    [
-        ("\n  \n  A short line \nmore", "char", 64, "A short line"),
-        ("a line of more than twenty-four characters", "char", 64, "a line of more than"),
-        ("a line of more than twenty-four characters", "char", 16, "a line"),
-        ("Donaudampfschifffahrtsgesellschaft " * 2, "char", 64, "Donaudampfschifffahrtsge"),
-        ("what is statquest <EOS>", "word", 64, "what is statquest <EOS>"),
-        ("a \x07 bell\nab", "byte", 64, "ab"),
-        ("\n \n\n", "char", 64, ""),
-    ],
-)
-def test_the_prompt_of_the_next_command_can_be_typed(text: str, kind: str, context: int, prompt: str) -> None:
-    tokenizer = make_tokenizer(kind, text, 0, 0)
-    assert typed_prompt(tokenizer, Tokens([np.asarray(tokenizer.encode(text))]), context) == prompt
 
 
 @settings(max_examples=25)

@@ -270,8 +270,8 @@ def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None
     start = ["train", "nanogpt-cpu", *RUN, "--lora.rank", "2"]
     assert "--lora.rank needs the weights of a run: add --init-from RUN" in error(jaxgpt(*start))
     again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
-    assert "keeps its adapters: lora.rank is 2, not 3" in error(jaxgpt(*again, "--lora.rank", "3"))
-    assert "keeps its adapters: lora.targets is" in error(jaxgpt(*again, "--lora.targets", "c_attn"))
+    assert "keeps lora.rank: 2, not 3" in error(jaxgpt(*again, "--lora.rank", "3"))
+    assert "keeps lora.targets: " in error(jaxgpt(*again, "--lora.targets", "c_attn"))
     config = Path("run/config.json")
     config.write_text(config.read_text().replace('"rank": 2', '"rank": 3'))
     assert "its lora.rank is 2, the run's is 3" in error(jaxgpt(*again))
