@@ -10,7 +10,6 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import gguf
 import numpy as np
 from folders import LLAMA, OF_FAMILIES, SMALL, run_folder
 from mutations import HARD, Make, changed, changed_bytes, changed_json
@@ -19,10 +18,8 @@ from safetensors.numpy import save
 from jaxgpt.cli import COMMANDS
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.convert import gpt2
-from jaxgpt.convert.gguf import GgufWeights
 from jaxgpt.convert.models import FAMILIES
 from jaxgpt.data.cuts import LLAMA3
-from jaxgpt.data.tokenizer import byte_vocab
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.presets import preset
 
@@ -41,22 +38,10 @@ TOKENIZERS += [
     for byte_level in [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
 ]
 TOKENIZERS.append(
-    {
-        "version": "1.0",
-        "added_tokens": [
-            {
-                "id": 3,
-                "content": "<EOS>",
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": True,
-                "normalized": False,
-                "special": False,
-            }
-        ],
+    TOKENIZERS[0]
+    | {
         "normalizer": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
         "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True},
-        "post_processor": None,
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.5]]},
     }
@@ -164,70 +149,6 @@ VALUES = [
 ] + "adamw gelu true False 3 0.5 float32 1_000 0x10 \u0663 nan inf -inf a,b --".split()
 
 
-@lru_cache(maxsize=1)
-def _gguf() -> tuple[bytes, int]:
-    """Return a GGUF file of a tiny model with a tokenizer, and the size of its header."""
-    rng, tokens = np.random.default_rng(0), ["<|end|>", *byte_vocab(), "ab"]
-    D, V = 32, len(tokens)
-    shapes = {"token_embd": (V, D), "output_norm": (D,), "blk.0.attn_norm": (D,), "blk.0.ffn_norm": (D,)}
-    shapes |= {f"blk.0.attn_{part}": (D, D) for part in ("q", "output")} | {
-        f"blk.0.attn_{part}": (16, D) for part in "kv"
-    }
-    shapes |= {f"blk.0.ffn_{part}": (D, D) for part in ("gate", "up", "down")}
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "m.gguf"
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_block_count(1)
-        writer.add_context_length(16)
-        writer.add_embedding_length(D)
-        writer.add_feed_forward_length(D)
-        writer.add_head_count(2)
-        writer.add_head_count_kv(1)
-        writer.add_vocab_size(V)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("smollm")
-        writer.add_token_list(tokens)
-        writer.add_token_types([3] + [1] * (V - 1))
-        writer.add_token_merges(["a b"])
-        writer.add_eos_token_id(0)
-        writer.add_chat_template("{{ messages }}")
-        for name, shape in shapes.items():
-            values = rng.normal(0, 0.3, shape).astype(np.float32)
-            if name == "blk.0.ffn_up":
-                kind = gguf.GGMLQuantizationType.Q8_0
-                writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
-            else:
-                writer.add_tensor(f"{name}.weight", values)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path.read_bytes(), min(tensor.data_offset for tensor in GgufWeights(path).stored.values())
-
-
-def _gguf_header(rng: Random) -> bytes:
-    """Change the header, but not the data."""
-    data, size = _gguf()
-    return changed_bytes([data[:size]])(rng) + data[size:]
-
-
-def _gguf_number(rng: Random) -> bytes:
-    """Change a number, such as a count, a length, a type, a size or an offset."""
-    data, size = _gguf()
-    words = [i for i in range(4, size - 8) if data[i + 2 : i + 4] == b"\0\0"]  # most numbers are small
-    at, width = rng.choice(words), rng.choice([4, 8])
-    number = rng.choice(
-        [0, 1, 2, 5, 2**31, 2**32 - 1, rng.randrange(300), int.from_bytes(data[at : at + 4], "little") + 1]
-    )
-    number = rng.choice([number, 2**63, 2**64 - 1]) if width == 8 else number % 2**32
-    return data[:at] + number.to_bytes(width, "little") + data[at + width :]
-
-
-def _gguf_any(rng: Random) -> bytes:
-    return changed_bytes([_gguf()[0]])(rng)
-
-
 def _arguments(rng: Random) -> bytes:
     name = rng.choice(["train", *COMMANDS])
     words = [name] + ["runs/x"] * (rng.randrange(3) if name != "train" else 0)
@@ -244,7 +165,6 @@ MAKES: dict[str, tuple[Make, ...]] = {
     "hf_config": changed([gpt2.config_to_hf(SMALL), RECIPE], [*gpt2.config_to_hf(SMALL), "model_type", "n_ctx"]),
     "family_config": changed(CONFIGS_OF_FAMILIES, [*OPTIONS_OF_FAMILIES, *SCALED["rope_parameters"], "rope_scaling"]),
     "safetensors": (_lying_header, changed_bytes(SAFETENSORS)),
-    "gguf": (_gguf_header, _gguf_number, _gguf_any),
     "index": changed([INDEX_JSON], ["weight_map", "metadata", *TENSORS]),
     "token_file": (_token_header, changed_bytes(TOKEN_FILES)),
     "conversations": (_chat_lines, changed_bytes([b"\n".join(json.dumps(talk).encode() for talk in TALKS)])),

@@ -30,9 +30,7 @@ from jaxgpt.cli.parse import Settings, with_settings
 from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import INDEX, Weights
-from jaxgpt.convert.gguf import GgufWeights, read_tokenizer
-from jaxgpt.convert.models import FAMILIES, open_model, read_model
-from jaxgpt.convert.tensors import leaf_shapes
+from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import read_conversations
@@ -40,7 +38,6 @@ from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.data.tokens import open_tokens
 from jaxgpt.lm import load
-from jaxgpt.model.params import flatten_params
 from jaxgpt.presets import preset
 from jaxgpt.trainer.metrics import read_metrics
 
@@ -162,20 +159,6 @@ def safetensors(data: bytes) -> None:
         value = weights.read(name)
         assert value.shape == stored.shape
         assert np.isfinite(value).all()
-
-
-def gguf(data: bytes) -> None:
-    """A GGUF file: the weights have the shapes of the model and are finite; the tokenizer's ids are in its vocabulary."""
-    path = Path("model.gguf")
-    path.write_bytes(data)
-    model, params, _ = read_model(path)
-    leaves = flatten_params(params)
-    assert {name: leaf.shape for name, leaf in leaves.items()} == leaf_shapes(model)
-    assert all(np.isfinite(leaf).all() for leaf in leaves.values())
-    tokenizer = read_tokenizer(GgufWeights(path))
-    for text in PROBES:
-        ids = tokenizer.encode(text)
-        assert ((ids >= 0) & (ids < tokenizer.vocab_size)).all()
 
 
 def index(data: bytes) -> None:

@@ -1,0 +1,136 @@
+"""Forged files: headers, links, pickles, and ids outside the vocabulary. No code runs what it reads."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SMALL, hf_folder
+from helpers import jaxgpt, repository
+
+from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.convert.files import Weights
+from jaxgpt.data import open_data
+from jaxgpt.data.tokens import Tokens, open_tokens
+
+ENTRY = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
+LIES: list[dict[str, Any]] = [
+    {"data_offsets": [0, 10**15]},
+    {"data_offsets": [-4, 20]},
+    {"data_offsets": [20, 0]},
+    {"data_offsets": [4, 24]},
+    {"dtype": "F1024"},
+    {"shape": [2**40, 2**40]},
+    {"shape": [-5]},
+    {"shape": [5.0]},
+]
+
+
+def forged(header: dict[str, Any], length: int | None = None) -> bytes:
+    text = json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + b"\0" * 20
+
+
+def test_forged_headers(tmp_path: Path) -> None:
+    files = [forged({"x": ENTRY | lie}) for lie in LIES]
+    files += [forged({"x": ENTRY, "y": ENTRY}), forged({"x": ENTRY}, 2**62), forged({"x": ENTRY}, 10**8), b"\xff" * 8]
+    for data in files:
+        (tmp_path / "model.safetensors").write_bytes(data)
+        with pytest.raises(UserError, match="truncated or not a safetensors file"):
+            Weights(tmp_path / "model.safetensors")
+
+
+def test_links_out_of_the_folder_raise(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret.safetensors", hf_folder(tmp_path / "hf")
+    (folder / "model.safetensors").rename(secret)
+    (folder / "model.safetensors").symlink_to(secret)
+    result = jaxgpt("import", str(folder), "run")
+    assert result.code == 2
+    assert "is a link to" in result.err
+    assert "outside its folder" in result.err
+
+
+def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
+    ids = np.arange(5000, dtype="<u4") % 256
+    ids[4000] = 2**31 + 5
+    head = np.array([20240801, 7, len(ids)] + [0] * 253, "<i4").tobytes()
+    (tmp_path / "train.bin").write_bytes(head + ids.tobytes())
+    config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
+    with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 300"):
+        open_data(config)
+    with pytest.raises(UserError, match="id 300 is outside"):  # after the part that is checked when files are opened
+        Tokens([np.array([299, 300, 1])], 300).take(1, 2)
+    with pytest.raises(UserError, match="id -1 is outside"):
+        Tokens([np.array([299, -1, 1])]).take(0, 2)
+
+
+FILES = sorted((repository() / "jaxgpt").rglob("*.py"))
+UNSAFE_MODULES = set("pickle cPickle _pickle dill cloudpickle marshal shelve joblib yaml code".split())
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__", "breakpoint"}
+
+
+class Bomb:
+    """An object whose pickle writes a file when loaded."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("it-ran",)
+
+
+def pickled() -> bytes:
+    return pickle.dumps(Bomb())
+
+
+def torch_zip() -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled())
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(repository())))
+def test_no_code_runs_what_it_reads(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & UNSAFE_MODULES
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in UNSAFE_MODULES
+        elif isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            assert name not in UNSAFE_CALLS
+            assert not name.endswith((".loads", ".load")) or name in ("json.loads", "ocp.load", "np.load"), name
+            if name in ("np.load", "numpy.load"):
+                assert ("allow_pickle", False) in {(k.arg, ast.literal_eval(k.value)) for k in node.keywords}
+            if name == "importlib.import_module":
+                assert ast.unparse(node.args[0]).startswith(("f'jaxgpt.cli.", "'jaxgpt.", "_HOME[")), (
+                    "only our own names"
+                )
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "ckpt.pth", "weights.pkl"])
+@pytest.mark.parametrize("content", [pickled, torch_zip])
+def test_pickles_raise_without_being_opened(name: str, content: Any, tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path / "hf")
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(content())
+    result = jaxgpt("import", str(folder), "run")
+    assert (result.code, result.out) == (2, "")
+    assert f"{name} is a pickle, which can run code" in result.err
+    # The same under the name of another file type.
+    (folder / "model.safetensors").write_bytes(content())
+    assert jaxgpt("import", str(folder), "run").code == 2
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("start", [torch_zip(), bytes.fromhex("80028a0a6cfc9c46f920") + b"\0" * 100])
+def test_a_torch_file_is_not_a_token_file(start: bytes, tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(start + b"\0" * (len(start) % 2))
+    with pytest.raises(UserError, match="a PyTorch file"):
+        open_tokens(tmp_path / "train.bin")
