@@ -118,7 +118,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     Args:
         config: config of a run or preset; its `data`, `model.vocab_size` and `model.block_size` are used.
         tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or `data.tokenizer`.
-        progress: called with the number of bytes tokenized so far, and the total.
+        progress: called with the number of characters or bytes tokenized so far, and the total.
 
     Raises:
         UserError: if the data cannot be read, or has ids outside the vocabulary of the model.
