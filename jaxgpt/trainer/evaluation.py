@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
         tokens: number of predicted tokens, each counted once.
         ranking: mean loss over the windows common to all evaluations of a run, for comparing its checkpoints.
         deviations: `(sum - loss count) / mean(count)` of each window, `[windows]`; their standard error is `stderr`.
-        seconds: time that it took.
+        seconds: duration.
     """
 
     loss: float

@@ -152,8 +152,9 @@ def test_a_damaged_checkpoint_is_set_aside() -> None:
     resumed = run(small_run(), "out", resume=True, reporter=reporter)
     assert same_bits(resumed.state, straight.state)
     assert without_times(Path("out/metrics.jsonl")) == lines
-    [told] = reporter.notes
-    assert told.startswith("checkpoint 8 is not used: opt_state/")
+    damaged, resuming = reporter.notes
+    assert damaged.startswith("checkpoint 8 is not used: opt_state/")
+    assert resuming == "resuming from out/checkpoints/4 at step 4/8"
     assert Path("out/checkpoints/8.damaged").is_dir()
 
 
