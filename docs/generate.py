@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from jaxgpt.cli import COMMANDS, module_of
-from jaxgpt.cli.help import COMMON, Group, groups
-from jaxgpt.cli.parse import SECTIONS, Settings
+from cyclopts.argument import Argument
+
+from jaxgpt.cli import COMMANDS, command
+from jaxgpt.cli.parse import parser
 from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
-from jaxgpt.presets import PRESETS, command, preset
+from jaxgpt.presets import PRESETS, preset
+from jaxgpt.presets import command as train_command
 
 PAGE = Path(__file__).with_name("reference.md")
 COLUMNS = ("option", "value", "default", "meaning")
+KINDS = {int: "INT", float: "FLOAT", str: "STR"}
+SECTIONS = tuple(f"--{field.name}." for field in fields(Config) if field.name not in ("preset", "init_from"))
 ENVIRONMENT = """\
-The exit code is 0 for success, 1 for a failure, 2 for invalid arguments or input, and 75 for a training run \
-that was stopped before its last step. `jaxgpt --version` prints the version.
+`-h` or `--help` prints the help of a command, `--no-cache` disables the cache of compiled programs, and `jaxgpt --version`
+prints the version.
+
+The exit code is 0 for success, 1 for a failure, 2 for invalid usage or input, 75 for a run that was stopped before its
+last step, and 130 after Ctrl-C.
 
 | environment variable | meaning |
 |---|---|
-| `JAXGPT_CACHE` | folder of caches (compiled programs, token ids, downloads); default: `~/.cache/jaxgpt` |
+| `JAXGPT_CACHE` | directory of caches (compiled programs, token ids, downloads); default: `~/.cache/jaxgpt` |
 | `JAX_PLATFORMS=cpu` | use the CPU, although there is an accelerator |
 | `JAX_NUM_CPU_DEVICES=8` | simulate 8 devices on the CPU |"""
 
@@ -31,68 +41,46 @@ def reference() -> str:
 
 
 def _lines() -> Iterator[str]:
-    yield "# Reference"
-    yield ""
-    yield "Generated from the code by `python docs/generate.py`."
-    yield ""
-    yield "[Commands](#commands), [settings](#settings), [presets](#presets)"
-    yield ""
-    yield "## Commands"
-    yield ""
-    yield "Every command accepts the options in the first table. Options without a value in the second column are switches."
-    yield ""
-    yield from _table(Group("", "", COMMON))
-    yield ENVIRONMENT
-    yield ""
+    yield "# Reference\n\nGenerated from the code by `python docs/generate.py`.\n"
+    yield "[Commands](#commands), [settings](#settings), [presets](#presets)\n"
+    yield "## Commands\n"
+    yield "Options without a value in the second column are switches. The last part of a name is enough if it is"
+    yield "unambiguous: `--steps` means `--train.steps`.\n"
+    yield f"{ENVIRONMENT}\n"
     for name in COMMANDS:
-        described, cls = module_of(name).COMMAND, module_of(name).Args
-        takes_settings = issubclass(cls, Settings)
-        default = cls(**{section: getattr(Config(), section) for section in SECTIONS}) if takes_settings else None
-        yield f"### jaxgpt {name}"
-        yield ""
-        yield f"`{described.usage}`"
-        yield ""
-        yield described.about
-        yield ""
-        yield "```sh"
-        yield from described.examples
-        yield "```"
-        yield ""
-        for group in groups(cls, default):
-            rows = [row for row in group.rows if row not in COMMON]
-            if rows and not (takes_settings and group.title.removesuffix(" options") in SECTIONS):
-                yield f"{group.title.capitalize()}:"
-                yield ""
-                yield from _table(group._replace(rows=rows))
+        function = command(name)
+        app = parser(name, function)
+        arguments = [
+            each
+            for each in app.assemble_argument_collection(parse_docstring=True)
+            if each.show and not is_dataclass(each.hint)
+        ]
+        about, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0].partition("\n\njaxgpt ")
+        yield f"### jaxgpt {name}\n"
+        yield f"`{str(app.usage).removeprefix('Usage: ')}`\n"
+        yield f"{about}\n"
+        yield f"```sh\njaxgpt {examples}\n```\n"
+        takes_settings = any(each.names[0].startswith("--train.") for each in arguments)
+        yield from _table(each for each in arguments if not (takes_settings and each.names[0].startswith(SECTIONS)))
         if takes_settings:
-            yield "Also accepts all [settings](#settings)."
-            yield ""
-    yield "## Settings"
-    yield ""
-    yield "`--train.batch-size` is `batch_size` in the section `train` of `config.json`. Presets change the defaults."
-    yield ""
-    for group in groups(Config):
-        if group.title.removesuffix(" options") in SECTIONS:
-            yield f"### {group.title.removesuffix(' options')}"
-            yield ""
-            yield group.about
-            yield ""
-            yield from _table(group)
-    yield "## Presets"
-    yield ""
-    yield "Train a preset with `jaxgpt train PRESET`. The listed settings differ from the defaults above."
-    yield ""
+            yield "Also accepts all [settings](#settings).\n"
+    yield "## Settings\n"
+    yield "`--train.batch-size` is `batch_size` in the section `train` of `config.json`. Presets change the defaults.\n"
+    for section in SECTIONS:
+        yield f"### {section.strip('-.')}\n"
+        default = getattr(Config(), section.strip("-."))
+        yield f"{inspect.cleandoc(default.__doc__ or '').splitlines()[0]}\n"
+        yield from _table_of_settings(section, default)
+    yield "## Presets\n"
+    yield "Train a preset with `jaxgpt train PRESET`. The listed settings differ from the defaults above.\n"
     for name, each in PRESETS.items():
-        yield f"### `{name}`"
-        yield ""
-        yield each.about
-        yield ""
+        yield f"### `{name}`\n"
+        yield f"{each.about}\n"
         yield f"- parameters: {parameters:,}" if (parameters := size(name)) else f"- {BASE}"
-        yield f"- command: `{command(name)}`"
+        yield f"- command: `{train_command(name)}`"
         if each.expect:
             yield f"- result: {each.expect}"
-        yield f"- settings: {', '.join(_changes(name))}"
-        yield ""
+        yield f"- settings: {', '.join(_changes(name))}\n"
 
 
 def _changes(name: str) -> list[str]:
@@ -105,12 +93,60 @@ def _changes(name: str) -> list[str]:
     ]
 
 
-def _table(group: Group) -> Iterator[str]:
+def _table(arguments: Iterable[Argument]) -> Iterator[str]:
+    rows = [
+        (
+            each.names,
+            _kind(each.hint),
+            each.show_default if isinstance(each.show_default, str) else "",
+            each.parameter.help,
+        )
+        for each in arguments
+    ]
+    if rows:
+        yield from _rows(rows)
+
+
+def _table_of_settings(section: str, default: Any) -> Iterator[str]:
+    app = parser("train", command("train"))
+    of_section = [
+        each for each in app.assemble_argument_collection(parse_docstring=True) if each.names[0].startswith(section)
+    ]
+    values = [getattr(default, field.name) for field in fields(default)]
+    shown = [
+        "" if value in ("", ()) else f"{value:g}" if isinstance(value, float) else _word(value) for value in values
+    ]
+    yield from _rows(
+        (each.names, _kind(each.hint), value, each.parameter.help)
+        for each, value in zip(of_section, shown, strict=True)
+    )
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if isinstance(value, str) and value.strip() == value else repr(value)
+
+
+def _kind(hint: Any) -> str:
+    """Return the kind of a value; "" for a switch."""
+    if get_origin(hint) is Literal:
+        return f"{{{','.join(get_args(hint))}}}"
+    kinds = [KINDS.get(hint, "")] if not get_args(hint) else [_kind(each) for each in get_args(hint)]
+    kind = next(filter(None, kinds), "")
+    return f"{kind} ..." if get_origin(hint) is tuple else kind
+
+
+def _rows(rows: Iterable[tuple[Iterable[str], str, str, str | None]]) -> Iterator[str]:
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|---" * len(COLUMNS) + "|"
-    for row in group.rows:
-        flags = ", ".join(f"`{flag}`" for flag in row.flags.split(", "))
-        cells = (flags, row.kind and f"`{row.kind}`", row.default and f"`{row.default}`", row.meaning)
+    for names, kind, default, meaning in rows:
+        cells = (
+            ", ".join(f"`{name}`" for name in names),
+            kind and f"`{kind}`",
+            default and f"`{default}`",
+            meaning or "",
+        )
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -42,7 +44,9 @@ class Section:
     prefix = ""  # name in `config.json`; empty: named on the command line only, as in --top-k
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        cls: Any = type(self)
+        named = vars(sys.modules[cls.__module__])
+        hints = _hints(cls, tuple(named.get(str(each.type)) for each in fields(cls)))  # a program may extend a Literal
         for each in fields(self):
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name.replace("_", "-")
             limits = each.metadata.get("limits", Limits())
@@ -55,6 +59,11 @@ class Section:
         Raises:
             UserError: if they do not fit.
         """
+
+
+@lru_cache(maxsize=64)
+def _hints(cls: type, named: tuple[Any, ...]) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import io
 import json
 import math
@@ -19,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.cli import main
+from jaxgpt.cli import command, main
+from jaxgpt.cli.parse import run
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
@@ -171,6 +174,20 @@ def jaxgpt(*args: str) -> Result:
         except SystemExit as e:
             code = int(e.code or 0)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def parsed(name: str, *words: str) -> dict[str, Any]:
+    """Return what the function of a command would be called with; {} if help is printed instead."""
+    function, given = command(name), dict[str, Any]()
+
+    @functools.wraps(function)
+    def spy(*args: Any, **options: Any) -> None:
+        bound = inspect.signature(function).bind(*args, **options)
+        bound.apply_defaults()
+        given.update(bound.arguments)
+
+    run(name, spy, words)
+    return given
 
 
 def jaxgpt_process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -18,12 +18,12 @@ from unittest.mock import MagicMock
 
 import jax
 import pytest
-from helpers import TEXT, jaxgpt, repository
+from helpers import TEXT, jaxgpt, parsed, repository
 
 import jaxgpt as package
-from jaxgpt.cli import COMMANDS, module_of
-from jaxgpt.cli.parse import Settings, with_settings
-from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.cli import COMMANDS
+from jaxgpt.cli.settings import named_config, with_settings
+from jaxgpt.presets import PRESETS
 from jaxgpt.trainer.metrics import read_metrics
 
 ROOT = repository()
@@ -153,15 +153,14 @@ def parse(words: Words) -> None:
     words = tuple(word for word in words if word != "--help")  # which would print and exit
     name = " ".join(words[1:3]) if " ".join(words[1:3]) in COMMANDS else words[1]
     rest = words[1 + len(name.split()) :]
-    module = module_of(name)
     if not rest:  # only the name of the command
         return
-    arguments, given = module.COMMAND.read(module.Args, rest)
-    target = arguments[0] if arguments else ""
+    given = parsed(name, *rest)
     if name == "launch":
-        parse(("jaxgpt", *arguments))
-    elif issubclass(module.Args, Settings) and target in ("", *PRESETS) and not {"lora.rank", "init_from"} & set(given):
-        with_settings(module.Args, given, preset(target or DEFAULT))
+        parse(("jaxgpt", *given["command"]))
+    elif given.get("target", "") in ("", *PRESETS) and not given.get("init_from"):
+        settings = {name: value for name, value in given.get("settings", {}).items() if name != "lora.rank"}
+        with_settings(named_config(given.get("target", "")), settings)
 
 
 @pytest.mark.ci

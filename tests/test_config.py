@@ -7,13 +7,11 @@ from dataclasses import asdict, replace
 from typing import Literal
 
 import pytest
-from helpers import MODELS
+from helpers import MODELS, parsed
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxgpt.config
-from jaxgpt.cli.train import COMMAND as TRAIN
-from jaxgpt.cli.train import Args
 from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, from_json, to_json
 from jaxgpt.presets import PRESETS, preset
 
@@ -142,4 +140,4 @@ def test_a_program_may_add_names_of_functions(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(f"jaxgpt.config.{name}", Literal[getattr(jaxgpt.config, name), "mine"])
         config = Config(model=ModelConfig(**{setting: "mine"}))
         assert from_json(to_json(config)) == config
-        assert TRAIN.read(Args, [f"--model.{setting}", "mine"]) == ([""], {f"model.{setting}": "mine"})
+        assert parsed("train", f"--model.{setting}", "mine")["settings"] == {f"model.{setting}": "mine"}

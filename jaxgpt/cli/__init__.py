@@ -1,4 +1,4 @@
-"""The command line: one module per command, which parses the options, calls the library and prints."""
+"""The command line: one module per command, with a function of its name that `parse` turns into options and help."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import errno
 import importlib
 import io
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 
-from jaxgpt.config import UserError
-from jaxgpt.errors import TrainingFailed, short_repr
+from jaxgpt.errors import TrainingFailed, UserError, did_you_mean
 from jaxgpt.runtime import keep_compiled, tune_memory
 from jaxgpt.signals import INTERRUPTED, exit_on_second_signal
 
+# Exit codes; signals has UNFINISHED and INTERRUPTED.
+FAILED, BAD_INPUT = 1, 2  # the work failed; bad usage or input
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither bad input nor a bug
 NO_CACHE = {"--no-cache", "--no_cache"}
+HELP = ("-h", "--help", "help")
 
 COMMANDS = {
     "train": "train a model, or resume a run",
@@ -30,103 +31,96 @@ COMMANDS = {
     "data report": "describe a dataset, and compute baselines of its loss",
     "plot": "draw the losses of runs in one picture",
     "info": "print parameters, FLOPs and bytes of a run or preset",
-    "presets": "list the presets and the results to expect",
+    "presets": "list the presets with their expected results",
     "import": "convert a transformers or nanoGPT model to a run",
     "export": "convert a run to a transformers model",
     "verify": "check the numerical consistency of jaxgpt on this machine",
     "plan": "plan a run on hardware you do not have: memory, traffic, speed",
     "bench": "measure training and generation speed on this machine",
 }
-FILES = {  # commands whose names are not module names
-    "import": "import_",
-    "data prepare": "data_prepare",
-    "data report": "data_report",
-}
-USAGE = "usage: jaxgpt COMMAND [ARGUMENTS] [OPTIONS]\n\ncommands:\n"
-USAGE += "\n".join(f"  {name:12}  {about}" for name, about in COMMANDS.items())
-USAGE += """
-
-See jaxgpt COMMAND --help for the arguments and options of a command. Every
-command accepts --no-cache, which disables the cache of compiled programs.
-jaxgpt --version prints the version.
-"""
+USAGE = "\n".join(
+    [
+        "usage: jaxgpt COMMAND [ARGUMENTS] [OPTIONS]\n\ncommands:",
+        *(f"  {name:12}  {about}" for name, about in COMMANDS.items()),
+        "\njaxgpt COMMAND --help shows the arguments and options of a command.",
+        "--no-cache disables the cache of compiled programs, in every command.",
+        "jaxgpt --version prints the version.",
+    ]
+)
 
 
-def module_of(command: str) -> ModuleType:
-    """Import the module of a command, which defines `run` and `Args`, the dataclass of its options."""
-    return importlib.import_module(f"jaxgpt.cli.{FILES.get(command, command)}")
+def command(name: str) -> Callable[..., int | None]:
+    """Import the function of a command: `jaxgpt.cli.data_prepare.data_prepare` of "data prepare"."""
+    word = "import_" if name == "import" else name.replace(" ", "_")
+    function: Callable[..., int | None] = getattr(importlib.import_module(f"jaxgpt.cli.{word}"), word)
+    return function
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Returns:
-        Exit code: 0 success, 1 failure, 2 invalid usage or input.
-    """
-    args = list(sys.argv[1:] if argv is None else argv)
-    if args[:1] and args[0] in ("-h", "--help", "help"):
-        args = [*args[1:], "--help"] if args[1:2] and args[1] not in ("-h", "--help", "help") else []
+    """Run a command and return its exit code: 0 done, or one of the constants above."""
     try:
-        if not args:
-            print(USAGE, end="", flush=True)
-            return 0
-        if args[0] == "--version":
-            import jaxgpt
-
-            print(f"jaxgpt {jaxgpt.__version__}", flush=True)
-            return 0
-        words = 2 if " ".join(args[:2]) in COMMANDS else 1
-        name, rest = " ".join(args[:words]), args[words:]
-        if group := [command for command in COMMANDS if command.startswith(f"{name} ")]:
-            if rest[:1] in (["-h"], ["--help"]):
-                print("\n".join(f"{command:12}  {COMMANDS[command]}" for command in group), flush=True)
-                return 0
-            unknown = (
-                f"no command {short_repr(' '.join([name, rest[0]]))}" if rest else f"jaxgpt {name} is not complete"
-            )
-            raise UserError(f"{unknown}: use {' or '.join(group)}")
-        if name not in COMMANDS:
-            from jaxgpt.cli.suggest import unknown_command
-            from jaxgpt.presets import PRESETS
-
-            raise UserError(unknown_command(name, COMMANDS, PRESETS))
-        code: int = module_of(name).run(rest)
+        code = _run(list(sys.argv[1:] if argv is None else argv))
         if sys.stdout is not None:
             sys.stdout.flush()  # report a failed write here rather than when Python exits
         return code
     except UserError as e:
-        print(f"jaxgpt: {e}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # The reader closed the pipe (`jaxgpt sample ... | head`). That is no error, but nothing more can be printed.
+        return _fail(str(e), BAD_INPUT)
+    except BrokenPipeError:  # the reader has closed the pipe, as in `jaxgpt sample ... | head`
         sys.stdout = None  # type: ignore[assignment]
         return 0
     except KeyboardInterrupt:
-        print("jaxgpt: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _fail("interrupted", INTERRUPTED)
     except TrainingFailed as e:
-        print(f"jaxgpt: {e}", file=sys.stderr)
-        return 1
+        return _fail(str(e), FAILED)
+    except OSError as e:
+        if e.errno not in FULL:
+            raise
+        return _fail(f"cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", FAILED)
     except (RuntimeError, AssertionError) as e:
         if "jax" not in sys.modules:
             raise
         from jaxgpt.parallel.host import missing_platform
 
         if missing := missing_platform():
-            print(f"jaxgpt: {missing}", file=sys.stderr)
-            return 2
+            return _fail(missing, BAD_INPUT)
         if type(e).__name__ != "JaxRuntimeError":  # raised by XLA's compiler or a device
             raise
-        fix = "; the device is out of memory: lower train.microbatch, or use a smaller model" * (
-            "RESOURCE_EXHAUSTED" in str(e)
-        )
-        print(f"jaxgpt: XLA failed: {' '.join(str(e).split())[:300]}{fix}", file=sys.stderr)
-        return 1
-    except OSError as e:
-        if e.errno not in FULL:
-            raise
-        print(f"jaxgpt: cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", file=sys.stderr)
-        return 1
+        full = "; the device is out of memory: lower train.microbatch, or use a smaller model"
+        reason = " ".join(str(e).split())[:300]
+        return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
+
+
+def _run(args: list[str]) -> int:
+    if args[:1] and args[0] in HELP:
+        args = [*args[1:], "--help"] if args[1:2] and args[1] not in HELP else []
+    if not args:
+        print(USAGE)
+        return 0
+    if args[0] == "--version":
+        import jaxgpt
+
+        print(f"jaxgpt {jaxgpt.__version__}")
+        return 0
+    name = next((name for name in COMMANDS if args[: len(name.split())] == name.split()), "")
+    if name:
+        from jaxgpt.cli.parse import run
+
+        return run(name, command(name), args[len(name.split()) :])
+    group = [f"jaxgpt {name}" for name in COMMANDS if name.startswith(f"{args[0]} ")]
+    if group and set(args) & set(HELP):
+        print("\n".join(f"{each}: {COMMANDS[each.removeprefix('jaxgpt ')]}" for each in group))
+        return 0
+    from jaxgpt.presets import PRESETS
+
+    near = did_you_mean(args[0], COMMANDS)
+    if args[0] in PRESETS or group:
+        near = f" (did you mean {' or '.join(group or [f'jaxgpt train {args[0]}'])}?)"
+    raise UserError(f"unknown command {' '.join(args[: 2 if group else 1])!r}{near}; see jaxgpt --help")
+
+
+def _fail(reason: str, code: int) -> int:
+    print(f"jaxgpt: {reason}", file=sys.stderr)
+    return code
 
 
 def entry(*before: str) -> None:
@@ -140,11 +134,9 @@ def entry(*before: str) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
         sys.stdout.reconfigure(errors="backslashreplace")  # a sample may have characters that the terminal has not
     words = [*before, *sys.argv[1:]]
-    if NO_CACHE & set(words):
-        words = [word for word in words if word not in NO_CACHE]
-    else:
+    if not NO_CACHE & set(words):
         keep_compiled()
-    code = main(words)
+    code = main([word for word in words if word not in NO_CACHE])
     # Only commands that run in several processes import this. A process that failed does not wait for the others.
     if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
         join.leave(code)

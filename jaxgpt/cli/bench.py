@@ -2,51 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from jaxgpt.cli.info import flops_formula, with_vocab
-from jaxgpt.cli.parse import Command, Settings, print_json
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
+from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.config import Config, UserError
 
-COMMAND = Command(
-    "bench",
-    "PRESET|RUN",
+
+def bench(target: str, /, *, seconds: float = 5.0, decode: bool = True, json: Json = False, settings: Settings) -> int:
     """Measure training and generation speed on this machine, its peak rates, and where the time goes.
 
-Training steps use random token ids. The breakdown is the device time by kind of compiled instruction, from a profiler
-trace. MFU = tokens/s x (6 P + 12 L N H T) / peak, where peak is the rate of matrix products measured here in the run's
-compute dtype; with LoRA, 4 P + 2 A replaces 6 P. On a CPU, the peak is stored in the cache, and `jaxgpt train` then
-reports MFU.
+    Training steps use random token ids. The breakdown is the device time by kind of compiled instruction, from a profiler
+    trace. MFU = tokens/s x (6 P + 12 L N H T) / peak, where peak is the rate of matrix products measured here in the run's
+    compute dtype; with LoRA, 4 P + 2 A replaces 6 P. The memory limit of decoding assumes that each weight matrix is read
+    once per token at the measured bandwidth.
 
-The memory limit of decoding assumes that each weight matrix is read once per token at the measured bandwidth.""",
-    ["jaxgpt bench shakespeare", "jaxgpt bench runs/shakespeare --seconds 20", "jaxgpt bench gpt2 --no-decode --json"],
-)
+    jaxgpt bench shakespeare
+    jaxgpt bench runs/shakespeare --seconds 20
+    jaxgpt bench gpt2 --no-decode --json
 
-
-@dataclass(frozen=True)
-class Args(Settings):
-    seconds: float = 5.0  # measure training steps for this many seconds
-    decode: bool = True  # also measure generation
-    json: bool = False  # print one JSON object instead of text
-
-
-def run(args: Sequence[str]) -> int:
-    [target], parsed, config = COMMAND.parse_settings(Args, args)
-    if not 0 < parsed.seconds <= 3600:
-        raise UserError(f"--seconds must be above 0 and at most 3600, not {parsed.seconds:g}")
-    config = with_vocab(config)
+    Args:
+        target: preset or run
+        seconds: measure training steps for this many seconds
+        decode: also measure generation
+    """
+    config = with_vocab(with_settings(named_config(target), settings))
+    if not 0 < seconds <= 3600:
+        raise UserError(f"--seconds must be above 0 and at most 3600, not {seconds:g}")
     from jaxgpt.parallel import keep_memory, use_cores
 
     use_cores(config.mesh, model=config.model)
     keep_memory(config)
-    from jaxgpt.study.bench import bench
+    from jaxgpt.study import bench as measure
 
     with progress("starting") as activity:
-        results = {"name": target} | bench(config, parsed.seconds, parsed.decode, activity.stage)
-    if parsed.json:
+        results = {"name": target} | measure.bench(config, seconds, decode, activity.stage)
+    if json:
         print_json(results)
     else:
         print(report(config, results))

@@ -2,56 +2,58 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.parse import Command, note, print_json
+from jaxgpt.cli.output import note, print_json
+from jaxgpt.cli.parse import Checkpoint, Json, Seed, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.sample import check_seed
-from jaxgpt.config import SEED, MeshConfig, SamplingParams, UserError, settings_of
+from jaxgpt.config import SEED, MeshConfig, SamplingParams
+from jaxgpt.errors import UserError
 from jaxgpt.signals import stop_on_signal
 
 if TYPE_CHECKING:
     from jaxgpt.lm import Chat, Generation
 
-COMMAND = Command(
-    "chat",
-    "RUN",
-    "Chat with a model that has a chat template, such as an imported instruction-tuned model.",
-    [
-        "jaxgpt chat runs/smollm2",
-        'jaxgpt chat runs/smollm2 --system "Answer in one sentence." --temperature 0',
-        'jaxgpt chat runs/smollm2 --once "What is the capital of France?" --json',
-    ],
-)
 HELP = """/system TEXT  replace the system message
 /reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
 /quit         quit (or Ctrl-D); Ctrl-C stops an answer, and pressed twice quits"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Args(SamplingParams):
-    once: str = ""  # answer this message and exit
-    system: str = ""  # system message
-    max_new_tokens: int | None = None  # maximum length of an answer (default: 512, or fewer where the context ends)
-    stop: tuple[str, ...] = ()  # strings that end an answer and are not part of it
-    seed: int = SEED  # random seed of the first answer; it increases by 1 with each answer
-    weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
-    checkpoint: str = "best"  # best (lowest validation loss), last, or a step
-    json: bool = False  # with --once: print one JSON object instead of text
+def chat(
+    run: str,
+    /,
+    *,
+    once: str = "",
+    system: str = "",
+    max_new_tokens: int | None = None,
+    stop: tuple[str, ...] = (),
+    seed: Seed = SEED,
+    weights: Weights = "float32",
+    checkpoint: Checkpoint = "best",
+    json: Json = False,
+    sampling: SamplingParams,
+) -> int:
+    """Chat with a model that has a chat template, such as an imported instruction-tuned model.
 
+    jaxgpt chat runs/smollm2
+    jaxgpt chat runs/smollm2 --system "Answer in one sentence." --temperature 0
+    jaxgpt chat runs/smollm2 --once "What is the capital of France?" --json
 
-def run(args: Sequence[str]) -> int:
-    [target], parsed = COMMAND.parse(Args, args)
-    check_seed(parsed.seed)
-    if parsed.json and not parsed.once:
+    Args:
+        run: run with the model
+        once: answer this message and exit
+        system: system message
+        max_new_tokens: maximum length of an answer; by default 512, or fewer where the context ends
+        stop: strings that end an answer and are not part of it
+    """
+    if json and not once:
         raise UserError("--json prints the answer to one message: give it with --once TEXT")
 
     from jaxgpt.parallel import use_cores
@@ -60,30 +62,63 @@ def run(args: Sequence[str]) -> int:
     from jaxgpt.lm import Chat, load
 
     with progress("loading"):
-        lm = load(target, parsed.checkpoint, parsed.weights)
-    conversation = Chat(lm, _system(parsed.system))
-    return (_once if parsed.once else _talk)(target, conversation, parsed)
+        lm = load(run, checkpoint, weights)
+    conversation = Chat(lm, _system(system))
+
+    def answer(text: str, number: int = 0) -> Iterator[Any]:
+        key = (seed + number) % 2**32  # the seed increases by 1 with each answer
+        return conversation.answer(text, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, key=key)
+
+    if json:
+        print_json({"run": run} | _complete(conversation, answer(once)))
+    elif once:
+        _print(answer(once))
+    else:
+        _talk(run, conversation, answer)
+    return 0
 
 
-def _talk(target: str, conversation: Chat, args: Args) -> int:
-    if sys.stdin.isatty():
-        print(f"{target}: /help lists the commands", file=sys.stderr)
+def _talk(run: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> None:
+    terminal, answers = sys.stdin.isatty(), 0
+    if terminal:
+        print(f"{run}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
-    seed = args.seed
-    for line in _lines(sys.stdin.isatty()):
+    for line in _lines(terminal):
         try:
-            if line.startswith("/"):
-                if not _command(line, conversation):
-                    break
-            else:
-                _answer(conversation, line, args, seed)
-                seed += 1
+            if not line.startswith("/"):
+                _print(answer(line, answers))
+                answers += 1
+            elif not _command(line, conversation):
+                return
         except UserError as e:
-            if not sys.stdin.isatty():
+            if not terminal:
                 raise
             print(f"jaxgpt: {e}", file=sys.stderr)
-    return 0
+
+
+def _print(pieces: Iterator[Any]) -> None:
+    """Print an answer while it is generated. Ctrl-C stops it; the conversation keeps what has been printed."""
+    with stop_on_signal(notice="") as stop, closing(pieces):  # type: ignore[type-var]
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+            if stop.requested:
+                break
+    print(" [stopped]" if stop.requested else "", flush=True)
+
+
+def _complete(conversation: Chat, pieces: Iterator[Any]) -> dict[str, Any]:
+    began = time.perf_counter()
+    *_, last = pieces
+    done: Generation = last.done
+    return {
+        "messages": conversation.messages,
+        "answer": done.text,
+        "finish_reason": done.finish_reason,
+        "prompt_tokens": conversation.prompt_tokens,
+        "tokens": len(done.ids),
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def _system(text: str) -> list[dict[str, str]]:
@@ -138,48 +173,7 @@ def _save(name: str, conversation: Chat) -> None:
     if not name:
         raise UserError("/save needs a file name, as in /save chat.json")
     try:
-        write_atomically(Path(name), json.dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
+        write_atomically(Path(name), dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
     except OSError as e:
         raise UserError(f"cannot write {name}: {e.strerror}") from None
     note(f"saved {len(conversation.messages)} messages in {name}")
-
-
-def _settings(args: Args, seed: int) -> dict[str, Any]:
-    return {
-        "max_new_tokens": args.max_new_tokens,
-        "sampling": settings_of(SamplingParams, args),
-        "stop": args.stop,
-        "key": seed % 2**32,
-    }
-
-
-def _answer(conversation: Chat, text: str, args: Args, seed: int) -> None:
-    """Print the answer while it is generated. Ctrl-C stops it; the conversation keeps what has been printed."""
-    with stop_on_signal(notice="") as stop, closing(conversation.answer(text, **_settings(args, seed))) as pieces:
-        for piece in pieces:
-            print(piece.text, end="", flush=True)
-            if stop.requested:
-                break
-    print(" [stopped]" if stop.requested else "", flush=True)
-
-
-def _once(target: str, conversation: Chat, args: Args) -> int:
-    if not args.json:
-        _answer(conversation, args.once, args, args.seed)
-        return 0
-    began = time.perf_counter()
-    *_, last = conversation.answer(args.once, **_settings(args, args.seed))
-    done: Generation | None = last.done
-    assert done is not None
-    print_json(
-        {
-            "run": target,
-            "messages": conversation.messages,
-            "answer": done.text,
-            "finish_reason": done.finish_reason,
-            "prompt_tokens": conversation.prompt_tokens,
-            "tokens": len(done.ids),
-            "seconds": time.perf_counter() - began,
-        }
-    )
-    return 0

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from jaxgpt.cli.options import build
-from jaxgpt.cli.parse import Command, named_config, other_data, print_json
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import DataConfig, UserError, did_you_mean
+from jaxgpt.cli.settings import named_config, with_settings
+from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
-COMMAND = Command(
-    "data report",
-    "PRESET|RUN|PATH",
-    """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it: tokens, documents,
-repetitions, the overlap of validation with training, and baselines to compare a loss with.
-
-The baselines are the cross entropies of the held-out tokens under a uniform guess and under unigram, bigram and trigram
-models of the training tokens, and the size of the held-out text after gzip and xz, which have seen the end of the
-training text.""",
-    [
-        "jaxgpt data report shakespeare",
-        "jaxgpt data report my.txt --data.tokenizer bpe",
-        "jaxgpt data report FOLDER_OF_BIN_FILES --data.tokenizer gpt2 --json",
-    ],
-)
 SHOWN = 5  # files to print; --json has all
 
 
-@dataclass(frozen=True)
-class Args:
-    data: DataConfig = field(default_factory=lambda: preset(DEFAULT).data)
-    json: bool = False  # print one JSON object instead of text
+def data_report(target: str, /, *, json: Json = False, settings: Annotated[Settings, "data"]) -> int:
+    """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it.
 
+    It has tokens, documents, repetitions, the overlap of validation with training, and baselines to compare a loss with:
+    cross entropies of the held-out tokens under a uniform guess and under unigram, bigram and trigram models of the training
+    tokens, and the size of the held-out text after gzip and xz, which have seen the end of the training text.
 
-def run(args: Sequence[str]) -> int:
-    (target,), given = COMMAND.read(Args, args)
+    jaxgpt data report shakespeare
+    jaxgpt data report my.txt --data.tokenizer bpe
+    jaxgpt data report FOLDER_OF_BIN_FILES --data.tokenizer gpt2 --json
+
+    Args:
+        target: preset, run, or path of the data
+    """
     # A folder of text may hold a config.json of its own.
     is_run = target not in PRESETS and all(
         (Path(target) / f"{name}.json").is_file() for name in ("config", "tokenizer")
@@ -48,9 +40,9 @@ def run(args: Sequence[str]) -> int:
     elif Path(target).exists():
         base = preset(DEFAULT)
         base = replace(base, data=replace(base.data, path=target))
-        if "data.path" in given:
-            raise UserError(f"two paths: {target} and --data.path {given['data.path']}; leave one of them out")
-        if "data.mix" in given:
+        if "data.path" in settings:
+            raise UserError(f"two paths: {target} and --data.path {settings['data.path']}; leave one of them out")
+        if "data.mix" in settings:
             raise UserError(f"{target} and --data.mix both name the data: leave one of them out")
         if base.data.conversations:
             raise UserError(
@@ -60,15 +52,12 @@ def run(args: Sequence[str]) -> int:
     else:
         near = did_you_mean(target, PRESETS)
         raise UserError(f"no preset, run, file or folder {target!r}{near}; jaxgpt presets lists the presets")
-    if given.get("data.path") == "":
-        raise UserError("--data.path is empty: name a file or folder, or leave it out")
-    parsed = build(Args, given, Args(other_data(base.data, given)))
-    config = replace(base, data=parsed.data)
+    config = with_settings(base, settings)
 
     from jaxgpt.report.report import open_reported, report_on
 
     tokenizer = None
-    if is_run and "data.tokenizer" not in given:
+    if is_run and "data.tokenizer" not in settings:
         from jaxgpt.checkpoint.run import open_run
 
         tokenizer = open_run(Path(target)).tokenizer()
@@ -78,7 +67,7 @@ def run(args: Sequence[str]) -> int:
         reports = [report_on(part, activity) for part in data.parts or (data,)]
     weights = [weight for _, weight in config.data.sources]
     shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=True)]
-    if parsed.json:
+    if json:
         sources = [share | results for share, results in zip(shares, reports, strict=False)]
         print_json({"name": target} | ({"sources": sources} if sources else reports[0]))
         return 0

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict
 
-from jaxgpt.cli.parse import Command, print_json
-from jaxgpt.cli.sample import check_seed, say_where_it_begins
-from jaxgpt.config import SEED, MeshConfig, SamplingParams, UserError, settings_of
-
-COMMAND = Command(
-    "explain",
-    "RUN",
-    "Show how the next token is sampled: the tokens each filter removes, the remaining candidates, and the random number.",
-    [
-        "jaxgpt explain runs/shakespeare --prompt ROMEO:",
-        "jaxgpt explain runs/shakespeare --prompt ROMEO: --top-k 5 --temperature 0.5",
-        "jaxgpt explain runs/shakespeare --prompt ROMEO: --top-p 0.9 --show 20 --json",
-    ],
-)
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
+from jaxgpt.cli.sample import note_if_empty
+from jaxgpt.config import SEED, MeshConfig, SamplingParams, UserError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Args(SamplingParams):
-    prompt: str = ""  # text to continue; empty: start a new text
-    special: bool = False  # encode names of special tokens in the prompt, such as <|im_end|>, as their ids
-    seed: int = SEED  # random seed, as for jaxgpt sample
-    key: tuple[int, ...] = ()  # key to use instead of a seed, as printed by this command
-    show: int = 10  # number of most probable tokens to list
-    weights: Literal["float32", "bfloat16", "int8"] = "float32"  # precision of the weights in memory
-    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
-    json: bool = False  # print one JSON object instead of text
+def explain(
+    run: str,
+    /,
+    *,
+    prompt: str = "",
+    special: Special = False,
+    seed: Seed = SEED,
+    key: tuple[int, ...] = (),
+    show: int = 10,
+    weights: Weights = "float32",
+    checkpoint: Checkpoint = "best",
+    json: Json = False,
+    sampling: SamplingParams,
+) -> int:
+    """Show how the next token is sampled: the tokens each filter removes, the remaining candidates, and the random number.
 
+    jaxgpt explain runs/shakespeare --prompt ROMEO:
+    jaxgpt explain runs/shakespeare --prompt ROMEO: --top-k 5 --temperature 0.5
+    jaxgpt explain runs/shakespeare --prompt ROMEO: --top-p 0.9 --show 20 --json
 
-def run(args: Sequence[str]) -> int:
-    [target], parsed = COMMAND.parse(Args, args)
-    check_seed(parsed.seed)
-    sampling = settings_of(SamplingParams, parsed)
-    if parsed.show < 0:
-        raise UserError(f"--show must be at least 0, not {parsed.show}")
+    Args:
+        run: run with the model
+        prompt: text to continue; empty: start a new text
+        key: key to use instead of a seed, as printed by this command
+        show: number of most probable tokens to list
+    """
+    if show < 0:
+        raise UserError(f"--show must be at least 0, not {show}")
 
     from jaxgpt.parallel import use_cores
 
@@ -47,27 +45,28 @@ def run(args: Sequence[str]) -> int:
     import jax
     import numpy as np
 
-    from jaxgpt.lm import explain, load
+    from jaxgpt.lm import explain as explain_token
+    from jaxgpt.lm import load
     from jaxgpt.lm.text import TextStream
     from jaxgpt.prompts import encode_prompt
 
-    lm = load(target, parsed.checkpoint, parsed.weights)
-    say_where_it_begins(lm.tokenizer, [parsed.prompt])
-    key: int | jax.Array = parsed.seed
-    if parsed.key:
+    lm = load(run, checkpoint, weights)
+    note_if_empty(lm.tokenizer, [prompt])
+    random: int | jax.Array = seed
+    if key:
         words = jax.random.key_data(jax.random.key(0)).size
-        if len(parsed.key) != words or not all(0 <= word < 2**32 for word in parsed.key):
+        if len(key) != words or not all(0 <= word < 2**32 for word in key):
             raise UserError(
-                f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by jaxgpt explain, not {parsed.key}"
+                f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by jaxgpt explain, not {key}"
             )
-        key = jax.random.wrap_key_data(jax.numpy.array([parsed.key], jax.numpy.uint32))
-    encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, parsed.prompt, parsed.special)
-    choice = explain(lm, encoded.ids, key=key, **asdict(sampling))
+        random = jax.random.wrap_key_data(jax.numpy.array([key], jax.numpy.uint32))
+    encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
+    choice = explain_token(lm, encoded.ids, key=random, **asdict(sampling))
 
     def text_of(token: int) -> str:
         return TextStream(lm.tokenizer.decode, 1, prompt=encoded.text_ids).add([token])
 
-    top = np.argsort(-choice.probability_V, kind="stable")[: parsed.show]
+    top = np.argsort(-choice.probability_V, kind="stable")[:show]
     candidates = [
         {"id": int(i), "text": text_of(int(i)), "probability": float(choice.probability_V[i])}
         for i in top
@@ -78,10 +77,10 @@ def run(args: Sequence[str]) -> int:
         "text": text_of(choice.token),
         "probability": float(choice.probability_V[choice.token]),
     }
-    if parsed.json:
+    if json:
         result = {
-            "run": target,
-            "prompt": parsed.prompt,
+            "run": run,
+            "prompt": prompt,
             "key": choice.key,
             "stages": [stage._asdict() for stage in choice.stages],
             "candidates": candidates,

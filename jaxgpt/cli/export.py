@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.output import print_facts, print_json
+from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig
 
-COMMAND = Command(
-    "export",
-    "RUN DIR",
-    "Convert a run and its tokenizer to a directory that transformers loads with from_pretrained.",
-    [
-        "jaxgpt export runs/shakespeare exported",
-        "jaxgpt export runs/shakespeare exported --checkpoint last",
-        "jaxgpt export runs/lora adapter --adapter  # a PEFT adapter; without --adapter, the merged model",
-    ],
-)
 
+def export(
+    run: str, directory: str, /, *, adapter: bool = False, checkpoint: Checkpoint = "best", json: Json = False
+) -> int:
+    """Convert a run and its tokenizer to a directory that transformers loads with from_pretrained.
 
-@dataclass(frozen=True)
-class Args:
-    adapter: bool = False  # write the adapters of a LoRA run for PEFT, without their base, instead of the merged model
-    checkpoint: str = "best"  # checkpoint to load: best (lowest validation loss), last, or a step
-    json: bool = False  # print one JSON object instead of text
+    jaxgpt export runs/shakespeare exported
+    jaxgpt export runs/shakespeare exported --checkpoint last
+    jaxgpt export runs/lora adapter --adapter  # a PEFT adapter; without --adapter, the merged model
 
-
-def run(args: Sequence[str]) -> int:
-    [source, target], parsed = COMMAND.parse(Args, args)
-
+    Args:
+        run: run to convert
+        directory: directory to write
+        adapter: write the adapters of a LoRA run for PEFT, without their base, instead of the merged model
+    """
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=1))
@@ -41,14 +34,18 @@ def run(args: Sequence[str]) -> int:
 
     try:
         with progress("exporting"):
-            done = (export_adapter if parsed.adapter else export_model)(source, Path(target), parsed.checkpoint)
+            done = (export_adapter if adapter else export_model)(run, Path(directory), checkpoint)
     except RuntimeError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1
-    if parsed.json:
-        print_json({"run": source, "directory": target} | asdict(done))
-        return 0
-    print(f"{source}: {done.family}, {done.parameters:,} parameters")
-    print(f"largest difference in logits after reading it back: {done.max_logit_change:.1e}")
-    print(f"directory: {target}")
+    if json:
+        print_json({"run": run, "directory": directory} | asdict(done))
+    else:
+        print_facts(
+            {
+                run: f"{done.family}, {done.parameters:,} parameters",
+                "directory": directory,
+                "largest difference in logits after reading it back": f"{done.max_logit_change:.1e}",
+            }
+        )
     return 0

@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.parse import Command, named_config, print_json
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Json
+from jaxgpt.cli.settings import named_config
 from jaxgpt.config import Config
 from jaxgpt.presets import PRESETS
 
 if TYPE_CHECKING:
     from jaxgpt.data import Tokenizer
 
-COMMAND = Command(
-    "info",
-    "RUN|PRESET",
-    "Print the number of parameters of each module, FLOPs per token, and bytes of parameters, gradients and optimizer state.",
-    ["jaxgpt info gpt2", "jaxgpt info runs/shakespeare", "jaxgpt info gpt2 --json"],
-)
 
+def info(target: str, /, *, json: Json = False) -> int:
+    """Print the number of parameters of each module, FLOPs per token, and bytes of parameters, gradients and optimizer state.
 
-@dataclass(frozen=True)
-class Args:
-    json: bool = False  # print one JSON object instead of text
+    jaxgpt info gpt2
+    jaxgpt info runs/shakespeare
+    jaxgpt info gpt2 --json
 
-
-def run(args: Sequence[str]) -> int:
-    [target], parsed = COMMAND.parse(Args, args)
+    Args:
+        target: preset or run
+    """
     config = with_vocab(named_config(target))
     results, lora = describe(config), config.lora
     if target not in PRESETS:
         from jaxgpt.checkpoint.run import open_run
 
         results["special_tokens"] = special_tokens(open_run(Path(target)).tokenizer())
-    if parsed.json:
+    if json:
         print_json({"name": target} | results)
         return 0
     print(f"{target}: {results['parameters']:,} parameters")

@@ -10,46 +10,49 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
-from jaxgpt.cli.parse import Command, command_line, note
-from jaxgpt.config import DistributedConfig, UserError
+from cyclopts import Parameter
+
+from jaxgpt.cli.output import command_line, note
+from jaxgpt.errors import UserError
+from jaxgpt.settings import Section, setting
 from jaxgpt.signals import SIGNALS, UNFINISHED
 
-COMMAND = Command(
-    "launch",
-    "train ...",
-    "Train in several processes on this machine. Arguments after `train` are passed to jaxgpt train.",
-    [
-        "jaxgpt launch --processes 2 train shakespeare",
-        "jaxgpt launch --processes 4 --devices-per-process 2 train llama-tiny --mesh.fsdp 8 --mesh.data 1",
-        "jaxgpt launch --processes 2 train --resume --out runs/shakespeare",
-    ],
-)
 STDERR_LINES = 200  # lines of standard error to keep per process
 SLACK = 10  # seconds after the heartbeat timeout before the remaining processes are killed
 
 
 @dataclass(frozen=True)
-class Args:
-    processes: int = 2  # number of processes
-    devices_per_process: int = 0  # CPU devices per process; 0: an equal share of the cores
-    address: str = "127.0.0.1"  # address process 0 listens on; connections are not authenticated
-    heartbeat_seconds: int = DistributedConfig.heartbeat_seconds  # abort if a process is silent for this many seconds
+class Processes(Section):
+    """Processes to start."""
+
+    processes: int = setting(2, "number of processes", 1, 4096)
+    devices_per_process: int = setting(0, "CPU devices per process; 0: an equal share of the cores", 0, 4096)
+    address: str = setting("127.0.0.1", "address that process 0 listens on; connections are not authenticated")
+    heartbeat_seconds: int = setting(30, "abort if a process is silent for this many seconds", 2, 86400)
 
 
-def run(args: Sequence[str]) -> int:
-    command, parsed = COMMAND.parse(Args, args)
-    for name, low, high in (("processes", 1, 4096), ("devices_per_process", 0, 4096), ("heartbeat_seconds", 2, 86400)):
-        if not low <= getattr(parsed, name) <= high:
-            flag = name.replace("_", "-")
-            raise UserError(f"--{flag} must be at least {low} and at most {high}, not {getattr(parsed, name)}")
-    with _port(parsed.address) as port:
-        fleet = _Fleet(parsed, [*command, "--distributed.coordinator", f"{parsed.address}:{port}"])
+def launch(*command: Annotated[str, Parameter(allow_leading_hyphen=True)], options: Processes) -> int:
+    """Train in several processes on this machine.
+
+    jaxgpt launch --processes 2 train shakespeare
+    jaxgpt launch --processes 4 --devices-per-process 2 train llama-tiny --mesh.fsdp 8 --mesh.data 1
+    jaxgpt launch --processes 2 train --resume --out runs/shakespeare
+
+    Args:
+        command: train, and its arguments and options
+    """
+    if command[:1] != ("train",):
+        raise UserError(
+            f"expected train, not {' '.join(command[:1])!r}; as in jaxgpt launch --processes 2 train PRESET"
+        )
+    with _port(options.address) as port:
+        fleet = _Fleet(options, [*command, "--distributed.coordinator", f"{options.address}:{port}"])
     return fleet.wait()
 
 
@@ -67,7 +70,7 @@ def _port(address: str) -> Iterator[int]:
 class _Fleet:
     """The processes. Each stops when its standard input closes, that is, when this process ends for whatever reason."""
 
-    def __init__(self, args: Args, command: list[str]) -> None:
+    def __init__(self, args: Processes, command: list[str]) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.environment = {"JAX_NUM_CPU_DEVICES": str(max(cores // args.processes, 1))} | os.environ
         if args.devices_per_process:

@@ -1,214 +1,206 @@
-"""Code shared by all commands: usage, arguments, options, help, and printing."""
+"""Commands are functions, parsed by cyclopts: the signature declares arguments and options, the docstring is the help.
+
+Parameters before `/` are arguments, the others options. A `Section` stands for the options of its fields, and `Settings` for
+all settings of a run, `--train.steps` or, where the last part is unambiguous, `--steps`.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any, TypeVar
+import inspect
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import field, fields, is_dataclass, make_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from jaxgpt.cli.help import help_text, wrap
-from jaxgpt.cli.options import HELP, build, options, read
-from jaxgpt.cli.suggest import unknown_option
-from jaxgpt.config import Config, DataConfig, LoraConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
-from jaxgpt.config import did_you_mean as did_you_mean
+from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
+from cyclopts.validators import Number
+
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.settings import Section
 
-T = TypeVar("T")
+Json = Annotated[bool, Parameter(help="print one JSON object instead of text", negative=())]
+Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
+Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
+Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
+Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
 
-
-@dataclass(frozen=True)
-class Settings:
-    """The sections of a config. Base class of the options of commands that take a whole config."""
-
-    model: ModelConfig
-    data: DataConfig
-    optim: OptimConfig
-    train: TrainConfig
-    mesh: MeshConfig
-    lora: LoraConfig
-
-
-S = TypeVar("S", bound=Settings)
-SECTIONS = tuple(field.name for field in fields(Settings))
-
-
-@dataclass(frozen=True)
-class Command:
-    """One of the commands of `jaxgpt`.
-
-    Attributes:
-        name: as in `jaxgpt NAME`.
-        arguments: names of the positional arguments, optional ones in brackets; a word in lower case stands for itself. `...`
-            at the end: one or more of the last argument; after a word in lower case, all arguments from this word on.
-        about: description for the help.
-        examples: example command lines for the help.
-    """
-
-    name: str
-    arguments: str
-    about: str
-    examples: Sequence[str]
-
-    @property
-    def usage(self) -> str:
-        rest = self._rest
-        parts = ("jaxgpt", self.name, "[OPTIONS]" * rest, self.arguments, "[OPTIONS]" * (not rest))
-        return " ".join(filter(None, parts))
-
-    def read(self, cls: type, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-        """Parse the command line. With -h or --help, print the help and exit.
-
-        Args:
-            cls: dataclass of the options.
-            args: arguments after the name of the command.
-
-        Returns:
-            Positional arguments ("" for a missing optional one), and the values of the given options by dotted name.
-
-        Raises:
-            UserError: an unknown option, a value of the wrong type, or a missing or unexpected argument.
-            SystemExit: after printing the help.
-        """
-        flags = [flag for option in options(cls) for flag in option.flags]
-        names = self.arguments.removesuffix(" ...").split()
-        expected, rest = sys.maxsize if self.arguments.endswith("...") else len(names), list[str]()
-        if self._rest:
-            at = args.index(names[0]) if names[0] in args else len(args)
-            expected, args, rest = 0, args[:at], list(args[at:])
-        if any(word in HELP for word in args):
-            print(self._help(cls, args), flush=True)
-            raise SystemExit(0)
-        arguments, given = read(cls, args, lambda flag: unknown_option(flag, flags, self.name))
-        if len(arguments) > expected:
-            raise UserError(f"unexpected argument {arguments[expected]!r} (usage: {self.usage})")
-        arguments += rest
-        for name, word in zip(names, arguments, strict=False):
-            if name.islower() and word != name:
-                raise UserError(f"expected {name!r}, not {word!r} (usage: {self.usage})")
-        for name in names[len(arguments) :]:
-            if not name.startswith("["):
-                taken = [
-                    option.replace("_", "-") for option, value in given.items() if isinstance(value, tuple) and value
-                ]
-                hint = f"put it before --{taken[-1]}, which takes several values; " if taken else ""
-                raise UserError(f"missing argument: {name} ({hint}usage: {self.usage})")
-        return arguments + [""] * (len(names) - len(arguments)), given
-
-    def parse(self, cls: type[T], args: Sequence[str]) -> tuple[list[str], T]:
-        """Parse the positional arguments, and the options into a `cls`.
-
-        Raises:
-            UserError, SystemExit: as `read`; UserError if a check of `cls` fails.
-        """
-        arguments, given = self.read(cls, args)
-        return arguments, build(cls, given)
-
-    def parse_settings(self, cls: type[S], args: Sequence[str]) -> tuple[list[str], S, Config]:
-        """Parse the positional arguments, and the options into a `cls` and a config.
-
-        The options change the config of the preset or run named by the first argument, or of the default preset.
-
-        Raises:
-            UserError, SystemExit: as `parse`; UserError if there is no such preset or run.
-        """
-        arguments, given = self.read(cls, args)
-        return arguments, *with_settings(cls, given, named_config(arguments[0] or DEFAULT))
-
-    @property
-    def _rest(self) -> bool:
-        """Whether the command accepts all arguments from a word on."""
-        return self.arguments.endswith("...") and self.arguments.split()[0].islower()
-
-    def _help(self, cls: type, words: Sequence[str]) -> str:
-        paragraphs, default = self.about.split("\n\n"), None
-        if issubclass(cls, Settings):
-            name = next((word for word in words if word in PRESETS), DEFAULT)
-            paragraphs.append(f"Defaults are those of the preset {name}: {PRESETS[name].about}")
-            paragraphs.append(f"Presets: {', '.join(PRESETS)}")
-            default = _instance(cls, preset(name))
-        about = "\n\n".join("\n".join(wrap(" ".join(text.split()))) for text in paragraphs)
-        examples = "\n".join(f"  {example}" for example in self.examples)
-        return f"usage: {self.usage}\n\n{about}\n\nexamples:\n{examples}\n\n{help_text(cls, default)}"
+SWITCH = ("true", "false")
+PEERS = {  # options of other programs
+    "lr": "--optim.learning-rate",
+    "optimizer": "--optim.name",
+    "max-iters": "--train.steps",
+    "max-steps": "--train.steps",
+    "epochs": "--train.steps",
+    "eval-interval": "--train.eval-every",
+    "dtype": "--train.compute-dtype",
+    "context-length": "--model.block-size",
+    "out-dir": "--out",
+    "output-dir": "--out",
+    "max-tokens": "--max-new-tokens",
+    "data": "--data.path",
+}
 
 
-def with_settings(cls: type[S], given: dict[str, Any], base: Config) -> tuple[S, Config]:
-    """Apply options to a config.
+class Settings(dict[str, Any]):
+    """Settings given on the command line, by dotted name: `{"train.steps": 10}`."""
+
+
+def run(name: str, command: Callable[..., int | None], words: Sequence[str]) -> int:
+    """Call a command with the words of a command line, or print its help.
 
     Raises:
-        UserError: an invalid value.
+        UserError: if an option or argument is unknown, missing or invalid.
     """
-    rank = given.get("lora.rank")
-    if isinstance(rank, int) and rank < 1:
-        raise UserError(f"--lora.rank must be at least 1, not {rank}: leave it out to train all weights")
-    base = replace(base, data=other_data(base.data, given))
-    parsed = build(cls, given, _instance(cls, base))
-    config = replace(base, **{name: getattr(parsed, name) for name in SECTIONS})
-    if config.lora.rank:
-        from jaxgpt.convert.peft import resolve_targets
-
-        config = replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
-    return parsed, config
+    app = parser(name, command, next((word for word in words if word in PRESETS), DEFAULT))
+    if name == "launch" and "train" in words:  # all that follows belongs to train
+        words = [*words[: words.index("train")], "--", *words[words.index("train") :]]
+    if {"-h", "--help"} & set(words[: words.index("--")] if "--" in words else words):
+        app.help_print([])
+        return 0
+    return bind(app, words)() or 0
 
 
-def other_data(data: DataConfig, given: dict[str, Any]) -> DataConfig:
-    """Drop the path of a preset or run if a mixture is given instead, or its mixture if a path is.
+def bind(app: App, words: Sequence[str]) -> Callable[[], int | None]:
+    """Return the call of a command with the words of a command line.
 
     Raises:
-        UserError: an option names no data.
+        UserError: as `run`.
     """
-    if given.get("data.mix") == ():
-        raise UserError("--data.mix is empty: give paths and weights, such as --data.mix web=0.7 code=0.3")
-    if "data.path" in given:
-        return data if "data.mix" in given else replace(data, mix=())
-    return replace(data, path="") if "data.mix" in given else data
-
-
-def _instance(cls: type[S], base: Config) -> S:
-    return cls(**{name: getattr(base, name) for name in SECTIONS})
-
-
-def named_config(target: str) -> Config:
-    """Return the config of a preset or of a run. A preset's name means the preset, and a note says so if there is such a path.
-
-    Raises:
-        UserError: there is no such preset or run.
-    """
-    if target in PRESETS:
-        if Path(target).exists():
-            note(f"{target} is the preset: for the file or folder of this name, write ./{target}")
-        return preset(target)
-    if not Path(target).exists():
-        raise UserError(f"no preset or run {target!r}{did_you_mean(target, PRESETS)}; jaxgpt presets lists the presets")
-    from jaxgpt.checkpoint.run import open_run
-
-    return open_run(Path(target)).config()
-
-
-def command_line(*words: str) -> str:
-    """Quote a jaxgpt command for a shell."""
-    return shlex.join(["jaxgpt", *words])
-
-
-def path_word(path: Path) -> str:
-    """Write a path so that it is not parsed as an option."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
-
-
-def print_json(value: dict[str, Any] | list[Any]) -> None:
-    """Print one JSON object on standard output."""
-    print(json.dumps(value, allow_nan=False))
-
-
-def note(text: str) -> None:
-    """Print a line on standard error, which keeps it out of machine-readable output."""
+    arguments = [each for each in app.assemble_argument_collection() if not is_dataclass(each.hint)]
+    names = [name for argument in arguments for name in argument.names]
     try:
-        print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
-    except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt train 2>&1 | head`; keep working
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stderr.fileno())
-        os.close(null)
+        command, bound, _ = app.parse_args(spell(words, names), exit_on_error=False, print_error=False)
+    except CycloptsError as e:
+        raise UserError(f"{' '.join(str(e).split()).rstrip('.')} (see {app.name[0]} --help)") from None
+    return lambda: command(*bound.args, **bound.kwargs)
+
+
+def spell(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Write options in full, and as `--name=value` if the value begins with a hyphen or turns a switch on or off.
+
+    Raises:
+        UserError: if a part of a name is ambiguous, or the option is known from a different program.
+    """
+    left, done = list(words), list[str]()
+    while left and left[0] != "--":
+        option = re.fullmatch(r"(--[A-Za-z][^\s=]*)(=.*)?", word := left.pop(0), re.DOTALL)
+        if option and not option[2] and left and (left[0].lower() in SWITCH or re.match(r"-(?!-\w|-$)", left[0])):
+            done.append(f"{_full_name(option[1], names)}={left.pop(0)}")
+        else:
+            done.append(_full_name(option[1], names) + (option[2] or "") if option else word)
+    return done + left
+
+
+def _full_name(name: str, names: Collection[str]) -> str:
+    name = name.replace("_", "-")
+    if name in names:
+        return name
+    if PEERS.get(name[2:]) in names:
+        raise UserError(f"unknown option {name} (did you mean {PEERS[name[2:]]}?)")
+    if section := [full for full in names if full.startswith(f"{name}.")]:
+        raise UserError(f"{name} is a section of settings: add the name of one, such as {section[0]}")
+    same = [full for full in names if full.rpartition(".")[2] == name[2:]]
+    if len(same) > 1:
+        raise UserError(f"{name} is ambiguous: use {' or '.join(same)}")
+    return same[0] if same else name
+
+
+def parser(name: str, command: Callable[..., Any], shown: str = DEFAULT) -> App:
+    """Return the cyclopts app of a command.
+
+    Args:
+        name: name of the command, such as "data prepare".
+        command: function of the command.
+        shown: preset that provides the defaults in the help.
+    """
+    hints, signature = get_type_hints(command, include_extras=True), inspect.signature(command)
+    sections: dict[str, Any] = {}
+    parameters = []
+    for each in signature.parameters.values():
+        hint = hints[each.name]
+        kind: Any
+        kind, *details = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if isinstance(kind, type) and issubclass(kind, (Settings, Section)):
+            sections[each.name] = kind
+            base: Any = preset(shown) if kind is Settings else kind()
+            cls = _optional(base, [detail for detail in details if isinstance(detail, str)])
+            prefix = "*" if kind is Settings or not base.prefix else f"--{base.prefix}"
+            each = each.replace(annotation=Annotated[cls, Parameter(name=prefix)], default=cls())
+        else:
+            switch = Parameter(negative=() if each.default is False else None)
+            each = each.replace(annotation=Annotated[hint, switch, _details(kind, each.default)])
+        parameters.append(each)
+
+    def call(*args: Any, **options: Any) -> Any:
+        for parameter, kind in sections.items():
+            options[parameter] = kind(**_given(options.get(parameter)))
+        return command(*args, **options)
+
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    call.__doc__ = command.__doc__
+    arguments = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
+    words = [each.name.upper() if each.default is each.empty else f"[{each.name.upper()}]" for each in arguments]
+    app = App(
+        name=f"jaxgpt {name}",
+        usage=" ".join(["Usage: jaxgpt", name, *words, "[OPTIONS]"]),
+        help_format="plaintext",
+        help_flags=[],
+        version_flags=[],
+        default_parameter=Parameter(consume_multiple=True, negative_iterable=(), allow_repeating=True),
+    )
+    app.default(call)
+    return app
+
+
+def _optional(base: Any, sections: Collection[str] = ()) -> type:
+    """Return a dataclass with the fields of `base`, all None by default. The help shows the values of `base` as defaults.
+
+    Args:
+        base: an instance of a `Section`.
+        sections: sections of a config to include; empty: all.
+    """
+    hints, members = get_type_hints(type(base)), list[Any]()
+    about = inspect.cleandoc(base.__doc__ or "").split("\n")[0]
+    group = Group.create_ordered((base.prefix or type(base).__name__.removesuffix("Params")).capitalize(), about)
+    for each in fields(base):
+        value, hint = getattr(base, each.name), hints[each.name]
+        if is_dataclass(value):
+            inner = _optional(value)
+            if not sections or each.name in sections:
+                members.append((each.name, inner, field(default_factory=inner)))
+        elif not isinstance(base, Config):
+            help_ = Parameter(help=each.metadata["help"], group=group)
+            members.append((each.name, Annotated[hint | None, help_, _details(hint, value)], None))
+    made = make_dataclass(type(base).__name__, members, frozen=True)
+    made.__module__ = __name__  # cyclopts does not expand classes of the module `types`
+    return made
+
+
+def _given(twin: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the fields that are not None, by dotted name."""
+    found: dict[str, Any] = {}
+    for each in fields(twin) if twin else ():
+        value = getattr(twin, each.name)
+        found |= _given(value, f"{each.name}.") if is_dataclass(value) else {prefix + each.name: value}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _details(kind: Any, default: Any) -> Parameter:
+    """Return how an option is converted, and how its default is shown: as on the command line, unless it is empty or off."""
+    shown = default if isinstance(default, str) and default.strip() == default else repr(default)
+    hidden = default in ("", (), None, False) or default is inspect.Parameter.empty
+    whole = int in (kind, *get_args(kind))
+    return Parameter(
+        show_default=not hidden and (shown.lower() if default is True else shown), converter=_whole if whole else None
+    )
+
+
+def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert integers strictly: cyclopts rounds 1.5."""
+    for token in tokens:
+        if not re.fullmatch(r"[+-]?\d+", token.value):
+            raise ValueError(f"{token.value!r} is not an integer")
+    return convert(kind, tokens)

@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import Command, Settings, print_json
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
+from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.config import Config, MeshConfig, UserError
 
 if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost
     from jaxgpt.plan.topology import Topology
 
-COMMAND = Command(
-    "plan",
-    "PRESET|RUN",
-    """Plan a run on hardware you do not have: memory per device, communication, and an upper bound on speed. Nothing
-is executed.
-
-The first table is an estimate. If libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed), the
-training step is also compiled for the topology, and a second table shows the compiler's numbers. The exit code is 1 if
-the run does not fit.
-
-The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs are computed from
-the model; memory traffic is the compiler's count of operands and results, including those that stay on the chip;
-communication is read from the compiled program.
-
-A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1, h100:8 and h200:8 (estimate only); or
-the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip).""",
-    [
-        "jaxgpt plan gpt2 --topology v5e-8",
-        "jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1",
-        "jaxgpt plan runs/shakespeare --topology h100:8 --estimate",
-    ],
-)
 
 HOPELESS = 2  # do not compile if the estimate exceeds the available memory by this factor
 CLOSE = 0.45  # fraction of the memory from which to advise compiling: programs needed up to twice their estimate
@@ -46,32 +26,64 @@ PROGRAMS = {"train": "training step", "decode": "sampler"}
 UNITS = {"train": "step", "decode": "token of each row"}
 
 
-@dataclass(frozen=True)
-class Args(Settings):
-    topology: str = ""  # chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
-    slices: int = 1  # number of slices, connected by the data center network
-    decode: bool = False  # also plan a decoding step: one token for each row of a microbatch, with a full context
-    full: bool = False  # compile with full optimization: five times slower; memory changes by a few percent
-    estimate: bool = False  # print only the estimate, do not compile
-    json: bool = False  # print one JSON object instead of text
+def plan(
+    target: str,
+    /,
+    *,
+    topology: str,
+    slices: int = 1,
+    decode: bool = False,
+    full: bool = False,
+    estimate: bool = False,
+    json: Json = False,
+    settings: Settings,
+) -> int:
+    """Plan a run on hardware you do not have, without executing it: memory per device, communication, and a bound on speed.
 
+    The first table is an estimate. If libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed), the
+    training step is also compiled for the topology, and a second table shows the compiler's numbers. The exit code is 1 if
+    the run does not fit.
 
-def run(args: Sequence[str]) -> int:
-    [target], parsed, config = COMMAND.parse_settings(Args, args)
-    if not parsed.topology:
-        raise UserError("missing option: --topology, such as --topology v5e-8 (see jaxgpt plan --help)")
-    config = with_vocab(config)
+    The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs are computed from
+    the model; memory traffic is the compiler's count of operands and results, including those that stay on the chip;
+    communication is read from the compiled program.
+
+    A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1, h100:8 and h200:8 (estimate only);
+    or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip).
+
+    jaxgpt plan gpt2 --topology v5e-8
+    jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1
+    jaxgpt plan runs/shakespeare --topology h100:8 --estimate
+
+    Args:
+        target: preset or run
+        topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
+        slices: number of slices, connected by the data center network
+        decode: also plan a decoding step: one token for each row of a microbatch, with a full context
+        full: compile with full optimization: five times slower; memory changes by a few percent
+        estimate: print only the estimate, do not compile
+    """
+    config = with_vocab(with_settings(named_config(target), settings))
     # The devices of this machine are not used, and libtpu, if installed, would look for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxgpt.plan.estimate import resolve_mesh
     from jaxgpt.plan.topology import parse_topology
 
-    topology = parse_topology(parsed.topology, parsed.slices)
-    config, remark = resolve_mesh(config, topology)
-    return _plan(target, config, topology, remark, parsed)
+    chips = parse_topology(topology, slices)
+    config, remark = resolve_mesh(config, chips)
+    return _plan(target, config, chips, remark, Options(decode, full, estimate, json))
 
 
-def _plan(target: str, config: Config, topology: Topology, remark: str, args: Args) -> int:
+class Options(NamedTuple):
+    """Options of the command."""
+
+    decode: bool
+    full: bool
+    estimate: bool
+    json: bool
+
+
+def _plan(target: str, config: Config, topology: Topology, remark: str, args: Options) -> int:
     from jaxgpt.plan.estimate import estimate, suggestions
     from jaxgpt.plan.plan import compile_decode, compile_step
     from jaxgpt.plan.topology import compiler_missing

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from jaxgpt.cli.info import with_vocab
-from jaxgpt.cli.parse import Command, print_json
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Json
 from jaxgpt.presets import PRESETS, command, preset
-
-COMMAND = Command(
-    "presets",
-    "",
-    "List the presets with their size, the command to run, and the result to expect.",
-    ["jaxgpt presets", "jaxgpt presets --json", "jaxgpt train shakespeare --help  # all settings of this preset"],
-)
 
 BASE = "parameters of the run that --init-from names"
 
 
-@dataclass(frozen=True)
-class Args:
-    json: bool = False  # print one JSON object instead of text
+def presets(*, json: Json = False) -> int:
+    """List the presets with their size, the command to run, and the expected result.
 
-
-def run(args: Sequence[str]) -> int:
-    _, parsed = COMMAND.parse(Args, args)
+    jaxgpt presets
+    jaxgpt presets --json
+    jaxgpt train shakespeare --help  # all settings of this preset
+    """
     rows = [
         {
             "name": name,
@@ -36,7 +27,7 @@ def run(args: Sequence[str]) -> int:
         }
         for name, it in PRESETS.items()
     ]
-    if parsed.json:
+    if json:
         print_json({"presets": rows})
         return 0
     for row in rows:

@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.cli.console import Console
-from jaxgpt.cli.parse import command_line, note, path_word
+from jaxgpt.cli.output import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.data import Data, Packed, Split, Tokenizer

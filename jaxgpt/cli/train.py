@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.parse import SECTIONS, Command, Settings, named_config, with_settings
+from jaxgpt.cli.parse import Settings
+from jaxgpt.cli.settings import named_config
 from jaxgpt.config import Config, DistributedConfig, UserError, from_json
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.files import read_bytes
-from jaxgpt.presets import DEFAULT, PRESETS
+from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.trainer.start import Start
 
-COMMAND = Command(
-    "train",
-    "[PRESET|RUN]",
-    "Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run.",
-    [
-        "jaxgpt train shakespeare --train.steps 1000 --out runs/long",
-        "jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3",
-        "jaxgpt train finetune --init-from runs/gpt2 --data.path my.txt --lora.rank 8  # train LoRA adapters",
-        "jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack  # two folders of token files",
-        "jaxgpt train runs/long --out runs/again --train.seed 2  # same settings, another seed",
-        "jaxgpt train --resume --out runs/long --train.steps 2000",
-    ],
-)
-
-
-@dataclass(frozen=True)
-class Args(Settings):
-    out: str = ""  # run directory; empty: a new one under runs/
-    resume: bool = False  # resume the run in --out; with a PRESET, start a new run if there is none
-    overwrite: bool = False  # delete the run in --out and start a new one there
-    config: str = ""  # read the settings from this file, such as the config.json of a run, instead of a preset
-    init_from: str = ""  # initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-
-
-def run(args: Sequence[str]) -> int:
-    [target], given = COMMAND.read(Args, args)
-    settings = {name: value for name, value in given.items() if name.split(".")[0] in SECTIONS}
-    parsed, _ = with_settings(Args, {name: value for name, value in given.items() if name not in settings}, Config())
-    options = (parsed.out, parsed.resume, parsed.overwrite, parsed.config, parsed.init_from, parsed.distributed)
-    return train(target, settings, *options)
-
 
 def train(
-    target: str, settings: Mapping[str, Any], out: str, resume: bool, overwrite: bool, config: str, init_from: str,
+    target: str = "",
+    /,
+    *,
+    out: str = "",
+    resume: bool = False,
+    overwrite: bool = False,
+    config: str = "",
+    init_from: str = "",
     distributed: DistributedConfig,
-) -> int:  # fmt: skip
-    """Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run."""
+    settings: Settings,
+) -> int:
+    """Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run.
+
+    jaxgpt train shakespeare --train.steps 1000 --out runs/long
+    jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3
+    jaxgpt train finetune --init-from runs/gpt2 --data.path my.txt --lora.rank 8  # train LoRA adapters
+    jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack  # two directories of token files
+    jaxgpt train runs/long --out runs/again --train.seed 2  # same settings, different seed
+    jaxgpt train --resume --out runs/long --train.steps 2000
+
+    Args:
+        target: preset or run
+        out: run directory; empty: a new one under runs/
+        resume: resume the run in --out; with a preset, start a new run if there is none
+        overwrite: delete the run in --out and start a new one there
+        config: read the settings from this file, such as the config.json of a run, instead of a preset
+        init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
+    """
     source = "" if target in ("", *PRESETS) else target  # the run to repeat or to resume
     if target and config:
         raise UserError(f"{target} and --config {config} both give settings: omit one of them")
-    base = _config_file(config) if config else named_config(target or DEFAULT)
+    base = _config_file(config) if config else named_config(target)
     _check_options(source, settings, out, resume, overwrite or bool(config))
 
     from jaxgpt.checkpoint.run import Run

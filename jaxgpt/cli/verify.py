@@ -6,12 +6,14 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.parse import Command, named_config, print_json
+from jaxgpt.cli.output import print_json
+from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
+from jaxgpt.cli.settings import named_config
 from jaxgpt.config import Config, DataConfig, MeshConfig
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
@@ -20,43 +22,40 @@ if TYPE_CHECKING:
     from jaxgpt.lm import LM
     from jaxgpt.study.verify import LawResult
 
-COMMAND = Command(
-    "verify",
-    "[RUN|PRESET]",
-    "Check the numerical consistency of the implementation on this machine: with and without the KV cache, on 8 devices\n"
-    "and on 1, and more. Uses the weights of a run, or random weights. The exit code is 1 if a check fails.",
-    ["jaxgpt verify", "jaxgpt verify llama-tiny", "jaxgpt verify runs/shakespeare --json"],
-)
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
-@dataclass(frozen=True)
-class Args:
-    checkpoint: str = "best"  # checkpoint of a run: best (lowest validation loss), last, or a step
-    json: bool = False  # print one JSON object instead of a table
+def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json = False) -> int:
+    """Check the numerical consistency of jaxgpt on this machine: with and without the KV cache, on 8 devices and 1, and more.
 
+    Uses the weights of a run, or random weights. The exit code is 1 if a check fails.
 
-def run(args: Sequence[str]) -> int:
-    [target], parsed = COMMAND.parse(Args, args)
+    jaxgpt verify
+    jaxgpt verify llama-tiny
+    jaxgpt verify runs/shakespeare --json
 
+    Args:
+        target: preset or run; empty: a small model
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's warnings about partitioning
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=8))
     from jaxgpt.cli.console import Console
-    from jaxgpt.study.verify import LAWS, verify
+    from jaxgpt.study.verify import LAWS
+    from jaxgpt.study.verify import verify as check
 
     with progress("loading"):
-        lm, what = _model(target, parsed.checkpoint)
+        lm, what = _model(target, checkpoint)
     about = {"model": what, "compute_dtype": "float32"} | _machine()
-    console, rows = Console(stderr=parsed.json), []
-    table = verify(lm, LAWS)
+    console, rows = Console(stderr=json), []
+    table = check(lm, LAWS)
     with progress("verifying") as activity:
         for law in LAWS:
             activity.stage(f"verifying: {law.name}")
             rows.append(next(table))
     failed = any(row.ok is False for row in rows)
-    if parsed.json:
+    if json:
         print_json(about | {"ok": not failed, "rows": [_plain(row) for row in rows]})
     else:
         _show(console, about, rows, lm.config.train.compute_dtype)

@@ -72,7 +72,7 @@ def test_xla_errors_are_one_line(said: str, expected: str, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(f"{said}\nand much more")
 
-    monkeypatch.setattr("jaxgpt.cli.info.run", fail)
+    monkeypatch.setattr("jaxgpt.cli.info.named_config", fail)
     result = jaxgpt("info", "gpt2")
     assert (result.code, result.err.count("\n")) == (1, 1)
     assert result.err.startswith(f"jaxgpt: XLA failed: {said} and much more")

@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folders import SMALL, TEXT, run_folder
-from helpers import jaxgpt
+from helpers import jaxgpt, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.cli import sample
-from jaxgpt.cli.parse import command_line, path_word
+from jaxgpt.cli.output import command_line, path_word
 from jaxgpt.cli.report import TrainReport, first_prompt, sample_command
-from jaxgpt.cli.train import COMMAND, Args
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
@@ -112,8 +110,8 @@ def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> N
     chosen, ids = first_prompt(Config(model=model, train=TrainConfig(prompt=prompt)), tokenizer, tokens)
     assert 0 < len(ids) <= 16
     words = shlex.split(sample_command(Path("-my run"), chosen))
-    [run], parsed = sample.COMMAND.parse(sample.Args, words[2:])
-    assert (run, parsed.prompt) == ("./-my run", chosen)
+    read = parsed("sample", *words[2:])
+    assert (read["run"], read["prompt"]) == ("./-my run", chosen)
     if chosen:
         assert tokenizer.encode(chosen).tolist() == ids
     if prompt == "to be" and kind != "ids":
@@ -124,9 +122,8 @@ def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> N
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(bool))
 def test_printed_paths_can_be_pasted(name: str) -> None:
     words = shlex.split(command_line("train", "--resume", "--out", path_word(Path(name))))
-    _, given_ = COMMAND.read(Args, words[2:])
-    assert Path(given_["out"]) == Path(name)
-    assert given_["resume"] is True
+    resumed = parsed("train", *words[2:])
+    assert (Path(resumed["out"]), resumed["resume"]) == (Path(name), True)
     words = shlex.split(sample_command(Path(name), "--out"))
-    [run], parsed = sample.COMMAND.parse(sample.Args, words[2:])
-    assert (Path(run), parsed.prompt) == (Path(name), "--out")
+    sampled = parsed("sample", *words[2:])
+    assert (Path(sampled["run"]), sampled["prompt"]) == (Path(name), "--out")

@@ -1,0 +1,49 @@
+"""What commands print: facts and JSON on standard output, notes on standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def print_json(value: dict[str, Any] | list[Any]) -> None:
+    """Print one JSON object."""
+    print(json.dumps(value, allow_nan=False))
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print labels and values in two columns. Facts with an empty value are skipped."""
+    width = max(map(len, facts), default=0)
+    for label, value in facts.items():
+        if value:
+            print(f"{label:<{width}}  {value}")
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a number and its noun, as in "1 window" and "1,200 windows"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, which keeps it out of machine-readable output."""
+    try:
+        print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
+    except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt train 2>&1 | head`; keep working
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stderr.fileno())
+        os.close(null)
+
+
+def command_line(*words: str) -> str:
+    """Quote a jaxgpt command for a shell."""
+    return shlex.join(["jaxgpt", *words])
+
+
+def path_word(path: Path) -> str:
+    """Write a path so that it is not parsed as an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
