@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.cli.output import note
-from jaxgpt.config import Config
+from jaxgpt.config import Config, from_json
 from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.files import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 
@@ -30,6 +31,16 @@ def named_config(target: str) -> Config:
     from jaxgpt.checkpoint.run import open_run
 
     return open_run(Path(target)).config()
+
+
+def config_file(name: str) -> Config:
+    """Read settings from a file."""
+    path = Path(name)
+    if path.is_dir():
+        raise UserError(f"--config {name} is a directory; to repeat a run: jaxgpt train {name} --out NEW")
+    config = from_json(read_bytes(path), name)
+    # The name of the preset becomes the name of a directory, and a file may hold any string.
+    return replace(config, preset=config.preset if config.preset in PRESETS else "custom")
 
 
 def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.parse import Settings
-from jaxgpt.cli.settings import named_config
-from jaxgpt.config import Config, DistributedConfig, UserError, from_json
+from jaxgpt.cli.settings import config_file, named_config, with_settings
+from jaxgpt.config import Config, DistributedConfig, UserError
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.files import read_bytes
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 
@@ -52,8 +51,8 @@ def train(
     source = "" if target in ("", *PRESETS) else target  # the run to repeat or to resume
     if target and config:
         raise UserError(f"{target} and --config {config} both give settings: omit one of them")
-    base = _config_file(config) if config else named_config(target)
-    _check_options(source, settings, out, resume, overwrite or bool(config))
+    base = config_file(config) if config else named_config(target)
+    _check_options(source, out, resume, overwrite or bool(config))
 
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.report import TrainReport
@@ -97,7 +96,7 @@ def start(base: Config, settings: Mapping[str, Any]) -> Start:
     if base.preset == "finetune" or "lora.rank" in settings:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
-    return Start(base.with_settings(settings))
+    return Start(with_settings(base, settings))
 
 
 def repeat(source: Run, base: Config, settings: Mapping[str, Any]) -> Start:
@@ -110,14 +109,9 @@ def repeat(source: Run, base: Config, settings: Mapping[str, Any]) -> Start:
 def finetune(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Start:
     """Start a new run from the weights of a run, with its model and tokenizer; train all weights or adapters.
 
-    Args:
-        base: the preset, or the run or file to repeat.
-        init_from: run, or one of its checkpoints.
-        settings: given settings.
-        keep: keep dropout and context of `base`, the model settings that may differ from those of `init_from`.
+    With `keep`, dropout and context are those of `base`: the model settings that may differ.
     """
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
-    from jaxgpt.convert.peft import resolve_targets
     from jaxgpt.trainer.start import Start, check_same_model, weights_at
 
     directory, _ = parse_checkpoint(init_from)
@@ -125,7 +119,7 @@ def finetune(base: Config, init_from: str, settings: Mapping[str, Any], keep: bo
     initial = replace(model, dropout=base.model.dropout, block_size=base.model.block_size) if keep else model
     tokenizer = directory / "tokenizer.json"
     config = replace(base, model=initial, data=replace(base.data, tokenizer=str(tokenizer)))
-    config = config.with_settings(settings)
+    config = with_settings(config, settings)
     check_same_model(model, config.model)
     if Path(config.data.tokenizer).absolute() != tokenizer.absolute():
         raise UserError(
@@ -136,9 +130,8 @@ def finetune(base: Config, init_from: str, settings: Mapping[str, Any], keep: bo
     if not config.lora.rank:
         return Start(replace(config, init_from=str(weights)))
     # Adapters need their base, so its path is valid in every directory.
-    lora = replace(config.lora, targets=resolve_targets(config.model, config.lora))
     data = replace(config.data, tokenizer=str(tokenizer.absolute()))
-    return Start(replace(config, init_from=str(weights.absolute()), lora=lora, data=data))
+    return Start(replace(config, init_from=str(weights.absolute()), data=data))
 
 
 def resume_run(
@@ -153,7 +146,7 @@ def resume_run(
         raise UserError(
             f"{run.path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose a different --out"
         )
-    config = resumed(old, old.with_settings(settings))
+    config = resumed(old, with_settings(old, settings))
     if init_from:
         config = moved_base(run, config, init_from)
     if is_finished(run, old, config) and config.init_from == old.init_from:
@@ -165,7 +158,7 @@ def resume_run(
     return Start(config, run=run)
 
 
-def _check_options(source: str, settings: Mapping[str, Any], out: str, resume: bool, anew: bool) -> None:
+def _check_options(source: str, out: str, resume: bool, anew: bool) -> None:
     """Check options that exclude or need each other."""
     if resume and anew:
         raise UserError("--resume cannot be combined with --overwrite or --config: omit one of them")
@@ -175,16 +168,3 @@ def _check_options(source: str, settings: Mapping[str, Any], out: str, resume: b
         raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
     if source and resume and out not in ("", source):
         raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
-    for name in ("data.path", "data.mix"):
-        if not settings.get(name, "none"):
-            raise UserError(f"--{name} is empty: set a file or directory, or omit it to use the preset's dataset")
-
-
-def _config_file(name: str) -> Config:
-    """Read settings from a file."""
-    path = Path(name)
-    if path.is_dir():
-        raise UserError(f"--config {name} is a directory; to repeat a run: jaxgpt train {name} --out NEW")
-    config = from_json(read_bytes(path), name)
-    # The name of the preset becomes the name of a directory, and a file may hold any string.
-    return replace(config, preset=config.preset if config.preset in PRESETS else "custom")

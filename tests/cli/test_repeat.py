@@ -88,10 +88,10 @@ def test_runs_that_cannot_be_repeated(args: list[str], message: str) -> None:
 
 
 def test_the_preset_name_in_a_file_is_not_a_path() -> None:
-    from jaxgpt.cli.train import _config_file
+    from jaxgpt.cli.settings import config_file
 
     Path("config.json").write_text('{"preset": "../../outside"}')
-    assert _config_file("config.json") == replace(from_json("{}"), preset="custom")
+    assert config_file("config.json") == replace(from_json("{}"), preset="custom")
 
 
 @pytest.mark.long
