@@ -219,13 +219,13 @@ def test_processes_with_different_settings_all_exit(place: None) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--processes", "0", "train"], "--processes must be at least 1 and at most 4096, not 0"),
-        (["--processes", "2"], "missing argument: train (usage: jaxgpt launch [OPTIONS] train ...)"),
-        (["--processes=2", "sample", "run"], "unexpected argument 'sample' (usage: jaxgpt launch [OPTIONS] train ...)"),
-        (["trian"], "unexpected argument 'trian' (usage: jaxgpt launch [OPTIONS] train ...)"),
-        (["--proceses", "2", "train"], "unknown option --proceses (did you mean --processes?)"),
+        (["--processes", "0", "train"], "processes must be at least 1 and at most 4096, not 0"),
+        (["--processes", "2"], "expected train, not ''"),
+        (["--processes=2", "sample", "run"], "expected train, not 'sample'"),
+        (["trian"], "expected train, not 'trian'"),
+        (["--proceses", "2", "train"], "expected train, not '--proceses'"),
         (["--address", "192.0.2.1", "train"], "cannot listen on --address 192.0.2.1"),
-        (["--devices-per-process", "-1", "train"], "--devices-per-process must be at least 0"),
+        (["--devices-per-process", "-1", "train"], "devices-per-process must be at least 0"),
     ],
 )
 def test_bad_launches(args: list[str], message: str) -> None:
