@@ -19,7 +19,7 @@ def test_import_and_export(tmp_path, capsys):
     assert main(["import", str(tmp_path / "hf"), run]) == 2
     assert "unknown option alibi (True)" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "hf"), run, "--accept-option", "alibi"]) == 0
-    assert "importing it again: 0.0e+00" in capsys.readouterr().out
+    assert "exporting and importing  0.0e+00" in capsys.readouterr().out
     assert main(["export", run, out, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["family"] == "gpt2"

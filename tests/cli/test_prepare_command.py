@@ -72,7 +72,7 @@ def test_counts_have_units() -> None:
     ("words", "message"),
     [
         (("data", "prepare", "src"), "--out"),
-        (("data", "prepare", "--out", "out"), "SRC"),
+        (("data", "prepare", "--out", "out"), "the documents to tokenize"),
         (("data", "prepare", "src", "more", "--out", "out"), "no such file or directory: more"),
         ((*PREPARE, "--out", "out", "--shard-tokens", "0.4"), "--shard-tokens must be at least 1"),
         ((*PREPARE, "--out", "out", "--on-error", "ignore"), "--on-error"),

@@ -119,7 +119,7 @@ def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.Captur
         (["--prompt", "a", "--num-beams", "100000000"], "num-beams must be"),
         (["--prompt", "a", "--num-beams", "200000"], "num-beams must be"),
         (["--prompt", "a", "--no-repeat-ngram-size", "99999999999"], "no-repeat-ngram-size must be"),
-        (["--prompt", "a", "--seed", "-1"], "seed must be at least 0: -1"),
+        (["--prompt", "a", "--seed", "-1"], '-1" for --seed'),
     ],
 )
 def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:

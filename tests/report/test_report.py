@@ -172,8 +172,8 @@ def test_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["report"], "missing argument: PRESET|RUN|PATH (usage: jaxgpt data report PRESET|RUN|PATH [OPTIONS])"),
-        (["reprot", "x"], "no command 'data reprot': use data prepare or data report"),
+        (["report"], "TARGET requires an argument"),
+        (["reprot", "x"], "did you mean jaxgpt data prepare or jaxgpt data report?"),
         (["report", "nosuch"], "no preset, run, file or folder 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "gpt2"], "no text is named: add --data.path FILE"),
