@@ -51,10 +51,12 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from jaxgpt.decoding import SamplingParams
-    from jaxgpt.lm import model_functions
+    from jaxgpt.decoding import Sampler, SamplingParams
+    from jaxgpt.kernels import of_device
+    from jaxgpt.kernels.stored import quantize
     from jaxgpt.lm.engine import DecodeSession
-    from jaxgpt.ops.quantize import quantize
+    from jaxgpt.lm.model import TextModel
+    from jaxgpt.model import GPT
 
     torch.set_num_threads(cores)
     device = torch_device()
@@ -90,21 +92,13 @@ def main() -> None:
     sampling = SamplingParams(temperature=1, top_k=args.top_k) if args.top_k else SamplingParams(temperature=0)
 
     def mine(kind: str, batch: int) -> Callable[[], Any]:
-        low = quantize(params, kind)  # type: ignore[arg-type]
+        low = quantize(params, config, kind)  # type: ignore[arg-type]
         prompts = rng.integers(0, 50_000, (batch, args.prompt)).tolist()
         keys = jax.random.split(jax.random.key(0), batch)
-        model = model_functions(config, "float32")
+        sampler = Sampler(TextModel(GPT(config, of_device(jax.local_devices()[0]))), sampling)
 
         def run() -> Any:
-            session = DecodeSession(
-                low,
-                prompts,
-                keys,
-                [args.new] * batch,
-                model=model,
-                sampling=sampling,
-                context=config.block_size,
-            )
+            session = DecodeSession(sampler, low, prompts, keys, [args.new] * batch, context=config.block_size)
             with placed(config, args.devices):
                 return session.next_tokens(args.new)
 
@@ -177,8 +171,8 @@ def main() -> None:
             print(f"  {name:30} {error}")
     if args.long:
         session = DecodeSession(
-            params, [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long],
-            model=model_functions(config, "float32"), sampling=sampling, context=config.block_size,
+            Sampler(TextModel(GPT(config, of_device(jax.local_devices()[0]))), sampling), params,
+            [[1] * args.prompt], jax.random.split(jax.random.key(0), 1), [args.long], context=config.block_size,
         )  # fmt: skip
         with placed(config, args.devices):
             times = []

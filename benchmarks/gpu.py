@@ -41,12 +41,12 @@ LIMIT = 480  # seconds of a slice
 PEERS = ["torch-compiled", "transformers-compiled"]
 # Arguments of pytest. Tests of several devices are left out. The suite compiles without optimization, except with --long, so
 # cuDNN's attention is tested in both ways.
-ONE_DEVICE = ["-k", "not mesh and not device and not sharded and not gradient_in_bfloat16"]
+ONE_DEVICE = ["-k", "not mesh and not device and not sharded and not gradient_of_a_bias_in_bfloat16"]
 TESTS = {
-    "tests-ops": ["tests/ops", *ONE_DEVICE],
+    "tests-ops": ["tests/ops", "tests/kernels", *ONE_DEVICE],
     "tests-model": ["tests/model", *ONE_DEVICE],
     "tests-decoding": ["tests/decoding", *ONE_DEVICE],
-    "tests-cudnn": ["--long", "tests/ops/test_attention_kernels.py", "-k", "cudnn_on_a_gpu"],
+    "tests-cudnn": ["--long", "tests/kernels/test_flash.py", "-k", "cudnn_on_a_gpu"],
 }
 
 
@@ -288,7 +288,7 @@ def run_verify(toy: bool, text: str) -> dict[str, Any]:
 def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
     """Tests of operations, model and decoding on this device, in full float32."""
     del text
-    arguments = ["tests/ops/test_quantize.py"] if toy and name != "tests-cudnn" else TESTS[name]
+    arguments = ["tests/kernels/test_stored.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # or tests/conftest.py sets "cpu"
     said = ""

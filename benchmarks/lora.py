@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.kernels import of_device
 from jaxgpt.model import GPT
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import init_lora, matrices, merge
 from jaxgpt.model.params import init_params
-from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.train.loss import cross_entropy
 
 MODEL = ModelConfig(
@@ -45,14 +45,14 @@ def two_products(adapters: Any) -> Callable[..., Any]:
         if "a" not in adapter:
             return y
         a, b = adapter["a"], adapter["b"][name]
-        return y + ALPHA / RANK * jnp.tensordot(jnp.tensordot(args[0], a, a.ndim - 1), b, 1)
+        return y + ALPHA / RANK * args[0] @ a @ b
 
     return add
 
 
 def main() -> None:
     """Print the time and the temporary memory of the loss and its gradient."""
-    model = GPT(MODEL, kernel=tiled_attention if jax.default_backend() == "cpu" else None)
+    model = GPT(MODEL, of_device(jax.local_devices()[0]))
     params = init_params(model)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (B, MODEL.block_size + 1)), jnp.int32)
 

@@ -14,8 +14,9 @@ import optax
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data import open_data
+from jaxgpt.kernels import best
 from jaxgpt.model import GPT
-from jaxgpt.train.loss import cross_entropy
+from jaxgpt.train.loss import RowSums, cross_entropy, split_windows
 from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome, Start, train
@@ -42,20 +43,20 @@ def main(text: str, steps: int, out: str) -> Outcome:
     data = open_data(config)  # `train` and `val` are any objects with the methods of `jaxgpt.data.Split`
     config = config.with_model(vocab_size=data.tokenizer.vocab_size)
 
-    model = GPT(config.model)  # or a subclass
+    model = GPT(config.model, best(config))  # or a subclass, with operations of your own
 
-    def loss_fn(
-        params: Any, tokens_BT: jax.Array, targets_BT: jax.Array, key: jax.Array | None, *segment_ids_BT: jax.Array
-    ) -> jax.Array:
+    def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
         """Compute cross-entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
-        logits_BTV = model.apply({"params": params}, tokens_BT, key, *segment_ids_BT)
-        log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-        return cross_entropy(logits_BTV, targets_BT) + 1e-4 * jnp.where(targets_BT < 0, 0.0, log_z_BT**2)
+        inputs_BT, targets_BT = split_windows(windows_BT1)
+        logits_BTV = model.apply({"params": params}, inputs_BT, key)
+        z_BT = 1e-4 * jnp.where(targets_BT < 0, 0.0, jax.nn.logsumexp(logits_BTV, axis=-1) ** 2)
+        count_B = (targets_BT >= 0).sum(-1, dtype=jnp.float32)
+        return RowSums((cross_entropy(logits_BTV, targets_BT) + z_BT).sum(-1), count_B, {"z": z_BT.sum(-1)})
 
     rate = optax.warmup_cosine_decay_schedule(0.0, 3e-3, warmup_steps=20, decay_steps=max(steps, 21))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.lion(rate, weight_decay=0.1))
 
-    start = Start(config, out=out, data=data, model=model, loss_fn=loss_fn, optimizer=optimizer)
+    start = Start(config, out=out, data=data, model=model, objective=objective, optimizer=optimizer)
     return train(start, Lines())
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxgpt.model.params import init_params
     from jaxgpt.ops.attention import attend
     from jaxgpt.presets import preset
-    from jaxgpt.train.loss import make_loss_fn
+    from jaxgpt.train.loss import next_token_loss
     from jaxgpt.train.optimizer import make_optimizer, schedule
     from jaxgpt.train.step import TrainState, init_state, train_step
     from jaxgpt.trainer.program import build
@@ -45,8 +45,8 @@ __all__ = [
     "init_params",
     "init_state",
     "load",
-    "make_loss_fn",
     "make_optimizer",
+    "next_token_loss",
     "preset",
     "save",
     "schedule",
@@ -75,7 +75,7 @@ _HOME = {
     "init_params": "jaxgpt.model.params",
     "init_state": "jaxgpt.train.step",
     "load": "jaxgpt.lm",
-    "make_loss_fn": "jaxgpt.train.loss",
+    "next_token_loss": "jaxgpt.train.loss",
     "make_optimizer": "jaxgpt.train.optimizer",
     "preset": "jaxgpt.presets",
     "save": "jaxgpt.lm",

@@ -89,7 +89,7 @@ def data_dir() -> Path:
 @pytest.fixture(autouse=True)
 def strict_types(request: pytest.FixtureRequest) -> Iterator[None]:
     """Disallow implicit type promotion. Tests of updates override this, because optax relies on promotion."""
-    strict = request.path.parent.name in ("ops", "model", "decoding", "parallel", "study")
+    strict = request.path.parent.name in ("ops", "kernels", "model", "decoding", "parallel", "study")
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
 

@@ -26,8 +26,10 @@ from jaxgpt.cli import main
 from jaxgpt.config import SamplingParams, UserError
 from jaxgpt.data.special_tokens import SpecialTokens
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
-from jaxgpt.lm import LM, Chat, conversation
-from jaxgpt.lm.conversation import PrefixCache
+from jaxgpt.lm import LM, Chat, engine
+from jaxgpt.lm.arguments import row_keys
+from jaxgpt.lm.engine import DecodeSession, Prefix
+from jaxgpt.lm.model import sampler_of
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -58,27 +60,74 @@ def run(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def extended(
+    lm: LM, before: Prefix | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
+) -> tuple[list[int], int, Prefix | None]:
+    """Return the tokens that a session generates from an earlier one, how many it kept, and what comes of it."""
+    keys, context = row_keys(key, 1, 1), lm.config.model.block_size
+    sampler = sampler_of(lm, sampling)
+    session = DecodeSession(sampler, lm.params, [prompt], keys, [limit], context=context, before=before)
+    ids: list[int] = []
+    while len(new := session.next_tokens(4)[0]):
+        ids += new.tolist()
+    return ids, session.reused, session.prefix()
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("settings", "sampling"),
     [
         ({}, SamplingParams(0.9, top_p=0.9, repetition_penalty=1.2)),
         pytest.param({"positions": "rope", "n_kv_head": 1}, SamplingParams(0.0), marks=pytest.mark.long),
+        pytest.param({"positions": "rope", "sliding_window": 7}, SamplingParams(0.8), marks=pytest.mark.long),
     ],
 )
 def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: SamplingParams) -> None:
     """Turns that continue the text, one that is longer than a chunk, one that goes back, one that fills the context."""
     lm, rng = tiny(block_size=600, n_layer=1, n_embd=16, **settings), np.random.default_rng(0)
-    cache, prompt = PrefixCache(lm), rng.integers(0, 16, 20).tolist()
+    before, prompt = None, rng.integers(0, 16, 20).tolist()
     for turn, (limit, more) in enumerate([(30, 9), (5, 520), (1, 3), (10, 1), (2, 0)]):
-        kept = len(prompt) - len(cache._ids) if turn else 0
-        got = [i for new in cache.generate(prompt, limit, sampling, (), turn, 4) for i in new]
+        cached = before.ids if before else []
+        got, reused, before = extended(lm, before, prompt, limit, sampling, turn)
         [want] = jaxgpt.generate(lm, [prompt], max_new_tokens=limit, key=turn, **asdict(sampling))
         assert got == want.ids
-        assert cache.reused == (0 if not turn else 300 if turn == 4 else len(prompt) - kept)
+        assert reused == (0 if not turn else 300 if turn == 4 else len(cached))
+        assert turn == 4 or prompt[: len(cached)] == cached
         prompt = prompt + got + rng.integers(0, 16, more).tolist()
         if turn == 3:  # the text is another one from token 300 on
             prompt = [*prompt[:300], (prompt[300] + 1) % 16, *prompt[301:560]]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("positions", ["learned", pytest.param("rope", marks=pytest.mark.long)])
+def test_any_part_of_an_earlier_text_can_be_shared(positions: str) -> None:
+    """Nothing, one token, the beginning, the same prompt, all that is cached, and all that was generated."""
+    lm, greedy = tiny(block_size=64, n_layer=1, n_embd=16, positions=positions), SamplingParams(0.0)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    made = jaxgpt.generate(lm, [prompt], max_new_tokens=6, temperature=0)[0].ids
+    whole = prompt + made
+    cases = {
+        "nothing": ([7, *prompt], 0),
+        "one token": ([3, 7], 1),
+        "the first token": ([3], 0),
+        "the beginning": (prompt[:5], 4),
+        "the prompt": (prompt, len(prompt) - 1),
+        "a prompt that goes another way": ([*prompt[:6], 7, 7, 7], 6),
+        "all cached": (whole[:-1], len(whole) - 2),
+        "all generated": (whole, len(whole) - 1),
+        "and more": ([*whole, *range(16)], len(whole) - 1),
+    }
+    for name, (text, shared) in cases.items():
+        before = extended(lm, None, prompt, 6, greedy)[2]
+        assert before
+        assert before.ids == whole[:-1]
+        got, reused, after = extended(lm, before, text, 8, greedy)
+        assert reused == shared, name
+        assert got == jaxgpt.generate(lm, [text], max_new_tokens=8, temperature=0)[0].ids, name
+        assert after
+        again, reused, _ = extended(lm, after, [*text, *got, 2], 5, greedy)
+        assert reused == len(text) + len(got) - 1
+        assert again == jaxgpt.generate(lm, [[*text, *got, 2]], max_new_tokens=5, temperature=0)[0].ids, name
 
 
 @pytest.mark.parametrize("part", ["_grow", "_programs"])
@@ -90,16 +139,19 @@ def test_an_interruption_while_a_prompt_is_read_changes_no_later_token(
     def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    lm, prompt = tiny(block_size=600, n_layer=1, n_embd=16), [*range(1, 17), 0]
-    cache, settings = PrefixCache(lm), (5, SamplingParams(0.0), (), 0, 5)
-    list(cache.generate(prompt, *settings))
+    lm, sampling, right = talker(1024, end=False), SamplingParams(0.0), engine._programs
+    chat = Chat(lm)
+    list(chat.answer("Hi", max_new_tokens=5, sampling=sampling))
+    said = chat.messages
     with monkeypatch.context() as patch:
-        patch.setattr(conversation, part, interrupt if part == "_grow" else lambda *args: (interrupt, interrupt))
+        broken = interrupt if part == "_grow" else lambda *args: right(*args)._replace(read=interrupt)
+        patch.setattr(engine, part, broken)
         with pytest.raises(KeyboardInterrupt):
-            list(cache.generate(prompt * 20, *settings))
-    got = [i for new in cache.generate([*prompt, 3], *settings) for i in new]
-    assert cache.reused == 0
-    assert got == jaxgpt.generate(lm, [[*prompt, 3]], max_new_tokens=5, temperature=0)[0].ids
+            list(chat.answer("x" * 400, max_new_tokens=5, sampling=sampling))
+    assert chat.messages == said
+    [*_, got] = chat.answer("Again", max_new_tokens=5, sampling=sampling)
+    assert chat.reused == 0
+    assert got.done == jaxgpt.chat(lm, chat.messages[:-1], max_new_tokens=5, temperature=0)
 
 
 def test_an_answer_is_what_generate_continues_the_rendered_text_with(lm: LM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from dataclasses import fields
@@ -15,12 +16,14 @@ import pytest
 
 import jaxgpt
 from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams, UserError
+from jaxgpt.data.special_tokens import SpecialTokens
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
-from jaxgpt.lm import LM, engine, explain, model_functions
-from jaxgpt.lm.conversation import PrefixCache
+from jaxgpt.kernels.stored import dequantize
+from jaxgpt.lm import LM, engine, explain
+from jaxgpt.lm.model import sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, boxed_params
 from jaxgpt.model.scan import stack_layers
@@ -81,14 +84,14 @@ def test_ids_without_text_are_never_generated(settings: dict[str, Any]) -> None:
 )
 def test_logits_of_a_padded_row_equal_the_row_alone(positions: str) -> None:
     lm = tiny(positions=positions)
-    model = model_functions(lm.config.model, "float32")
+    model = sampler_of(lm).model
     rows = [lm.tokenizer.encode(p) for p in RAGGED]
     longest = max(map(len, rows))
     ids = np.zeros((len(rows), longest), np.int32)
     for out, row in zip(ids, rows, strict=True):
         out[longest - len(row) :] = row
-    start = jnp.array([longest - len(row) for row in rows])
-    logits, _ = jax.jit(lambda ids: model.extend(lm.params, ids, model.cache(start, longest), True))(jnp.asarray(ids))
+    text = TokenBuffer(jnp.asarray(ids), jnp.array([longest - len(row) for row in rows]), jnp.int32(longest))
+    logits, _ = jax.jit(lambda text: model.prefill(lm.params, text.ids_BS, text.positions(), longest, True))(text)
     apply = jax.jit(lambda ids: GPT(lm.config.model).apply({"params": lm.params}, ids))
     for i, row in enumerate(rows):
         alone = apply(jnp.asarray(row)[None])
@@ -140,6 +143,13 @@ def test_stacked_weights_give_the_same_text(lm: LM) -> None:
     assert jaxgpt.generate(stacked, "ab", max_new_tokens=9) == jaxgpt.generate(lm, "ab", max_new_tokens=9)
 
 
+def replace_special(tokenizer: Tokenizer, settings: dict[str, Any]) -> Tokenizer:
+    """Return a tokenizer with settings of a model's tokenizer, such as its chat template."""
+    other = copy.copy(tokenizer)
+    other.special = SpecialTokens({}, settings)
+    return other
+
+
 @pytest.mark.ci
 def test_stacked_weights_stream_explain_and_converse_the_same(lm: LM) -> None:
     stacked = lm._replace(params=stack_layers(lm.params))
@@ -147,8 +157,9 @@ def test_stacked_weights_stream_explain_and_converse_the_same(lm: LM) -> None:
     [expected] = jaxgpt.generate(lm, "abc", **settings)
     assert [piece.done for piece in jaxgpt.stream(stacked, "abc", block=None, **settings)] == [expected]
     assert explain(stacked, "abc", temperature=0).token == expected.ids[0]
-    generated = PrefixCache(stacked).generate(lm.tokenizer.encode("abc").tolist(), 3, SamplingParams(0), (), 0, 3)
-    assert [i for ids in generated for i in ids] == expected.ids
+    template = {"chat_template": "{{ messages[0].content }}"}
+    talker = stacked._replace(tokenizer=replace_special(lm.tokenizer, template))
+    assert jaxgpt.chat(talker, [{"role": "user", "content": "abc"}], **settings).ids == expected.ids
 
 
 def spread_over(lm: LM, **axes: int) -> LM:
@@ -207,6 +218,21 @@ def test_one_compilation_per_bucket_of_prompt_lengths(monkeypatch: pytest.Monkey
     buckets = {max(8, 1 << (int(n) - 1).bit_length()) for n in lengths}
     assert len(buckets) == 5
     jaxgpt.generate(lm, [[1] * 100], max_new_tokens=5, temperature=0)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_weights_that_load_stores_work_in_a_model_of_ones_own(weights: Any) -> None:
+    """README: `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
+    jaxgpt.save(tiny(n_layer=2, n_kv_head=1, mlp="gated", tie_embeddings=True), "run")
+    lm, ids = jaxgpt.load("run", weights=weights), jnp.arange(10)[None]
+    found, expected = (
+        jax.jit(lambda params: GPT(lm.config.model).apply({"params": params}, ids))(params)
+        for params in (lm.params, dequantize(lm.params))
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    [out] = jaxgpt.generate(lm, ids[0], temperature=0, max_new_tokens=1)
+    assert out.ids == [int(expected[0, -1].argmax())]
 
 
 # --- stopping ------------------------------------------------------------------------------------------------------
@@ -406,7 +432,7 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
         ({"key": np.arange(3, dtype=np.uint32)}, "key must be an integer"),
         (
             {"key": jax.random.split(jax.random.key(0), 3)},
-            r"key has shape \(3,\): give one key, or one per prompt \(1\)",
+            r"key has shape \(3,\): pass one key, or one per prompt \(1\)",
         ),
         ({"key": jax.random.split(jax.random.key(0), 0)}, r"shape \(0,\)"),
         ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per sequence \(2\)"),
@@ -538,20 +564,31 @@ def test_x64_does_not_change_texts() -> None:
 # --- defaults ------------------------------------------------------------------------------------------------------
 
 
-def test_defaults_are_the_same_everywhere() -> None:
+@pytest.mark.ci
+def test_settings_are_those_of_the_dataclasses(lm: LM) -> None:
+    """Their names and defaults; a wrong name is answered with the right one, where the setting is not documented."""
+    declared = {f.name: f.default for f in fields(SamplingParams)}
+    both = declared | {f.name: f.default for f in fields(BeamParams)}
+    assert jaxgpt.generate(lm, "a", max_new_tokens=9, **both) == jaxgpt.generate(lm, "a", max_new_tokens=9)  # type: ignore[arg-type]
+    assert explain(lm, "a", **declared).token == explain(lm, "a").token
+    [*_, last] = jaxgpt.stream(lm, "a", max_new_tokens=9, **declared)  # type: ignore[arg-type]
+    assert [last.done] == jaxgpt.generate(lm, "a", max_new_tokens=9)
+    for call in (jaxgpt.generate, jaxgpt.stream, explain):
+        with pytest.raises(UserError, match=r"unknown setting temprature \(did you mean temperature\?\); use one of"):
+            call(lm, "a", temprature=1.0)  # type: ignore[operator]
+        assert all(f"{name}" in (inspect.getdoc(jaxgpt.generate) or "") for name in both)
+    with pytest.raises(UserError, match="unknown setting num_beams"):
+        jaxgpt.stream(lm, "a", num_beams=2)
+
+
+def test_defaults_of_the_commands_are_those_of_generate() -> None:
     from jaxgpt.cli import command
 
     def defaults(function: Any) -> dict[str, Any]:
         return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
-    declared = {f.name: f.default for f in fields(SamplingParams)}
-    both = declared | {f.name: f.default for f in fields(BeamParams)}
-    for function in (jaxgpt.generate, jaxgpt.stream, explain):
-        signature = defaults(function)
-        assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-        assert {name: signature[name] for name in declared} == declared
-    assert {name: defaults(jaxgpt.generate)[name] for name in both} == both
-    python = defaults(jaxgpt.generate) | {"seed": defaults(jaxgpt.generate)["key"]}
+    python = defaults(jaxgpt.generate)
+    python["seed"] = python.pop("key")
     for name in ("sample", "explain"):  # their SamplingParams and BeamParams are the declared ones
         flags = {k: v for k, v in defaults(command(name)).items() if k in python and k not in ("prompts", "key")}
         assert flags == {k: python[k] for k in flags}
@@ -639,7 +676,7 @@ def test_empty_prompts() -> None:
     ("stop", "possible"), [("b", True), ("a b", True), ("bo ca", True), ("q", False), ("a  b", False), ("a x b", False)]
 )
 def test_stop_strings_of_words(stop: str, possible: bool) -> None:
-    from jaxgpt.prompts import check_stops
+    from jaxgpt.lm.arguments import check_stops
 
     words = WordTokenizer(["a", "b", "foobo", "cat"])
     if possible:
@@ -654,7 +691,7 @@ def test_stop_strings_may_begin_with_a_space() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     from jaxgpt.data.tokenizer import SubwordTokenizer
-    from jaxgpt.prompts import check_stops
+    from jaxgpt.lm.arguments import check_stops
 
     words = {word: i for i, word in enumerate(["<unk>", "\u2581", "a", "b", "\u2581a"])}
     library = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="<unk>"))

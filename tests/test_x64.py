@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from helpers import small_run
 
-from jaxgpt.config import OptimConfig
-from jaxgpt.ops.quantize import quantize, quantized_matmul
+from jaxgpt.config import ModelConfig, OptimConfig
+from jaxgpt.kernels.stored import quantize
 from jaxgpt.trainer.program import build
 
 
@@ -51,9 +51,10 @@ def test_training() -> None:
 
 def test_a_product_with_int8_weights() -> None:
     x = np.random.default_rng(0).normal(size=(1, 32)).astype(np.float32)
-    w = quantize({"up_proj": {"kernel": np.ones((32, 3), np.float32)}}, "int8")["up_proj"]["kernel"]
+    params = {"h_0": {"mlp": {"up_proj": {"kernel": np.ones((32, 3), np.float32)}}}}
+    w = quantize(params, ModelConfig(n_layer=1), "int8")["h_0"]["mlp"]["up_proj"]["kernel"]
     with jax.enable_x64(True):
-        found = jax.jit(quantized_matmul)(x, w)
+        found = jax.jit(lambda x, w: x @ w)(jax.numpy.asarray(x), w)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, x.sum(keepdims=True).repeat(3, 1), rtol=1e-5)
 

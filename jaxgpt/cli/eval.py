@@ -42,8 +42,8 @@ def eval(
 
     use_cores(MeshConfig())
     from jaxgpt.data import open_data, with_path
+    from jaxgpt.kernels.stored import dequantize, quantize
     from jaxgpt.lm import load
-    from jaxgpt.ops.quantize import dequantize, quantize
     from jaxgpt.trainer.evaluation import evaluate, loss_difference
 
     with progress("loading") as activity:
@@ -57,7 +57,7 @@ def eval(
         cost: dict[str, float] = {}
         if weights != "float32":
             activity.stage(f"evaluating {weights}")
-            lower = program.put_params(dequantize(quantize(lm.params, weights)))
+            lower = program.put_params(dequantize(quantize(lm.params, lm.config.model, weights)))
             full, result = result, evaluate(program, lower, data.val, progress=activity)
             assert result is not None
             difference, stderr = loss_difference(full, result)

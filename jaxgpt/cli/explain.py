@@ -47,8 +47,8 @@ def explain(
 
     from jaxgpt.lm import explain as explain_token
     from jaxgpt.lm import load
+    from jaxgpt.lm.arguments import encode_prompt
     from jaxgpt.lm.text import TextStream
-    from jaxgpt.prompts import encode_prompt
 
     lm = load(run, checkpoint, weights)
     note_if_empty(lm.tokenizer, [prompt])

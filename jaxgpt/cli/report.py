@@ -27,10 +27,10 @@ from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.data import Data, Packed, Split, Tokenizer
 from jaxgpt.lm import LM, generate
+from jaxgpt.lm.arguments import start_ids
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.parallel.join import on_peer_failure
 from jaxgpt.parallel.processes import collected, count, leader
-from jaxgpt.prompts import beginning
 from jaxgpt.trainer.evaluation import Evaluation, eval_params
 from jaxgpt.trainer.metrics import parameter_count
 from jaxgpt.trainer.program import Program
@@ -277,13 +277,13 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> tuple[st
             return config.train.prompt, ids
     if not config.train.prompt:
         with suppress(UserError):
-            return "", beginning(tokenizer)[0]
+            return "", start_ids(tokenizer)[0]
     for token in split.take(0, min(len(split), context)).tolist():
         text = tokenizer.decode([token])
         with suppress(UserError):
             if tokenizer.encode(text).tolist() == [token]:
                 return text, [token]
-    return "", beginning(tokenizer)[0]
+    return "", start_ids(tokenizer)[0]
 
 
 def sample_command(run: Path, prompt: str) -> str:

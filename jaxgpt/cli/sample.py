@@ -84,7 +84,7 @@ def sample(
 
     use_cores(MeshConfig(data=1))
     from jaxgpt.lm import generate, load
-    from jaxgpt.prompts import encode_prompts
+    from jaxgpt.lm.arguments import encode_prompts
 
     with progress("loading") as activity:
         lm = load(run, checkpoint, weights)
@@ -133,10 +133,10 @@ def sample(
 
 def note_if_empty(tokenizer: Tokenizer, prompts: Sequence[str]) -> None:
     """Print a note if a prompt is empty."""
-    from jaxgpt.prompts import beginning
+    from jaxgpt.lm.arguments import start_ids
 
     if not all(prompts):
-        note(f"the prompt is empty: generation starts from {beginning(tokenizer)[1]}")
+        note(f"the prompt is empty: generation starts from {start_ids(tokenizer)[1]}")
 
 
 def _read_prompts(name: str) -> list[str]:

@@ -19,20 +19,20 @@ def _table(output_first: bool) -> WeightTable:
     def attention(part: str) -> tuple[str, ...]:
         return tuple(f"h_{{}}/attn/{q}_proj/{part}" for q in "qkv")
 
-    def matrix(name: str, *leaves: str, n_in: int = 1) -> WeightRow:
-        return WeightRow(f"{PREFIX}h.{{}}.{name}.weight", leaves, n_in, output_first)
+    def matrix(name: str, *leaves: str) -> WeightRow:
+        return WeightRow(f"{PREFIX}h.{{}}.{name}.weight", leaves, output_first)
 
     def vector(name: str, *leaves: str) -> WeightRow:
         return WeightRow(f"{PREFIX}h.{{}}.{name}", leaves)
 
     return (
-        WeightRow(f"{PREFIX}wte.weight", ("wte/embedding",), 1),
-        WeightRow(f"{PREFIX}wpe.weight", ("wpe/embedding",), 1),
+        WeightRow(f"{PREFIX}wte.weight", ("wte/embedding",)),
+        WeightRow(f"{PREFIX}wpe.weight", ("wpe/embedding",)),
         vector("ln_1.weight", "h_{}/ln_1/scale"),
         vector("ln_1.bias", "h_{}/ln_1/bias"),
         matrix("attn.c_attn", *attention("kernel")),
         vector("attn.c_attn.bias", *attention("bias")),
-        matrix("attn.c_proj", "h_{}/attn/o_proj/kernel", n_in=2),
+        matrix("attn.c_proj", "h_{}/attn/o_proj/kernel"),
         vector("attn.c_proj.bias", "h_{}/attn/o_proj/bias"),
         vector("ln_2.weight", "h_{}/ln_2/scale"),
         vector("ln_2.bias", "h_{}/ln_2/bias"),
@@ -42,7 +42,7 @@ def _table(output_first: bool) -> WeightTable:
         vector("mlp.c_proj.bias", "h_{}/mlp/down_proj/bias"),
         WeightRow(f"{PREFIX}ln_f.weight", ("ln_f/scale",)),
         WeightRow(f"{PREFIX}ln_f.bias", ("ln_f/bias",)),
-        WeightRow("lm_head.weight", ("lm_head/kernel",), 1, output_first=True),
+        WeightRow("lm_head.weight", ("lm_head/kernel",), output_first=True),
     )
 
 

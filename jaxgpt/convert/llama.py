@@ -56,9 +56,9 @@ def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.
         q_gain: factor of the gain of the norm of queries.
     """
 
-    def linear(name: str, leaf: str, n_in: int = 1) -> tuple[WeightRow, WeightRow]:
+    def linear(name: str, leaf: str) -> tuple[WeightRow, WeightRow]:
         return (
-            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), n_in, output_first=True),
+            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), output_first=True),
             WeightRow(f"{PREFIX}layers.{{}}.{name}.bias", (f"h_{{}}/{leaf}/bias",)),
         )
 
@@ -66,19 +66,19 @@ def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.
         return WeightRow(f"{PREFIX}{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor)
 
     return (
-        WeightRow(f"{PREFIX}embed_tokens.weight", ("wte/embedding",), 1),
+        WeightRow(f"{PREFIX}embed_tokens.weight", ("wte/embedding",)),
         *(norm(f"layers.{{}}.{name}", f"h_{{}}/{leaf}") for name, leaf in norms.items()),
         *linear("self_attn.q_proj", "attn/q_proj"),
         *linear("self_attn.k_proj", "attn/k_proj"),
         *linear("self_attn.v_proj", "attn/v_proj"),
-        *linear("self_attn.o_proj", "attn/o_proj", n_in=2),
+        *linear("self_attn.o_proj", "attn/o_proj"),
         norm("layers.{}.self_attn.q_norm", "h_{}/attn/q_norm", q_gain),
         norm("layers.{}.self_attn.k_norm", "h_{}/attn/k_norm"),
         *linear("mlp.gate_proj", "mlp/gate_proj"),
         *linear("mlp.up_proj", "mlp/up_proj"),
         *linear("mlp.down_proj", "mlp/down_proj"),
         norm("norm", "ln_f"),
-        WeightRow(HEAD, ("lm_head/kernel",), 1, output_first=True),
+        WeightRow(HEAD, ("lm_head/kernel",), output_first=True),
     )
 
 

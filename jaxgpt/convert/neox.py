@@ -15,10 +15,10 @@ PREFIX = "gpt_neox."
 
 
 def _table() -> WeightTable:
-    def matrix(name: str, *leaves: str, n_in: int = 1, by_head: bool = False) -> tuple[WeightRow, WeightRow]:
+    def matrix(name: str, *leaves: str, by_head: bool = False) -> tuple[WeightRow, WeightRow]:
         kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
         return (
-            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", kernels, n_in, output_first=True, by_head=by_head),
+            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", kernels, output_first=True, by_head=by_head),
             WeightRow(f"{PREFIX}layers.{{}}.{name}.bias", biases, by_head=by_head),
         )
 
@@ -29,15 +29,15 @@ def _table() -> WeightTable:
         )
 
     return (
-        WeightRow(f"{PREFIX}embed_in.weight", ("wte/embedding",), 1),
+        WeightRow(f"{PREFIX}embed_in.weight", ("wte/embedding",)),
         *norm("layers.{}.input_layernorm", "h_{}/ln_1"),
         *norm("layers.{}.post_attention_layernorm", "h_{}/ln_2"),
         *matrix("attention.query_key_value", *(f"attn/{q}_proj" for q in "qkv"), by_head=True),
-        *matrix("attention.dense", "attn/o_proj", n_in=2),
+        *matrix("attention.dense", "attn/o_proj"),
         *matrix("mlp.dense_h_to_4h", "mlp/up_proj"),
         *matrix("mlp.dense_4h_to_h", "mlp/down_proj"),
         *norm("final_layer_norm", "ln_f"),
-        WeightRow("embed_out.weight", ("lm_head/kernel",), 1, output_first=True),
+        WeightRow("embed_out.weight", ("lm_head/kernel",), output_first=True),
     )
 
 

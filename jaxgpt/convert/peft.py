@@ -81,7 +81,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     leaves = flatten_params(abstract_trained(model, replace(lora, targets=targets)))
     for path, b in leaves.items():
         adapter, _, name = path.rpartition("/b/")
-        if adapter and lora.rank > min(sides := (math.prod(leaves[f"{adapter}/a"].shape[:-1]), math.prod(b.shape[1:]))):
+        if adapter and lora.rank > min(sides := (leaves[f"{adapter}/a"].shape[0], b.shape[1])):
             raise UserError(
                 f"lora.rank {lora.rank} exceeds a side of {name}, {sides[0]} x {sides[1]}: choose at most {min(sides)}"
             )
@@ -152,9 +152,8 @@ def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
     rank = max(sum(a.shape[-1] for a, _ in each) for each in parts.values())
     tensors, of_model = {}, leaf_shapes(config.model)
     for row, each in parts.items():
-        n_in = row.n_in
-        a_IR = np.concatenate([a.reshape(-1, a.shape[-1]) for a, _ in each], axis=1)
-        b = {leaf: np.zeros((rank, *of_model[leaf][n_in:]), np.float32) for leaf in row.leaves}
+        a_IR = np.concatenate([a for a, _ in each], axis=1)
+        b = {leaf: np.zeros((rank, of_model[leaf][1]), np.float32) for leaf in row.leaves}
         first = 0
         for a, of_leaves in each:
             for leaf, value in of_leaves.items():
@@ -212,10 +211,10 @@ def read_adapter(folder: Path, model: ModelConfig, params: Any) -> tuple[LoraCon
             raise UserError(f"{weights.path}: tensor {name} changes the {what} of the base: not supported; {MERGE}")
     leaves: list[tuple[str, np.ndarray]] = []
     for row in rows:
-        path, n_in = f"{row.leaves[0].rpartition('/')[0].rpartition('/')[0]}/{_target(row)}".removeprefix("/"), row.n_in
+        path = f"{row.leaves[0].rpartition('/')[0].rpartition('/')[0]}/{_target(row)}".removeprefix("/")
         a_RI = weights.read(f"{PREFIX}{_module(row)}.{A}")
-        leaves.append((f"{path}/a", np.ascontiguousarray(a_RI.T).reshape(*shapes[row.leaves[0]][:n_in], rank)))
-        of_b = {leaf: (rank, *shapes[leaf][n_in:]) for leaf in row.leaves}
+        leaves.append((f"{path}/a", np.ascontiguousarray(a_RI.T)))
+        of_b = {leaf: (rank, shapes[leaf][1]) for leaf in row.leaves}
         for leaf, b in to_leaves(_row_of_b(row), weights.read(f"{PREFIX}{_module(row)}.{B}"), of_b).items():
             leaves.append((f"{path}/b/{leaf.split('/')[-2]}", np.ascontiguousarray(b)))
     return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), nest(leaves)
@@ -296,7 +295,7 @@ def _target(row: WeightRow) -> str:
 
 
 def _row_of_b(row: WeightRow) -> WeightRow:
-    return row._replace(n_in=1, output_first=True)
+    return row._replace(output_first=True)
 
 
 def _parts(row: WeightRow, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:

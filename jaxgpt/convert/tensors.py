@@ -1,12 +1,11 @@
 """Map between the tree of weights and the flat tensors of another system: one table, read in both directions.
 
 A leaf is named by its path, `h_0/attn/q_proj/kernel`. A `WeightRow` lists the leaves of a tensor, concatenated along its output
-axis. Kernels here are `[in, heads, head_dim]`; other systems store matrices, and PyTorch stores `[out, in]`.
+axis. Matrices here are `[in, out]`; PyTorch stores `[out, in]`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,20 +22,20 @@ class WeightRow(NamedTuple):
     Attributes:
         name: name of the tensor in the other system.
         leaves: paths of the leaves here, in storage order.
-        n_in: number of leading axes of each leaf that are inputs; 0: a vector.
         output_first: whether the matrix is stored as `[out, in]`, as in torch.nn.Linear.
         by_head: whether the leaves alternate head by head along the output axis, instead of being concatenated.
         offset: added to the stored tensor: 1 for a gain stored as its difference from 1.
         factor: multiplies the sum.
+        heads: number of heads of the model, set by `expand` if `by_head`.
     """
 
     name: str
     leaves: tuple[str, ...]
-    n_in: int = 0
     output_first: bool = False
     by_head: bool = False
     offset: float = 0.0
     factor: float = 1.0
+    heads: int = 0
 
 
 WeightTable = tuple[WeightRow, ...]
@@ -56,14 +55,14 @@ def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:
         for layer in range(config.n_layer) if "{}" in row.name else (0,):
             leaves = tuple(leaf.format(layer) for leaf in row.leaves)
             if all(leaf in shapes for leaf in leaves):
-                rows.append(row._replace(name=row.name.format(layer), leaves=leaves))
+                heads = config.n_head if row.by_head else 0
+                rows.append(row._replace(name=row.name.format(layer), leaves=leaves, heads=heads))
     return rows
 
 
 def tensor_shape(row: WeightRow, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Return the shape of the tensor of a row."""
-    matrices = [_matrix_shape(shapes[leaf], row.n_in) for leaf in row.leaves]
-    shape = (*matrices[0][:-1], sum(m[-1] for m in matrices))
+    shape = (*shapes[row.leaves[0]][:-1], sum(shapes[leaf][-1] for leaf in row.leaves))
     return shape[::-1] if row.output_first else shape
 
 
@@ -72,21 +71,19 @@ def to_leaves(row: WeightRow, tensor: np.ndarray, shapes: Mapping[str, tuple[int
     matrix = tensor.T if row.output_first else tensor
     if row.offset or row.factor != 1.0:
         matrix = (matrix + np.float32(row.offset)) * np.float32(row.factor)
-    if row.by_head:
-        heads, width = shapes[row.leaves[0]][-2:]
-        parts = list(np.moveaxis(matrix.reshape(*matrix.shape[:-1], heads, len(row.leaves), width), -2, 0))
+    if row.heads:
+        parts = list(np.moveaxis(matrix.reshape(*matrix.shape[:-1], row.heads, len(row.leaves), -1), -2, 0))
     else:
-        widths = [_matrix_shape(shapes[leaf], row.n_in)[-1] for leaf in row.leaves]
-        parts = np.split(matrix, np.cumsum(widths)[:-1], axis=-1)
+        parts = np.split(matrix, np.cumsum([shapes[leaf][-1] for leaf in row.leaves])[:-1], axis=-1)
     return {leaf: part.reshape(shapes[leaf]) for leaf, part in zip(row.leaves, parts, strict=True)}
 
 
 def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
     """Join leaves into a tensor, contiguous float32."""
-    matrices = [leaves[leaf].reshape(_matrix_shape(leaves[leaf].shape, row.n_in)) for leaf in row.leaves]
-    if row.by_head:
-        rows, heads, width = matrices[0].shape[:-1], *leaves[row.leaves[0]].shape[-2:]
-        matrix = np.stack([m.reshape(*rows, heads, width) for m in matrices], axis=-2).reshape(*rows, -1)
+    matrices = [np.asarray(leaves[leaf]) for leaf in row.leaves]
+    if row.heads:
+        rows = matrices[0].shape[:-1]
+        matrix = np.stack([m.reshape(*rows, row.heads, -1) for m in matrices], axis=-2).reshape(*rows, -1)
     else:
         matrix = matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=-1)
     if row.offset or row.factor != 1.0:
@@ -105,7 +102,3 @@ def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[name] = leaf
     return tree
-
-
-def _matrix_shape(shape: tuple[int, ...], n_in: int) -> tuple[int, ...]:
-    return (math.prod(shape[:n_in]), math.prod(shape[n_in:])) if n_in else (math.prod(shape),)

@@ -1,12 +1,12 @@
 """Decoding: logits to the next token. Filters, sampling, the sampler and beam search."""
 
 from jaxgpt.config import BeamParams, SamplingParams
-from jaxgpt.decoding.sampler import Model
+from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token, warp
 
 __all__ = [
     "BeamParams",
-    "Model",
+    "Sampler",
     "SamplingParams",
     "TokenBuffer",
     "sample_token",

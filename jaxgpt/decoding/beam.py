@@ -1,7 +1,7 @@
 """Beam search: extend several sequences per prompt and keep the most probable ones at each step.
 
 Follows `GenerationMixin._beam_search` of transformers 5 in when a sequence is finished, when to stop, and how length affects
-the score. Results and scores equal those of transformers.
+the score. Results and scores match transformers.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import BeamParams, SamplingParams
-from jaxgpt.decoding.sampler import Model
+from jaxgpt.config import BeamParams
+from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import TokenBuffer, warp
 
 WORST = -1.0e9  # below every log p, and finite so that sums stay comparable
-NO_SCORE = -jnp.inf  # of a sequence that has not finished
+NO_SCORE = -jnp.inf  # score of an unfinished sequence
 
 
 class Hypotheses(NamedTuple):
@@ -41,7 +41,7 @@ class BeamState(NamedTuple):
         ids_BWS: int32, running sequences, prompt included.
         score_BW: float32, log p of each running sequence.
         best: finished sequences.
-        finished_BW: which entries of `best` are in use.
+        finished_BW: whether each entry of `best` is in use.
         active_B: whether a running sequence can still become one of the best.
         cache: KV cache of B * W rows.
         logits_BWV: logits of the next ids.
@@ -83,18 +83,15 @@ class BeamSearch:
     """Beam search as pure functions: `prefill`, then `candidates` and `step` while `open`.
 
     Attributes:
-        size: slots for the whole text, prompt included.
-        model: the model's functions.
-        sampling: repetition penalty and n-grams; temperature is 1, and filters for sampling are off.
+        sampler: the model, repetition penalty and n-grams, and ids that end a sequence; temperature is 1, and filters for
+            sampling are off.
         beams: beam search parameters.
-        stop_ids: ids that end a sequence.
+        size: slots for the whole text, prompt included.
     """
 
-    size: int
-    model: Model
-    sampling: SamplingParams
+    sampler: Sampler
     beams: BeamParams
-    stop_ids: tuple[int, ...]
+    size: int
 
     def run(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> Hypotheses:
         """Run the whole search, without stop strings; arguments as in `prefill`."""
@@ -114,7 +111,7 @@ class BeamSearch:
             limit_B: int32, the maximum number of new ids; 0 for a row that only pads the batch.
         """
         (B, P), W = text.ids_BS.shape, self.beams.num_beams
-        logits_B1V, cache = self.model.extend(params, text.ids_BS, self.model.cache(text.start_B, self.size), True)
+        logits_B1V, cache = self.sampler.model.prefill(params, text.ids_BS, text.positions(), self.size, True)
         ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, self.size - P)))
         none = Hypotheses(
             jnp.zeros((B, W, self.size - P), jnp.int32),
@@ -145,10 +142,10 @@ class BeamSearch:
         """Find the K most probable continuations, enough to keep W beams even if all stop ids are among them."""
         B, W, V = state.logits_BWV.shape
         P = self.size - state.best.ids_BWn.shape[-1]
-        K = min(max(2, 1 + len(self.stop_ids)), V) * W
+        K = min(max(2, 1 + len(self.sampler.stop_ids)), V) * W
         text = TokenBuffer(state.ids_BWS.reshape(B * W, -1), jnp.repeat(state.start_B, W), P + state.made)
         log_p = jax.nn.log_softmax(state.logits_BWV, axis=-1).reshape(B * W, V)
-        log_p = warp(log_p, text, self.sampling).reshape(B, W, V)
+        log_p = warp(log_p, text, self.sampler.sampling).reshape(B, W, V)
         # A row at its limit waits for the others. Its logits are not read: past the last learned position they are NaN.
         log_p = jnp.where((state.made < state.limit_B)[:, None, None], log_p, 0.0)
         score_BK, flat_BK = jax.lax.top_k((log_p + state.score_BW[:, :, None]).reshape(B, W * V), K)
@@ -169,7 +166,7 @@ class BeamSearch:
         (B, K), W, V = id_BK.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
         P, weigh = self.size - ids_BKn.shape[-1], self.beams.length_penalty
         made = state.made + 1
-        stops = jnp.asarray(self.stop_ids, jnp.int32)
+        stops = jnp.asarray(self.sampler.stop_ids, jnp.int32)
         ends_BK = stopped_BK | jnp.isin(id_BK, stops) | (made >= state.limit_B)[:, None]
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
@@ -204,7 +201,7 @@ class BeamSearch:
 
         flat = (jnp.arange(B)[:, None] * W + beam_BW).reshape(-1)
         cache = jax.tree.map(lambda x: x[flat] if x.ndim == 4 else x, state.cache)
-        logits, cache = self.model.extend(params, token_BW.reshape(B * W, 1), cache, True)
+        logits, cache = self.sampler.model.extend(params, token_BW.reshape(B * W, 1), cache, True)
         return state._replace(
             ids_BWS=ids_BWS,
             score_BW=score_BW,

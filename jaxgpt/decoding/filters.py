@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 NEVER = -jnp.inf
-SORTED = 256  # number of top tokens that top-p sorts first; sorting a whole vocabulary is slow on a CPU
+SORTED = 256  # number of top tokens that top-p sorts first
 COLD = 0.01  # below this temperature, subtract the maximum before dividing
 TINY = float(jnp.finfo(jnp.float32).tiny)  # most devices flush smaller numbers to zero
 
@@ -22,8 +22,8 @@ def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array
 
     Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
-    said_BV = _marks(logits_BV, ids_BS, seen_BS)
-    return jnp.where(said_BV, jnp.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
+    seen_BV = _marks(logits_BV, ids_BS, seen_BS)
+    return jnp.where(seen_BV, jnp.where(logits_BV < 0, logits_BV * penalty, logits_BV / penalty), logits_BV)
 
 
 def forbid_repeated_ngrams(
@@ -64,19 +64,9 @@ def forbid_repeated_ngrams(
     return jnp.where(_marks(logits_BV, jnp.roll(ids_BS, -(n - 1), 1), matches_BS), NEVER, logits_BV)
 
 
-def argmax(logits_BV: jax.Array) -> jax.Array:
-    """Return the id of the largest logit, the first one of ties: int32 `[B]`. NaN counts as the largest.
-
-    The same as `jnp.argmax`, which XLA's CPU backend computes without vector instructions.
-    """
-    V = logits_BV.shape[-1]
-    best_BV = (logits_BV == logits_BV.max(-1, keepdims=True)) | jnp.isnan(logits_BV)
-    return jnp.where(best_BV, jnp.arange(V, dtype=jnp.int32), V - 1).min(-1)
-
-
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
     """Keep the most probable token, the first one of ties."""
-    best_B1 = argmax(logits_BV)[:, None]
+    best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
 
@@ -95,16 +85,14 @@ def divide_by_temperature(logits_BV: jax.Array, temperature: float) -> jax.Array
 
 def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
     """Keep the k most probable tokens and ties with the k-th. Source: Fan et al. 2018."""
-    value_Bk, id_Bk = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))
-    # The condition always holds. If the ids were not used, XLA would sort all logits to find the k-th.
-    kth_B1 = jnp.where(id_Bk >= 0, value_Bk, NEVER)[:, -1:]
-    return jnp.where(logits_BV < kth_B1, NEVER, logits_BV)
+    smallest_B1 = jax.lax.top_k(logits_BV, min(k, logits_BV.shape[-1]))[0].min(-1, keepdims=True)
+    return jnp.where(logits_BV < smallest_B1, NEVER, logits_BV)
 
 
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
     """Keep the smallest set of tokens with total probability >= p, at least one.
 
-    Of ties at the boundary, the largest ids are kept. Only the top `SORTED` tokens are sorted, or 16 times as
+    Ties at the boundary keep the largest ids. Only the top `SORTED` tokens are sorted, or 16 times as
     many if their probabilities do not reach p, and so on.
 
     Source: Holtzman et al. 2020 (nucleus sampling).
@@ -142,7 +130,7 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     last ones to rounding.
 
     Args:
-        logits_BV: float32; -inf for removed tokens, of which at least one must remain.
+        logits_BV: float32; -inf for removed tokens; at least one token must remain.
         uniform_B: float32 in [0, 1).
 
     Returns:
@@ -151,8 +139,8 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     B, V = logits_BV.shape
     width = 256
     max_B1 = _max(logits_BV)
-    # Set the weight of the maximum to 1 instead of exp(l - max): if XLA fuses the division by the temperature with this
-    # subtraction, l has digits that max has lost, and for large logits the weight would be 0 or infinite.
+    # Set the weight of the maximum to 1 instead of exp(l - max): if the compiler fuses the division by the temperature with
+    # this subtraction, l has digits that max has lost, and for large logits the weight would be 0 or infinite.
     weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
     weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
     groups_BG = weight_BGW.sum(-1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,35 @@ import jax.numpy as jnp
 from jaxgpt.config import SamplingParams
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token
 
-# (params, tokens_BT, cache, last) -> (logits, cache)
-ExtendFn = Callable[[Any, jax.Array, Any, bool], tuple[jax.Array, Any]]
-# (start_B, size) -> an empty cache
-CacheFn = Callable[[jax.Array, int], Any]
+
+class Decoder(Protocol):
+    """A model as two functions. Equal decoders share compiled programs."""
+
+    def prefill(
+        self, params: Any, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool, /
+    ) -> tuple[jax.Array, Any]:
+        """Return the logits of prompts, `[B, T, V]` or of the last position, and a cache of `slots` slots."""
+
+    def extend(self, params: Any, tokens_BT: jax.Array, cache: Any, last: bool, /) -> tuple[jax.Array, Any]:
+        """Return the logits of tokens that follow the cached ones, and the extended cache."""
 
 
-class Model(NamedTuple):
-    """A model as two functions. Compiled programs are looked up by their identity, so create them once per model.
+@dataclass(frozen=True)
+class Sampler:
+    """A model, sampling parameters and stop ids. Equal samplers share compiled programs.
 
     Attributes:
-        extend: computes logits for new tokens and appends the tokens to the cache.
-        cache: creates an empty cache.
+        model: the functions of the model.
+        sampling: sampling parameters.
+        stop_ids: ids that end a row.
     """
 
-    extend: ExtendFn
-    cache: CacheFn
+    model: Decoder
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009
+    stop_ids: tuple[int, ...] = ()
 
 
-class RowLimits(NamedTuple):
+class Rows(NamedTuple):
     """Keys and limits of the rows.
 
     Attributes:
@@ -57,89 +67,57 @@ class SamplerState(NamedTuple):
     made: jax.Array
 
 
-def prefill(
-    params: Any,
-    text: TokenBuffer,
-    rows: RowLimits,
-    size: int,
-    slots: int,
-    model: Model,
-    sampling: SamplingParams,
-    stop_ids: tuple[int, ...],
-) -> SamplerState:
+def prefill(sampler: Sampler, params: Any, text: TokenBuffer, rows: Rows, size: int, slots: int) -> SamplerState:
     """Compute the cache of the prompts and sample the first token of each row.
 
     Args:
+        sampler: model, sampling parameters and stop ids.
         params: the weights.
         text: the prompts, which fill `text.ids_BS`.
         rows: keys and limits.
         size: slots for the whole text, prompt included.
         slots: slots of the cache.
-        model: the model's functions.
-        sampling: sampling parameters.
-        stop_ids: ids that end a row.
     """
-    logits_B1V, cache = model.extend(params, text.ids_BS, model.cache(text.start_B, slots), True)
+    logits_B1V, cache = sampler.model.prefill(params, text.ids_BS, text.positions(), slots, True)
     ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, size - text.ids_BS.shape[1])))
     state = SamplerState(text._replace(ids_BS=ids_BS), cache, rows.limit_B < 1, jnp.int32(0))
-    return _append(state, logits_B1V[:, -1], cache, rows, sampling, stop_ids)
+    return _append(sampler, state, logits_B1V, cache, rows)
 
 
 def decode_steps(
-    params: Any,
-    state: SamplerState,
-    rows: RowLimits,
-    steps: jax.Array,
-    model: Model,
-    sampling: SamplingParams,
-    stop_ids: tuple[int, ...],
-    window: int = 0,
+    sampler: Sampler, params: Any, state: SamplerState, rows: Rows, steps: jax.Array, window: int = 0
 ) -> SamplerState:
     """Generate up to `steps` more tokens per row, fewer if all rows end.
 
     Args:
+        sampler: model, sampling parameters and stop ids.
         params: the weights.
-        state: as `prefill` or this function returned it.
+        state: returned by `prefill` or this function.
         rows: keys and limits.
         steps: int32 scalar, at most the number of free slots. Not static, so one program serves all values.
-        model: the model's functions.
-        sampling: sampling parameters.
-        stop_ids: ids that end a row.
         window: recompute the last `window` tokens at each step, as if the text began there. This takes a full forward pass
             per token, but it is the only way to exceed the context with learned positions. 0: use the cache.
     """
+    last = state.made + steps
 
-    def open_(carry: tuple[SamplerState, jax.Array]) -> jax.Array:
-        return (carry[1] < steps) & ~jnp.all(carry[0].done_B)
+    def going(state: SamplerState) -> jax.Array:
+        return (state.made < last) & ~jnp.all(state.done_B)
 
-    def step(carry: tuple[SamplerState, jax.Array]) -> tuple[SamplerState, jax.Array]:
-        state, done = carry
-        ids_BS, start_B, length = state.text
+    def step(state: SamplerState) -> SamplerState:
         if window:
-            first = length - window
-            ids_BT = jax.lax.dynamic_slice_in_dim(ids_BS, first, window, 1)
-            fresh = model.cache(jnp.maximum(start_B - first, 0), window)
-            logits_B1V, cache = model.extend(params, ids_BT, fresh, True)[0], state.cache
+            seen = state.text.last(window)
+            logits_B1V, _ = sampler.model.prefill(params, seen.ids_BS, seen.positions(), window, True)
+            cache = state.cache
         else:
-            token_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - 1, 1, 1)
-            logits_B1V, cache = model.extend(params, token_B1, state.cache, True)
-        return _append(state, logits_B1V[:, -1], cache, rows, sampling, stop_ids), done + 1
+            logits_B1V, cache = sampler.model.extend(params, state.text.last(1).ids_BS, state.cache, True)
+        return _append(sampler, state, logits_B1V, cache, rows)
 
-    return jax.lax.while_loop(open_, step, (state, jnp.int32(0)))[0]
+    return jax.lax.while_loop(going, step, state)
 
 
-def _append(
-    state: SamplerState,
-    logits_BV: jax.Array,
-    cache: Any,
-    rows: RowLimits,
-    sampling: SamplingParams,
-    stop_ids: tuple[int, ...],
-) -> SamplerState:
-    ids_BS, start_B, length = state.text
-    last_B = jax.lax.dynamic_slice_in_dim(ids_BS, length - 1, 1, 1)[:, 0]
-    token_B = jnp.where(state.done_B, last_B, sample_token(logits_BV, state.text, rows.key_B, state.made, sampling))
-    ended_B = jnp.isin(token_B, jnp.asarray(stop_ids, jnp.int32)) | (token_B < 0)
-    done_B = state.done_B | ended_B | (state.made + 1 >= rows.limit_B)
-    ids_BS = jax.lax.dynamic_update_slice(ids_BS, token_B[:, None], (jnp.int32(0), length))
-    return SamplerState(TokenBuffer(ids_BS, start_B, length + 1), cache, done_B, state.made + 1)
+def _append(sampler: Sampler, state: SamplerState, logits_B1V: jax.Array, cache: Any, rows: Rows) -> SamplerState:
+    text, made = state.text, state.made + 1
+    token_B, _ = sample_token(logits_B1V[:, -1], text, rows.key_B, state.made, sampler.sampling)
+    token_B = jnp.where(state.done_B, text.last(1).ids_BS[:, 0], token_B)
+    ended_B = jnp.isin(token_B, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_B < 0)
+    return SamplerState(text.append(token_B[:, None]), cache, state.done_B | ended_B | (made >= rows.limit_B), made)

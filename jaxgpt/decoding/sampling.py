@@ -37,6 +37,21 @@ class TokenBuffer(NamedTuple):
         slot_S = jnp.arange(self.ids_BS.shape[1])
         return (slot_S[None, :] >= self.start_B[:, None]) & (slot_S < self.length)[None, :]
 
+    def positions(self) -> jax.Array:
+        """Return the position of each slot's token in its row, int32 `[B, S]`; -1 before its first token."""
+        return jnp.maximum(jnp.arange(self.ids_BS.shape[1], dtype=jnp.int32)[None, :] - self.start_B[:, None], -1)
+
+    def last(self, n: int) -> TokenBuffer:
+        """Return the last n slots."""
+        first = self.length - n
+        ids_Bn = jax.lax.dynamic_slice_in_dim(self.ids_BS, first, n, 1)
+        return TokenBuffer(ids_Bn, jnp.maximum(self.start_B - first, 0), jnp.int32(n))
+
+    def append(self, ids_BT: jax.Array) -> TokenBuffer:
+        """Write tokens into the next slots."""
+        ids_BS = jax.lax.dynamic_update_slice(self.ids_BS, ids_BT, (jnp.int32(0), self.length))
+        return TokenBuffer(ids_BS, self.start_B, self.length + ids_BT.shape[1])
+
 
 # (logits_BV, text) -> logits_BV, float32; the logits of removed tokens become -inf
 Filter = Callable[[jax.Array, TokenBuffer], jax.Array]
@@ -82,7 +97,7 @@ def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str
 def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> Iterator[tuple[str, jax.Array]]:
     """Yield the name of each enabled filter and the logits after it.
 
-    The order is that of transformers: repetition penalty, n-grams, custom filters, temperature, top-k, top-p, min-p.
+    Filters apply in the order of transformers: repetition penalty, n-grams, custom filters, temperature, top-k, top-p, min-p.
     """
     s = sampling
     if s.repetition_penalty != 1:
@@ -127,18 +142,23 @@ def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
 
 def sample_token(
     logits_BV: jax.Array, text: TokenBuffer, key_B: jax.Array, index: jax.Array, sampling: SamplingParams
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Sample the next token of each row. Every row has its own key, so rows are independent of each other.
 
     Uses inverse CDF sampling: the token is the first one whose cumulative probability exceeds a random number. This needs
     one random number per row instead of one per token of the vocabulary, and can be verified by hand.
 
     Returns:
-        int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
+        token_B: int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
+        log_p_B: logarithm of the token's probability after all filters, float32 `[B]`.
     """
     warped_BV = warp(logits_BV, text, sampling)
-    greedy = not sampling.draws
-    token_B = filters.argmax(warped_BV) if greedy else filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
-    max_B = jnp.max(warped_BV, axis=-1)  # NaN where one of them is
+    if sampling.draws:
+        token_B = filters.inverse_cdf_sample(warped_BV, row_uniform(key_B, index))
+    else:
+        token_B = jnp.argmax(warped_BV, axis=-1).astype(jnp.int32)
+    logit_B = jnp.take_along_axis(warped_BV, token_B[:, None], axis=-1)[:, 0]
+    log_p_B = logit_B - jax.nn.logsumexp(warped_BV, axis=-1)
+    max_B = jnp.max(warped_BV, axis=-1)  # NaN if any logit is NaN
     token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)
-    return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B)
+    return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B), log_p_B

@@ -3,7 +3,7 @@
 from jaxgpt.lm.conversation import Chat, chat
 from jaxgpt.lm.explain import explain
 from jaxgpt.lm.generation import Generation, Piece, generate, stream
-from jaxgpt.lm.model import LM, load, model_functions, save
+from jaxgpt.lm.model import LM, load, sampler_of, save
 
 __all__ = [
     "LM",
@@ -14,7 +14,7 @@ __all__ = [
     "explain",
     "generate",
     "load",
-    "model_functions",
+    "sampler_of",
     "save",
     "stream",
 ]

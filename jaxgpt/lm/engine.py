@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import BeamParams, SamplingParams
+from jaxgpt.config import BeamParams
 from jaxgpt.decoding.beam import BeamSearch, BeamState, Candidates, Hypotheses
 from jaxgpt.decoding.lookup import lookup_steps
-from jaxgpt.decoding.sampler import Model, RowLimits, SamplerState, decode_steps, prefill
+from jaxgpt.decoding.sampler import Rows, Sampler, SamplerState, decode_steps, prefill
 from jaxgpt.decoding.sampling import TokenBuffer
+from jaxgpt.model.cache import grow
 
 BLOCK = 64  # slots for new tokens are a multiple of this
+LEAST_SLOTS = 256  # smallest cache of a chat; it grows by doubling, and each size is compiled separately
+CHUNK = 512  # maximum number of prompt tokens added to a cache at once
 
 
 def bucket(n: int, least: int = 1, most: int = 0) -> int:
@@ -51,40 +55,51 @@ def cache_shape(prompts: Sequence[Sequence[int]], limits: Sequence[int], context
     return bucket(len(prompts)), bucket(max(map(len, prompts)), 8, context) + blocks(new)
 
 
+class Prefix(NamedTuple):
+    """The tokens and cache of a session of one row, which another session can extend.
+
+    Attributes:
+        ids: cached tokens.
+        state: text and cache.
+    """
+
+    ids: list[int]
+    state: SamplerState
+
+
 class DecodeSession:
     """Generation of one batch. `next_tokens` generates, `finish` ends rows early.
 
     Attributes:
         made: number of tokens generated so far per row; tokens after the end of a row are undefined.
+        reused: number of tokens of the prompt whose keys and values were kept from an earlier session.
     """
 
     def __init__(
         self,
+        sampler: Sampler,
         params: Any,
         prompts: Sequence[Sequence[int]],
         keys: jax.Array,
         limits: Sequence[int],
         *,
-        model: Model,
-        sampling: SamplingParams,
-        stop_ids: tuple[int, ...] = (),
         context: int = 0,
         slide: bool = False,
         lookup: int = 0,
+        before: Prefix | None = None,
     ) -> None:
-        """Prepare a batch; nothing is computed yet.
+        """Prepare a batch; without `before`, nothing is computed yet.
 
         Args:
+            sampler: model, sampling parameters and stop ids.
             params: the weights.
             prompts: ids, at least one per row; with `slide`, at most `context`.
             keys: one key per row.
             limits: the maximum number of new tokens of each row.
-            model: the model's functions.
-            sampling: sampling parameters.
-            stop_ids: ids that end a row.
             context: the model's context length in tokens.
             slide: beyond the context, continue from the last `context` tokens.
             lookup: draft tokens by prompt lookup with n-grams of this length; one prompt only, without `slide`. 0 disables.
+            before: prefix of an earlier session, donated: the tokens that the prompt shares with it are not computed again.
         """
         assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX would clamp
         ids_BP, start_B = left_pad(prompts, context)
@@ -92,35 +107,33 @@ class DecodeSession:
         fill = np.zeros(B - len(prompts), np.int32)
         rows = np.concatenate([np.arange(len(prompts)), fill])
         self._text = TokenBuffer(ids_BP, start_B, np.int32(self._prompt))  # type: ignore[arg-type]
-        self._rows = RowLimits(keys[rows], np.concatenate([np.asarray(limits, np.int32), fill]))  # type: ignore[arg-type]
-        self._size = self._prompt + blocks(max(limits))
+        self._rows = Rows(keys[rows], np.concatenate([np.asarray(limits, np.int32), fill]))  # type: ignore[arg-type]
         self._limit = max(limits)
         # The longest row fills the context first; after that, the window is the whole context.
         self._cached = max(context - max(map(len, prompts)) + 1, 1) if slide else self._limit
-        self._params = params
+        self._params, self._context, self.made, self.reused = params, context, 0, 0
         _, slots = cache_shape(prompts, limits, context, slide)
-        self._start, self._steps, self._slide = _programs(model, sampling, stop_ids, self._size, slots, context, lookup)
-        self._state: SamplerState | None = None
-        self.made = 0
+        self._programs = _programs(sampler, self._prompt + blocks(max(limits)), slots, context, lookup)
+        self._state = None if before is None else self._extend_prefix(before, prompts[0])
 
     def next_tokens(self, steps: int) -> np.ndarray:
         """Generate up to `steps` more tokens per row, int32 `[B, new]`, or none if all rows have ended.
 
-        With `lookup`, a few more than `steps` are possible.
-
-        A row ends at a negative token: `sampling.NO_TOKEN` or `NOT_A_NUMBER`.
+        With `lookup`, a few more than `steps` are possible. A row ends at a negative token: `sampling.NO_TOKEN` or
+        `NOT_A_NUMBER`.
         """
-        before = self.made
+        before, programs = self.made, self._programs
         if self._state is None:
             count = min(steps, self._limit, self._cached)
-            self._state = self._start(self._params, self._text, self._rows, np.int32(count - 1))
+            self._state = programs.start(self._params, self._text, self._rows, np.int32(count - 1))
             self.made = int(self._state.made)
             if self.made < count:
                 steps = self.made
         while (left := min(self._limit, before + steps) - self.made) > 0:
             cached = min(left, self._cached - self.made)
-            program, count = (self._steps, cached) if cached > 0 else (self._slide, left)
-            self._state = program(self._params, self._state, self._rows, np.int32(count))
+            program, count = (programs.steps, cached) if cached > 0 else (programs.slide, left)
+            state, self._state = self._state, None  # donated
+            self._state = program(self._params, state, self._rows, np.int32(count))
             made = int(self._state.made)
             if made == self.made:
                 break
@@ -135,47 +148,86 @@ class DecodeSession:
         done_B[list(rows)] = True
         self._state = self._state._replace(done_B=jax.device_put(done_B, self._state.done_B.sharding))
 
+    def prefix(self) -> Prefix | None:
+        """End this session of one row, and return its tokens and cache; None if a call failed or none was made."""
+        state, self._state = self._state, None
+        if state is None:
+            return None
+        start, length = int(state.text.start_B[0]), int(state.cache.length)
+        return Prefix(np.asarray(state.text.ids_BS)[0, start:length].tolist(), state)
+
+    def _extend_prefix(self, before: Prefix, prompt: Sequence[int]) -> SamplerState | None:
+        """Keep the cache of the tokens shared with an earlier text, and add the others; None if no token is shared."""
+        text, cache, start = before.state.text, before.state.cache, int(before.state.text.start_B[0])
+        same = (i for i, (a, b) in enumerate(zip(before.ids, prompt, strict=False)) if a != b)
+        self.reused = done = min(next(same, min(len(before.ids), len(prompt))), len(prompt) - 1)
+        if not done:
+            return None
+        slots = bucket(start + len(prompt) + self._limit, LEAST_SLOTS)
+        cache = cache if cache.size >= slots else _grow(cache, slots - cache.size)
+        while (left := len(prompt) - 1 - done) > 0:
+            # Not past the context: the padding of a chunk has positions, of which the last are not in a table.
+            T = bucket(min(left, CHUNK), 8, min(CHUNK, cache.size - start - done, max(self._context - done, left)))
+            new = prompt[done : done + T][:left]
+            ids_1T = np.zeros((1, T), np.int32)
+            ids_1T[0, : len(new)] = new
+            cache = cache._replace(length=jnp.int32(start + done))
+            cache = self._programs.read(self._params, cache, ids_1T, np.int32(len(new)))
+            done += len(new)
+        ids_1S = np.zeros((1, cache.size + 1), np.int32)
+        ids_1S[0, start : start + len(prompt)] = prompt
+        self._prompt = start + len(prompt)
+        text = TokenBuffer(jnp.asarray(ids_1S), text.start_B, jnp.int32(self._prompt))
+        return SamplerState(text, cache._replace(length=jnp.int32(start + done)), jnp.zeros((1,), bool), jnp.int32(0))
+
+
+class Programs(NamedTuple):
+    """The compiled functions of a sampler: prefill and decode, decode, decode with a sliding window, extend a cache."""
+
+    start: Any
+    steps: Any
+    slide: Any
+    read: Any
+
 
 @lru_cache(maxsize=64)
-def _programs(
-    model: Model, sampling: SamplingParams, stop_ids: tuple[int, ...], size: int, slots: int, window: int, lookup: int
-) -> tuple[Any, Any, Any]:
-    plain = partial(decode_steps, model=model, sampling=sampling, stop_ids=stop_ids)
-    go_on = partial(lookup_steps, model=model, sampling=sampling, stop_ids=stop_ids, ngram=lookup) if lookup else plain
+def _programs(sampler: Sampler, size: int, slots: int, window: int, lookup: int) -> Programs:
+    plain = partial(decode_steps, sampler)
+    go_on = partial(lookup_steps, sampler, ngram=lookup) if lookup else plain
 
-    def start(params: Any, text: TokenBuffer, rows: RowLimits, steps: jax.Array) -> SamplerState:
+    def start(params: Any, text: TokenBuffer, rows: Rows, steps: jax.Array) -> SamplerState:
         # Prefill and decode steps are one program, so that generation without streaming needs one compilation.
-        return go_on(params, prefill(params, text, rows, size, slots, model, sampling, stop_ids), rows, steps)
+        return go_on(params, prefill(sampler, params, text, rows, size, slots), rows, steps)
 
-    return (
-        jax.jit(start),
-        jax.jit(go_on, donate_argnums=1),
-        jax.jit(partial(plain, window=window), donate_argnums=1),
-    )
+    def read(params: Any, cache: Any, ids_1T: jax.Array, count: jax.Array) -> Any:
+        # Ids beyond `count` are padding: later tokens overwrite them, and until then they are masked.
+        return sampler.model.extend(params, ids_1T, cache, True)[1]._replace(length=cache.length + count)
+
+    once = partial(jax.jit, donate_argnums=1)
+    return Programs(jax.jit(start), once(go_on), once(partial(plain, window=window)), once(read))
+
+
+_grow = jax.jit(grow, static_argnums=1)
 
 
 def search(
+    sampler: Sampler,
     params: Any,
     prompts: Sequence[Sequence[int]],
     limits: Sequence[int],
     *,
-    model: Model,
-    sampling: SamplingParams,
     beams: BeamParams,
-    stop_ids: tuple[int, ...],
     context: int,
     stopped: Callable[[int, Sequence[int]], bool] | None = None,
 ) -> Hypotheses:
     """Run beam search over a batch of prompts; returns host arrays.
 
     Args:
+        sampler: as in `BeamSearch`.
         params: the weights.
         prompts: ids, at least one per row.
         limits: the maximum number of new tokens of each row.
-        model: the model's functions.
-        sampling: as in `BeamSearch`.
         beams: beam search parameters.
-        stop_ids: ids that end a sequence.
         context: the model's context length in tokens.
         stopped: called with a row and its new ids; returns whether they end with a stop string. The host then checks every
             candidate, and the search is no longer a single program on the device. None: no stop strings.
@@ -184,7 +236,7 @@ def search(
     B, P = ids_BP.shape
     limit_B = np.zeros(B, np.int32)
     limit_B[: len(limits)] = limits
-    run, start, step = _beam_programs(BeamSearch(P + blocks(max(limits)), model, sampling, beams, stop_ids))
+    run, start, step = _beam_programs(BeamSearch(sampler, beams, P + blocks(max(limits))))
     text = TokenBuffer(ids_BP, start_B, np.int32(P))  # type: ignore[arg-type]
     if stopped is None:
         return jax.device_get(run(params, text, limit_B))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,25 @@ import numpy as np
 from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams, UserError
 from jaxgpt.decoding.sampling import DIVERGED, CustomSampling, Filter, with_filters
 from jaxgpt.errors import as_int
+from jaxgpt.lm.arguments import (
+    Prompt,
+    Prompts,
+    check_stop_ids,
+    check_stops,
+    encode_prompts,
+    fit_context,
+    make_settings,
+    row_keys,
+)
 from jaxgpt.lm.engine import DecodeSession, cache_shape, search
-from jaxgpt.lm.model import LM, functions_of, placed, unstacked
+from jaxgpt.lm.model import LM, placed, sampler_of, unstacked
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
-from jaxgpt.prompts import Prompt, Prompts, check_stop_ids, check_stops, encode_prompts, fit, row_keys
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
 LONG_BLOCK = 512  # in longer texts, for progress and Ctrl-C, which cannot interrupt a call of the device
-WEIGHT_DIGITS = 28  # of length ** length_penalty: scores stay within float32
+WEIGHT_DIGITS = 28  # digits of length ** length_penalty: scores stay within float32
 
 
 class Generation(NamedTuple):
@@ -35,8 +44,7 @@ class Generation(NamedTuple):
         ids: the new ids, without those that ended the text.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
             `exhausted` where no_repeat_ngram_size forbids every token.
-        score: of a beam, `log p / length ** length_penalty` over all its tokens, including those that ended it; None for
-            sampled text.
+        score: `log p / length ** length_penalty` of a beam over all its tokens, including the end; None for sampled text.
     """
 
     text: str
@@ -65,16 +73,6 @@ def generate(
     *,
     max_new_tokens: int | None = None,
     max_length: int | None = None,
-    temperature: float = SamplingParams.temperature,
-    top_k: int = SamplingParams.top_k,
-    top_p: float = SamplingParams.top_p,
-    min_p: float = SamplingParams.min_p,
-    repetition_penalty: float = SamplingParams.repetition_penalty,
-    no_repeat_ngram_size: int = SamplingParams.no_repeat_ngram_size,
-    num_beams: int = BeamParams.num_beams,
-    num_return_sequences: int = BeamParams.num_return_sequences,
-    length_penalty: float = BeamParams.length_penalty,
-    early_stopping: bool | Literal["true", "false", "never"] = BeamParams.early_stopping,
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
     overflow: Overflow = "error",
@@ -82,6 +80,7 @@ def generate(
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
 ) -> list[Generation]:
     """Continue each prompt. Prompts may differ in length; no text depends on the others.
 
@@ -89,42 +88,31 @@ def generate(
     ids, is one prompt.
 
     Args:
-        lm: the model.
+        lm: model.
         prompts: a string or ids, or a list of them.
         max_new_tokens: maximum number of new tokens; None: 200, or fewer where the context ends.
-        max_length: maximum number of tokens with the prompt, instead of max_new_tokens.
-        temperature: divide the logits by this; 0 always takes the most probable token (greedy).
-        top_k: keep the k most probable tokens; 0 disables.
-        top_p: keep the smallest set of tokens with total probability >= p; 1 disables.
-        min_p: drop tokens below min_p x the top probability; 0 disables.
-        repetition_penalty: divide positive (multiply negative) logits of tokens in the text by this; 1 disables.
-        no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
-        num_beams: above 1: beam search with this many beams; nothing is drawn at random, and `key` is not used.
-        num_return_sequences: texts for each prompt: samples, or the best beams.
-        length_penalty: beams compare by `log p / length ** length_penalty`.
-        early_stopping: True: stop at num_beams finished texts; False: when a better one is unlikely; "never": when none is
-            possible.
-        stop: strings that end a text and are not part of it.
-        stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
+        max_length: maximum number of tokens including the prompt, instead of max_new_tokens.
+        stop: strings that end a text; not part of the text.
+        stop_ids: ids that end a text, in addition to the end tokens of the tokenizer; not part of the text.
         overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. Models with RoPE have
-            no last position: with "error" they continue past the context, on which they were not trained.
+            no last position: with "error" they continue past the trained context.
         lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
             that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
             0 disables.
-        filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
-            temperature. -inf forbids a token. Define each once: a new function is compiled anew.
-        key: a seed, a `jax.random.key` (row i is drawn with it folded with i), or an array of keys, one per prompt or one per
+        filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
+            -inf forbids a token. Define each once: every new function is compiled.
+        key: a seed, a `jax.random.key` (folded with the index of each row), or an array of keys, one per prompt or one per
             sequence.
-        progress: called from time to time with the number of tokens generated so far, and the maximum, of the longest text.
+        progress: called with the number of tokens generated so far and the maximum, for the longest text.
+        **settings: fields of `SamplingParams` (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and
+            of `BeamParams` (num_beams, num_return_sequences, length_penalty, early_stopping).
 
     Raises:
-        UserError: an argument that cannot work, or more tokens than the context holds.
+        UserError: if an argument is invalid, or a text exceeds the context.
     """
-    sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
-    sampling = with_filters(sampling, filters)
-    lm = unstacked(lm)
-    beams = BeamParams(num_beams, num_return_sequences, length_penalty, early_stopping)
-    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
+    sampling, beams = make_settings(settings, SamplingParams, BeamParams)
+    lm, sampling = unstacked(lm), with_filters(sampling, filters)
+    request = _request(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
     if beams.num_beams > 1:
         return _beam_search(lm, request, sampling, beams)
     repeated = request.repeat(beams.num_return_sequences)
@@ -140,12 +128,6 @@ def stream(
     *,
     max_new_tokens: int | None = None,
     max_length: int | None = None,
-    temperature: float = SamplingParams.temperature,
-    top_k: int = SamplingParams.top_k,
-    top_p: float = SamplingParams.top_p,
-    min_p: float = SamplingParams.min_p,
-    repetition_penalty: float = SamplingParams.repetition_penalty,
-    no_repeat_ngram_size: int = SamplingParams.no_repeat_ngram_size,
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
     overflow: Overflow = "error",
@@ -153,41 +135,17 @@ def stream(
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     block: int | None = STREAM_BLOCK,
+    **sampling: Any,
 ) -> Iterator[Piece]:
-    """Continue each prompt and yield its text while it is generated. The pieces of a row joined are what `generate` returns.
+    """Continue each prompt and yield its text in pieces. The pieces of a row, joined, are the text that `generate` returns.
 
-    Args:
-        lm: the model.
-        prompts: as for `generate`, like all other arguments except `block`.
-        max_new_tokens: maximum number of new tokens; None: 200, or fewer where the context ends.
-        max_length: maximum number of tokens with the prompt, instead of max_new_tokens.
-        temperature: divide the logits by this; 0 always takes the most probable token (greedy).
-        top_k: keep the k most probable tokens; 0 disables.
-        top_p: keep the smallest set of tokens with total probability >= p; 1 disables.
-        min_p: drop tokens below min_p x the top probability; 0 disables.
-        repetition_penalty: divide positive (multiply negative) logits of tokens in the text by this; 1 disables.
-        no_repeat_ngram_size: never generate the same n tokens in a row twice; 0 disables.
-        stop: strings that end a text and are not part of it.
-        stop_ids: ids that end a text and are not part of it, in addition to the end tokens of the tokenizer.
-        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. Models with RoPE have
-            no last position: with "error" they continue past the context, on which they were not trained.
-        lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
-            that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
-            0 disables.
-        filters: pure functions `(logits_BV, text) -> logits_BV` of your own, with `text` a `TokenBuffer`; they apply before the
-            temperature. -inf forbids a token. Define each once: a new function is compiled anew.
-        key: a seed, a `jax.random.key`, or an array of keys, one per prompt.
-        block: tokens generated between two pieces; None: all at once.
-
-    Raises:
-        UserError: an argument that cannot work, or more tokens than the context holds.
+    Takes the arguments of `generate`, without beams. `block` is the number of tokens generated between two pieces; None: all.
     """
-    sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
-    sampling = with_filters(sampling, filters)
+    [params] = make_settings(sampling, SamplingParams)
     lm = unstacked(lm)
-    request = _Request.of(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
-    key_B = row_keys(key, len(request.rows), 1)
-    return _pieces(lm, request, sampling, key_B, None if block is None else as_int("block", block, 1, 2**31 - 1))
+    request = _request(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
+    block = None if block is None else as_int("block", block, 1, 2**31 - 1)
+    return _pieces(lm, request, with_filters(params, filters), row_keys(key, len(request.rows), 1), block)
 
 
 class _Request(NamedTuple):
@@ -200,25 +158,6 @@ class _Request(NamedTuple):
     stop_ids: tuple[int, ...]
     overflow: Overflow
     lookup: int
-
-    @classmethod
-    def of(
-        cls,
-        lm: LM,
-        prompts: Prompts,
-        max_new_tokens: int | None,
-        max_length: int | None,
-        stop: str | Sequence[str],
-        stop_ids: int | Sequence[int],
-        overflow: Overflow,
-        lookup: int,
-    ) -> _Request:
-        model = lm.config.model
-        encoded = encode_prompts(lm.tokenizer, model.vocab_size, prompts)
-        rows, new = fit(model, encoded, max_new_tokens, max_length, overflow)
-        stops = check_stops(lm.tokenizer, stop)
-        ends = check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids)
-        return cls(encoded, rows, new, stops, ends, overflow, as_int("lookup", lookup, 0, model.block_size))
 
     def repeat(self, sequences: int) -> _Request:
         """Repeat each row."""
@@ -236,6 +175,24 @@ class _Request(NamedTuple):
             prompt=self.prompts[row].text_ids,
             byte_ids=lm.tokenizer.byte_ids,
         )
+
+
+def _request(
+    lm: LM,
+    prompts: Prompts,
+    max_new_tokens: int | None,
+    max_length: int | None,
+    stop: str | Sequence[str],
+    stop_ids: int | Sequence[int],
+    overflow: Overflow,
+    lookup: int,
+) -> _Request:
+    model, tokenizer = lm.config.model, lm.tokenizer
+    encoded = encode_prompts(tokenizer, model.vocab_size, prompts)
+    rows, new = fit_context(model, encoded, max_new_tokens, max_length, overflow)
+    ends = check_stop_ids(tokenizer, model.vocab_size, stop_ids)
+    lookup = as_int("lookup", lookup, 0, model.block_size)
+    return _Request(encoded, rows, new, check_stops(tokenizer, stop), ends, overflow, lookup)
 
 
 def _pieces(
@@ -257,13 +214,11 @@ def _pieces(
     rows, slots = cache_shape(request.rows, request.new, context, slide)
     check_memory(lm, rows, slots, max(request.new))
     session = DecodeSession(
+        sampler_of(lm, sampling, request.stop_ids),
         lm.params,
         request.rows,
         key_B,
         request.new,
-        model=functions_of(lm),
-        sampling=sampling,
-        stop_ids=request.stop_ids,
         context=context,
         slide=slide,
         lookup=request.lookup,
@@ -317,13 +272,11 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
 
     with placed(lm, rows), memory_errors():
         found = search(
+            sampler_of(lm, replace(sampling, temperature=1.0), request.stop_ids),
             lm.params,
             request.rows,
             request.new,
-            model=functions_of(lm),
-            sampling=replace(sampling, temperature=1.0),
             beams=beams,
-            stop_ids=request.stop_ids,
             context=lm.config.model.block_size,
             stopped=stopped if request.stops else None,
         )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -18,14 +17,15 @@ from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, UserError
 from jaxgpt.data import Tokenizer
-from jaxgpt.decoding import Model
+from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.errors import as_int, short_repr
-from jaxgpt.model import GPT, KVCache, init_cache
+from jaxgpt.kernels import of_device
+from jaxgpt.kernels.stored import Precision, quantize
+from jaxgpt.model import GPT, KVCache
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import abstract_params, crop_positions, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
-from jaxgpt.ops.quantize import Precision, quantize
-from jaxgpt.ops.tiled import SHORTEST, tiled_attention
+from jaxgpt.ops import Ops
 from jaxgpt.parallel import use_mesh
 
 
@@ -77,7 +77,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
     if config.lora.rank:
         params = merge(read_base(run, config, step), params, config.lora.alpha)
         config = replace(config, lora=LoraConfig())
-    params = params if weights is None else quantize(params, weights)
+    params = params if weights is None else quantize(params, config.model, weights)
     return LM(config, params, run.tokenizer(), f"{path}, step {step}")
 
 
@@ -203,31 +203,44 @@ def _check_params(params: Any, expected: Any) -> None:
             raise UserError(f"{name} is {dtype}, and weights are saved in {want.dtype}: convert them with astype")
 
 
-@lru_cache(maxsize=16)
-def model_functions(config: ModelConfig, dtype: str, has_text: bytes = b"", tiled: bool = True) -> Model:
-    """Return the model's functions for decoding. Equal arguments give the same functions, so that compiled programs are reused.
+@dataclass(frozen=True)
+class TextModel:
+    """A decoder for the sampler: `GPT` with probability 0 for ids without text.
+
+    Attributes:
+        model: module of the model.
+        has_text: one byte per id, as `ids_with_text` returns it.
+    """
+
+    model: GPT
+    has_text: bytes = b""
+
+    def prefill(
+        self, params: Any, tokens_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool
+    ) -> tuple[jax.Array, KVCache]:
+        """Apply `GPT.prefill`."""
+        result: Any = self.model.apply({"params": params}, tokens_BT, position_BT, slots, last, method="prefill")
+        return only_text(result[0], self.has_text), result[1]
+
+    def extend(self, params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
+        """Apply `GPT.extend`."""
+        result: Any = self.model.apply({"params": params}, tokens_BT, cache, last, method="extend")
+        return only_text(result[0], self.has_text), result[1]
+
+
+def sampler_of(
+    lm: LM, sampling: SamplingParams | None = None, stop_ids: tuple[int, ...] = (), ops: Ops | None = None
+) -> Sampler:
+    """Return the sampler of a model.
 
     Args:
-        config: of the model.
-        dtype: of matrix products.
-        has_text: as for `only_text`.
-        tiled: read long prompts with tiled attention on a CPU. It computes no scores that `jaxgpt.study` could edit.
+        lm: model.
+        sampling: sampling parameters; None: defaults.
+        stop_ids: ids that end a row.
+        ops: operations; None: the fastest ones of this device.
     """
-    model = GPT(config, dtype=jnp.dtype(dtype))
-    prompt_model = model.clone(kernel=tiled_attention) if tiled and jax.default_backend() == "cpu" else model
-
-    def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
-        chosen = prompt_model if tokens_BT.shape[1] >= SHORTEST else model
-        extended: Any = chosen.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        logits_BTV, cache = extended
-        return only_text(logits_BTV, has_text), cache
-
-    return Model(extend, lambda start_B, size: init_cache(config, start_B, size, model.dtype))
-
-
-def functions_of(lm: LM, tiled: bool = True) -> Model:
-    """Return `model_functions` of a run's model in its compute type, with zero probability for ids without a text."""
-    return model_functions(lm.config.model, lm.config.train.compute_dtype, ids_with_text(lm), tiled)
+    ops = of_device(jax.local_devices()[0], lm.config.train.compute_dtype) if ops is None else ops
+    return Sampler(TextModel(GPT(lm.config.model, ops), ids_with_text(lm)), sampling or SamplingParams(), stop_ids)
 
 
 def ids_with_text(lm: LM) -> bytes:

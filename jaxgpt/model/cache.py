@@ -1,8 +1,6 @@
 """The key/value cache: a pytree that the model takes and returns.
 
-Rows of different lengths are left-padded: row b starts at slot `start_B[b]`. A token's position is its slot minus the start of
-its row, so padding is neither attended to nor counted. The order of the axes is the one in which the products of a single query
-read keys and values: otherwise XLA's CPU backend would transpose the whole cache for every token.
+Rows of different lengths are left-padded, so that all rows write to the same slot. Padding has no position and is masked.
 """
 
 from __future__ import annotations
@@ -12,51 +10,57 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
+from jaxgpt.ops.attention import NO_TOKEN, Positions
+
+
+class KeysValues(NamedTuple):
+    """The keys and values of one layer, in the layout of `ops.attention.attend`."""
+
+    k_BKSH: jax.Array
+    v_BKHS: jax.Array
 
 
 class KVCache(NamedTuple):
     """Keys and values of the tokens so far.
 
     Attributes:
-        k: keys of each layer, `[B, K, S, H]`.
-        v: values of each layer, `[B, K, H, S]`.
-        start_B: first slot of each row, int32.
-        length: number of filled slots, int32 scalar; the next token is written to this slot. A new cache has the Python
-            integer 0, so that a function that creates one knows while it is traced that no earlier keys exist.
+        layers: one entry per layer.
+        position_BS: position of the token in each slot; `NO_TOKEN` for padding and empty slots.
+        length: int32 scalar, the slot of the next token.
     """
 
-    k: tuple[jax.Array, ...]
-    v: tuple[jax.Array, ...]
-    start_B: jax.Array
-    length: jax.Array | int
+    layers: tuple[KeysValues, ...]
+    position_BS: jax.Array
+    length: jax.Array
 
     @property
     def size(self) -> int:
         """Number of slots."""
-        return self.k[0].shape[2]
+        return self.position_BS.shape[1]
+
+    def append(self, tokens: int) -> tuple[Positions, KVCache]:
+        """Return the positions of the next tokens, and the cache with these positions filled."""
+        last_B1 = jax.lax.dynamic_slice_in_dim(self.position_BS, self.length - 1, 1, 1)
+        new_BT = last_B1 + 1 + jnp.arange(tokens, dtype=jnp.int32)[None]
+        position_BS = jax.lax.dynamic_update_slice_in_dim(self.position_BS, new_BT, self.length, 1)
+        return Positions(new_BT), self._replace(position_BS=position_BS, length=self.length + tokens)
 
 
-def init_cache(config: ModelConfig, start_B: jax.Array, size: int, dtype: jnp.dtype = jnp.float32) -> KVCache:
-    """Make an empty cache of `size` slots for `len(start_B)` rows."""
+def grow(cache: KVCache, slots: int) -> KVCache:
+    """Return the cache with `slots` additional empty slots."""
+
+    def pad(x: jax.Array, axis: int, value: int = 0) -> jax.Array:
+        return jnp.pad(x, [(0, slots if i == axis else 0) for i in range(x.ndim)], constant_values=value)
+
     # Zeros, because an attention weight of 0 times an uninitialized NaN is NaN.
-    B, K, H, layers = start_B.shape[0], config.kv_heads, config.head_width, range(config.n_layer)
-    return KVCache(
-        k=tuple(jnp.zeros((B, K, size, H), dtype) for _ in layers),
-        v=tuple(jnp.zeros((B, K, H, size), dtype) for _ in layers),
-        start_B=start_B.astype(jnp.int32),
-        length=0,
-    )
+    layers = tuple(KeysValues(pad(k_BKSH, 2), pad(v_BKHS, 3)) for k_BKSH, v_BKHS in cache.layers)
+    return KVCache(layers, pad(cache.position_BS, 1, NO_TOKEN), cache.length)
 
 
-def write(
-    k_BKSH: jax.Array, v_BKHS: jax.Array, new_k_BTKH: jax.Array, new_v_BTKH: jax.Array, slot: jax.Array | int
-) -> tuple[jax.Array, jax.Array]:
-    """Write the keys and values of T tokens into the cache of a layer, starting at `slot`.
+def write(new: KeysValues, cached: KeysValues, slot: jax.Array | int) -> KeysValues:
+    """Write the keys and values of T tokens into a layer's cache, starting at `slot`.
 
-    Callers check that they fit: XLA silently shifts an update that would pass the end.
+    The caller checks that they fit: JAX silently shifts an update that would pass the end.
     """
-    new_k_BKTH = new_k_BTKH.transpose(0, 2, 1, 3).astype(k_BKSH.dtype)
-    new_v_BKHT = new_v_BTKH.transpose(0, 2, 3, 1).astype(v_BKHS.dtype)
     update = jax.lax.dynamic_update_slice_in_dim
-    return update(k_BKSH, new_k_BKTH, slot, 2), update(v_BKHS, new_v_BKHT, slot, 3)
+    return KeysValues(update(cached.k_BKSH, new.k_BKSH, slot, 2), update(cached.v_BKHS, new.v_BKHS, slot, 3))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.init import partitioned, weight
-from jaxgpt.ops.matmul import matmul_rows, take_rows
+from jaxgpt.ops import Ops
 
 
 class Embedding(nn.Module):
     """A table `[rows, D]`; row `i` is the vector of id `i`."""
 
     config: ModelConfig
+    ops: Ops
     rows: int
     axes: tuple[str, str]
-    dtype: jnp.dtype
 
     def setup(self) -> None:
         std = 1.0 if self.config.init == "torch" else self.config.init_std
@@ -26,8 +25,8 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Look up the vectors of ids: `[...]` to `[..., D]`."""
-        return take_rows(self.embedding, ids, self.dtype)
+        return self.embedding.take(ids, axis=0).astype(self.ops.dtype)
 
     def attend(self, x_BTD: jax.Array) -> jax.Array:
         """Compute the logits of the tied head, `x E^T`: `[B, T, rows]`."""
-        return matmul_rows(x_BTD, self.embedding, self.dtype)
+        return self.ops.linear(x_BTD, self.embedding.T, None, self.ops.dtype)

@@ -17,9 +17,9 @@ def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Cal
     """Attach the logical names of its axes to what an initializer returns, in a box that `init_params` removes."""
 
     def isolated(key: jax.Array, *args: Any) -> Any:
-        # Without the barrier, XLA's GPU compiler fuses the derivation of each key with the random numbers drawn from it.
-        # Kernels of the same shape are then all different, and compiling those of GPT-2 124M takes minutes.
-        # It takes the data of the key, as JAX's check for reused keys (`JAX_DEBUG_KEY_REUSE`) does not know a barrier of keys.
+        # Without the barrier, the compiler fuses the derivation of each key with the numbers drawn from it: the initializers
+        # of equal shapes become different programs, which take minutes to compile. The barrier is on the data of the key,
+        # because `JAX_DEBUG_KEY_REUSE` does not support barriers of keys.
         data = jax.lax.optimization_barrier(jax.random.key_data(key))
         return init(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), *args)
 
@@ -27,10 +27,10 @@ def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Cal
 
 
 def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[int, ...]) -> Any:
-    """Declare a weight, or return the stored one: an array or a `QuantizedMatrix`, whose values `Module.param` would reject.
+    """Declare a weight, or return the given one: an array or a stored weight, which `Module.param` would reject.
 
     Raises:
-        ValueError: the stored weight has a different shape.
+        ValueError: if the given weight has a different shape.
     """
     if not module.has_variable("params", name):
         return module.param(name, init, shape, jnp.float32)

@@ -32,7 +32,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
         Nested dicts like `params`, with `{"a": [inputs, r], "b": {"q_proj": [r, outputs]}}` for each target of each layer.
 
     Raises:
-        UserError: the model has no such matrix, or the matrices of a target have different inputs.
+        UserError: if the model has no such matrix, or the matrices of a target have different inputs.
     """
     used = set()
 
@@ -58,15 +58,15 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
 
 
 def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
-    """Compute the adapted weights, `W + (alpha / r) A B`; weights without an adapter are returned unchanged.
+    """Compute the adapted weights, `W + (alpha / r) A B`; weights without an adapter are unchanged.
 
     Args:
         params: the frozen weights, per layer or stacked (`model/scan.py`).
-        adapters: of `init_lora`, in the same layout.
+        adapters: as returned by `init_lora`, in the same layout.
         alpha: scale of the product.
 
     Raises:
-        UserError: the adapters are those of another model.
+        UserError: if the adapters do not match the model.
     """
     merged = dict(params)
     for name, adapter in adapters.items():
@@ -75,14 +75,14 @@ def merge(params: Any, adapters: Any, alpha: float = 16.0) -> Any:
             continue
         for kernel, b in adapter["b"].items():
             if kernel not in merged:
-                raise UserError(f"the adapters belong to another model: this one has no matrix {kernel} there")
-            w = merged[kernel]["kernel"]
-            change = _product(adapter["a"], b, w.ndim)
-            if change.shape != w.shape:
+                raise UserError(f"adapters do not match the model: no matrix {kernel}")
+            w, a = merged[kernel]["kernel"], adapter["a"]
+            if (*a.shape[:-1], a.shape[-1]) != (*w.shape[:-1], b.shape[-2]) or b.shape[-1] != w.shape[-1]:
                 raise UserError(
-                    f"the adapters belong to another model: {kernel} has shape {list(w.shape)}, not {list(change.shape)}"
+                    f"adapters do not match the model: {kernel} is {list(w.shape)}, A {list(a.shape)}, B {list(b.shape)}"
                 )
-            merged[kernel] = merged[kernel] | {"kernel": w + alpha / adapter["a"].shape[-1] * change}
+            change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+            merged[kernel] = merged[kernel] | {"kernel": w + alpha / a.shape[-1] * change}
     return merged
 
 
@@ -111,27 +111,14 @@ def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
 
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
-    n_in = 2 if "o_proj" in kernels else 1  # its inputs are heads and their width
-    first, *others = (shape[:n_in] for shape in shapes.values())
-    if any(inputs != first for inputs in others):
-        raise UserError(
-            f"{'+'.join(kernels)} have different inputs, so they cannot share an A: write {','.join(kernels)}"
-        )
-    fan_in = math.prod(first)
-    a = jax.random.uniform(key, (*first, rank), jnp.float32, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
-    b = {name: jnp.zeros((rank, *shape[n_in:]), jnp.float32) for name, shape in shapes.items()}
+    fan_in = next(iter(shapes.values()))[0]
+    # In boxes, inputs also have a name: those of q_proj and o_proj may have the same length.
+    inputs = {(shapes[name][0], *getattr(kernel, "names", ())[:1]) for name, kernel in kernels.items()}
+    if len(inputs) > 1:
+        raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")
+    a = jax.random.uniform(key, (fan_in, rank), jnp.float32, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+    b = {name: jnp.zeros((rank, shape[1]), jnp.float32) for name, shape in shapes.items()}
     if not isinstance(box := next(iter(kernels.values())), nn.Partitioned):
         return {"a": a, "b": b}
-    boxes = {
-        name: kernels[name].replace(value=b[name], names=("rank", *kernels[name].names[n_in:])) for name in kernels
-    }
-    return {"a": box.replace(value=a, names=(*box.names[:n_in], "rank")), "b": boxes}
-
-
-def _product(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
-    """Compute A B with `ndim` axes: contract the rank, batch over the axis of layers if A and B are stacked."""
-    layers = range(a.ndim + b.ndim - 2 - ndim)
-    axes = ((a.ndim - 1,), (len(layers),)), (layers, layers)
-    if len(layers) not in (0, 1) or a.shape[-1] != b.shape[len(layers)]:
-        raise UserError(f"the adapters belong to another model: A {list(a.shape)}, B {list(b.shape)}")
-    return jax.lax.dot_general(a, b, axes, precision=jax.lax.Precision.HIGHEST)
+    boxes = {name: kernels[name].replace(value=b[name], names=("rank", kernels[name].names[1])) for name in kernels}
+    return {"a": box.replace(value=a, names=(box.names[0], "rank")), "b": boxes}

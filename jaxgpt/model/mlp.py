@@ -6,32 +6,24 @@ import functools
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.named import Named
-from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.sharding import constrain
 
 
 class MLP(Named):
     """Compute `act(x W_up) W_down`, or gated: `(act(x W_gate) * (x W_up)) W_down` (Shazeer 2020)."""
 
-    config: ModelConfig
-    dtype: jnp.dtype
-
     @nn.compact
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        c = self.config
-        widen = functools.partial(Linear, c, (c.n_embd, c.mlp_width), ("embed", "mlp"), bias=c.bias, dtype=self.dtype)
-        h_BTF, act = widen(name="up_proj")(x_BTD), ACTIVATIONS[c.activation]
+        """Return the output `[B, T, D]`."""
+        c, o, act = self.config, self.ops, functools.partial(self.ops.activate, self.config.activation)
+        widen = functools.partial(Linear, c, o, (c.n_embd, c.mlp_width), ("embed", "mlp"), c.bias)
+        h_BTF = widen(name="up_proj")(x_BTD)
         if c.mlp == "gated":
             h_BTF = act(self.named("pre", widen(name="gate_proj")(x_BTD))) * self.named("up", h_BTF)
         else:
             h_BTF = act(self.named("pre", h_BTF))
         h_BTF = self.named("post", constrain(h_BTF, ("batch", "length", "mlp")))
-        narrow = Linear(
-            c, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, self.dtype, residual=True, name="down_proj"
-        )
-        return narrow(h_BTF)
+        return Linear(c, o, (c.mlp_width, c.n_embd), ("mlp", "embed"), c.bias, residual=True, name="down_proj")(h_BTF)

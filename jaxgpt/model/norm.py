@@ -6,11 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import ModelConfig
 from jaxgpt.model.init import partitioned
 from jaxgpt.model.named import Named
-from jaxgpt.ops.norms import NORMS
-from jaxgpt.ops.sums import broadcast_to_tokens
 
 
 class Norm(Named):
@@ -20,20 +17,17 @@ class Norm(Named):
         kind: overrides `config.norm`.
     """
 
-    config: ModelConfig
-    dtype: jnp.dtype
     kind: str = ""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kind = self.kind or self.config.norm
+        """Normalize the last axis."""
+        c, kind, shape = self.config, self.kind or self.config.norm, x.shape[-1:]
         if kind == "none":
             return x
-        y = NORMS[kind](x.astype(jnp.float32), self.config.norm_eps, self.named)
-        if self.config.norm_affine:
-            ones = partitioned(nn.initializers.ones, ("norm",))
-            y = y * broadcast_to_tokens(self.param("scale", ones, (x.shape[-1],), jnp.float32), y.shape)
-            if self.config.bias and kind != "rmsnorm":
-                zeros = partitioned(nn.initializers.zeros, ("norm",))
-                y = y + broadcast_to_tokens(self.param("bias", zeros, (x.shape[-1],), jnp.float32), y.shape)
-        return self.named("out", y.astype(self.dtype))
+        scale, bias, edit = None, None, None if self.ops.edit is None else self.named
+        if c.norm_affine:
+            scale = self.param("scale", partitioned(nn.initializers.ones, ("norm",)), shape, jnp.float32)
+            if c.bias and kind != "rmsnorm":
+                bias = self.param("bias", partitioned(nn.initializers.zeros, ("norm",)), shape, jnp.float32)
+        return self.named("out", self.ops.norm(kind, x, c.norm_eps, scale, bias, edit).astype(self.ops.dtype))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.gpt import GPT
-from jaxgpt.model.scan import layer_name
+from jaxgpt.model.scan import STACKED, layer_name
 from jaxgpt.ops.random import named_key
 
 
@@ -35,6 +36,61 @@ def boxed_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
     return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
+class Weight(NamedTuple):
+    """Shape and logical axes of a weight, as its module declares them.
+
+    Attributes:
+        shape: shape per layer.
+        axes: logical name of each axis, for the sharding table.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """`matrix` `[in, out]`, `table` of token embeddings `[V, D]`, `positions` `[context, D]`, or `vector`."""
+        if len(self.axes) == 1:
+            return "vector"
+        return {"vocab": "table", "position": "positions"}.get(self.axes[0], "matrix")
+
+    @property
+    def in_block(self) -> bool:
+        """Whether this is a matrix of a block: neither a table nor the output head."""
+        return self.kind == "matrix" and "vocab" not in self.axes
+
+
+@functools.lru_cache(maxsize=64)
+def weights(config: ModelConfig) -> dict[str, Weight]:
+    """Return every weight of a model by its path, such as "h_0/attn/q_proj/kernel", in the order of first use in a block."""
+    one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights: trace one
+
+    def declare() -> None:
+        # Within the trace, because functions of trees sort names.
+        boxes = flatten_dict(boxed_params(GPT(one), 0), sep="/")
+        first.update({path: Weight(box.value.shape, box.names) for path, box in boxes.items()})
+
+    jax.eval_shape(declare)
+    block = f"{layer_name(0)}/"
+    table = dict[str, Weight]()
+    for path, weight in first.items():
+        layers = range(config.n_layer if path.startswith(block) else 1)
+        table |= {path.replace(block, f"{layer_name(layer)}/", 1): weight for layer in layers}
+    return table
+
+
+def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
+    """Return the weight at a path of `jax.tree_util`, per layer or stacked; None for other leaves, such as adapters."""
+    name = "/".join(key.key for key in path if isinstance(key, jax.tree_util.DictKey))
+    table = weights(config if config.vocab_size else replace(config, vocab_size=1))
+    return table.get(name.replace(f"{STACKED}/", f"{layer_name(0)}/", 1))
+
+
+def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, config: ModelConfig) -> Any:
+    """Apply `function(weight, leaf)` to every leaf, with the weight of `weight_at`."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(weight_at(path, config), leaf), params)
+
+
 def flatten_params(params: Any) -> dict[str, Any]:
     """Map the path of every leaf, such as "h_0/attn/q_proj/kernel", to the leaf."""
     leaves = jax.tree.leaves_with_path(params)
@@ -43,11 +99,7 @@ def flatten_params(params: Any) -> dict[str, Any]:
 
 def forward_order(config: ModelConfig) -> list[str]:
     """List the paths of a model's parameters, with one block, in the order in which the forward pass first uses them."""
-    paths: list[str] = []
-    model = GPT(replace(config, n_layer=1))
-    # Before any function of trees, which sorts names, has seen them.
-    jax.eval_shape(lambda: paths.extend(flatten_dict(boxed_params(model, 0), sep="/")))
-    return paths
+    return list(weights(replace(config, n_layer=1)))
 
 
 def crop_positions(params: Any, config: ModelConfig) -> Any:
@@ -59,10 +111,6 @@ def crop_positions(params: Any, config: ModelConfig) -> Any:
 
 def abstract_params(config: ModelConfig) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
-    one = _abstract_params(replace(config, n_layer=1))  # all blocks have the same shapes: trace one
-    return jax.tree.map(lambda leaf: leaf, one | {layer_name(i): one[layer_name(0)] for i in range(config.n_layer)})
-
-
-@functools.lru_cache(maxsize=64)
-def _abstract_params(config: ModelConfig) -> Any:
-    return jax.eval_shape(lambda: init_params(GPT(config)))
+    table = sorted(weights(config).items())  # the order of JAX's trees
+    shapes = {path: jax.ShapeDtypeStruct(weight.shape, jnp.float32) for path, weight in table}
+    return unflatten_dict(shapes, sep="/")

@@ -1,4 +1,4 @@
-"""Conversion between the two layouts of the blocks' weights, and rematerialization policies.
+"""Conversion between the two layouts of the blocks' weights.
 
 Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` whose leaves have a leading
 layer axis: `GPT` runs it as a `lax.scan` over one block, so that compile time does not depend on the number of layers.
@@ -6,36 +6,13 @@ layer axis: `GPT` runs it as a `lax.scan` over one block, so that compile time d
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 STACKED = "h"
-
-Remat = Literal["none", "dots", "offload", "full"]
-
-_policies = jax.checkpoint_policies
-_named = _policies.save_only_these_names("attention")  # kernels are not dots, so their results are saved by name
-_offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
-
-
-def _kernels(primitive: Any, *avals: Any, **params: Any) -> Any:
-    # The results of cuDNN attention, which its backward pass needs, have no name: they are saved by their primitive.
-    return primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
-
-
-def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
-    return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
-
-
-# What the forward pass of a block saves; the backward pass recomputes the rest.
-REMAT = {
-    "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),
-    "offload": _offload,  # as dots, with the products in host memory
-    "full": _policies.nothing_saveable,
-}
 
 
 def layer_name(layer: int) -> str:

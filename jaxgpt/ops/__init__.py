@@ -1,1 +1,73 @@
-"""Pure functions of arrays, without parameters or config. Tests compare each optimized version with a plain one."""
+"""Functions of arrays, and `Ops`: the value that says how each operation of a decoder is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops import activations, attention, norms, rotary
+from jaxgpt.ops import linear as products
+from jaxgpt.ops.attention import Edit, Visible
+
+Array = jax.Array
+
+
+class Attend(Protocol):
+    """The signature of `ops.attention.attend`."""
+
+    def __call__(
+        self, q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float, edit: Edit | None, /
+    ) -> Array: ...
+
+
+class Linear(Protocol):
+    """The signature of `ops.linear.linear`."""
+
+    def __call__(self, x: Array, w: Any, b: Array | None, dtype: Any, /) -> Array: ...
+
+
+class Norm(Protocol):
+    """The signature of `ops.norms.norm`."""
+
+    def __call__(
+        self, kind: str, x: Array, eps: float, scale: Array | None, bias: Array | None, edit: Edit | None, /
+    ) -> Array: ...
+
+
+def same(sums: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function: the compiler adds its sums over devices."""
+    return sums
+
+
+class Ops(NamedTuple):
+    """The functions that compute each operation. Defaults are definitions; `jaxgpt.kernels.best` chooses faster ones.
+
+    Models with equal configs and equal operations are equal and share compiled programs. Therefore an entry is a module-level
+    function, or a value with `__call__` that compares by its settings.
+
+    Attributes:
+        dtype: dtype of matrix products and of the residual stream; parameters, norms, softmax and loss are float32.
+        linear: `x W + b`; W is an array `[in, out]`, or a stored weight that implements `x @ W`.
+        norm: normalization by name, with scale and bias.
+        activate: activation function by name.
+        rotation: cosine and sine of the RoPE angles of positions.
+        attend: `softmax(scale q k^T) v` over the visible keys.
+        log_likelihood: logarithm of the probability of an id.
+        squared_norm: sum of the squares of one gradient.
+        over_devices: turns a function `(params, rows) -> sums over rows` into one that adds the sums over devices.
+        edit: called with the path and array of each named activation; returns the array to use. None: no activation is read.
+    """
+
+    dtype: Any = jnp.dtype("float32")
+    linear: Linear = products.linear
+    norm: Norm = norms.norm
+    activate: Callable[[str, Array], Array] = activations.activate
+    rotation: Callable[[Array, Any], rotary.Rotation] = rotary.rope_rotation
+    attend: Attend = attention.attend
+    log_likelihood: Callable[[Array, Array], Array] = products.log_likelihood
+    squared_norm: Callable[[Array], Array] = products.squared_norm
+    over_devices: Callable[[Callable[..., Any]], Callable[..., Any]] = same
+    edit: Edit | None = None

@@ -1,31 +1,50 @@
-"""Normalization over the last axis, of float32 inputs. `named` receives each row's factor, "scale" (std_norm: the divisor)."""
+"""Normalization over the last axis, of float32 inputs. `edit` receives each row's factor, "scale" (std_norm: the divisor)."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops.attention import Name
+from jaxgpt.ops.attention import Edit
 
 
-def layer_norm(x: jax.Array, eps: float, named: Name = lambda name, x: x) -> jax.Array:
+def unedited(name: str, x: jax.Array) -> jax.Array:
+    """Return the activation unchanged."""
+    return x
+
+
+def layer_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `(x - mean) / sqrt(var + eps)`. Source: Ba et al. 2016."""
     x = x - x.mean(-1, keepdims=True)
-    return x * named("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
+    return x * edit("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
 
 
-def rms_norm(x: jax.Array, eps: float, named: Name = lambda name, x: x) -> jax.Array:
+def rms_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `x / sqrt(mean(x^2) + eps)`. Source: Zhang & Sennrich 2019."""
-    return x * named("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
+    return x * edit("scale", jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps))
 
 
-def std_norm(x: jax.Array, eps: float, named: Name = lambda name, x: x) -> jax.Array:
+def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     """Compute `(x - mean) / (std + eps)`, as many NumPy implementations do."""
     x = x - x.mean(-1, keepdims=True)
     variance = jnp.square(x).mean(-1, keepdims=True)
     # The gradient of sqrt is infinite at 0, the variance of a row of equal values.
     safe = jnp.where(variance > 0, variance, 1.0)
-    return x / named("scale", jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps)
+    return x / edit("scale", jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps)
 
 
 NORMS = {"layernorm": layer_norm, "rmsnorm": rms_norm, "stdnorm": std_norm}
+
+
+def norm(
+    kind: str,
+    x: jax.Array,
+    eps: float,
+    scale: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    edit: Edit | None = None,
+) -> jax.Array:
+    """Normalize in float32 by the norm of this name, then multiply by `scale` and add `bias`, if given: `[..., D]`."""
+    y = NORMS[kind](x.astype(jnp.float32), eps, edit or unedited)
+    y = y if scale is None else y * jnp.broadcast_to(scale, y.shape)
+    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from jaxgpt.ops.cpu import call_without_inlining
 
 Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B, T, R / 2]; R channels are rotated
 
@@ -56,14 +53,6 @@ def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
     """Compute the cosine and sine of each position's angles, two arrays `[B, T, R / 2]` in float32, for `rotate`."""
     frequency = jnp.asarray(frequency_h, jnp.float32)
     angle_BTh = positions_BT.astype(jnp.float32)[..., None] * frequency[None, None, :]
-    # XLA's CPU backend would fuse these into every head and compute them once per head.
-    rotation: Rotation = jax.lax.platform_dependent(
-        angle_BTh, cpu=functools.partial(call_without_inlining, _cos_sin), default=_cos_sin
-    )
-    return rotation
-
-
-def _cos_sin(angle_BTh: jax.Array) -> Rotation:
     return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 

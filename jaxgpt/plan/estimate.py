@@ -18,10 +18,9 @@ from jaxgpt.parallel.mesh import AXES, batch_ways, microbatches, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
 from jaxgpt.plan.topology import Topology
-from jaxgpt.train.step import loss_sum
 from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.metrics import flops_per_token, parameter_count
-from jaxgpt.trainer.program import loss_of
+from jaxgpt.trainer.program import objective_of
 
 ELEMENTWISE = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy cos div empty2 eq erf "
@@ -137,7 +136,7 @@ def _residual_bytes(layout: Layout) -> float:
     key = named_key(0, "dropout") if model.dropout > 0 else None
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: loss_sum(p, windows, key, loss_of(layout, frozen))[0], params)[1]
+        return jax.vjp(lambda p: objective_of(layout, frozen)(p, windows, key).loss_B.sum(), params)[1]
 
     trees = (layout.abstract_state.params, layout.abstract_base)
     params, frozen = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), trees)

@@ -12,9 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config, UserError
-from jaxgpt.decoding import SamplingParams, TokenBuffer
-from jaxgpt.decoding.sampler import RowLimits, SamplerState, decode_steps
-from jaxgpt.lm import model_functions
+from jaxgpt.decoding import Sampler, TokenBuffer
+from jaxgpt.decoding.sampler import Rows, SamplerState, decode_steps
+from jaxgpt.lm.model import TextModel
+from jaxgpt.model import GPT, KVCache
+from jaxgpt.model.cache import KeysValues
+from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
@@ -25,17 +28,25 @@ from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.metrics import flops_per_token
 from jaxgpt.trainer.program import Program, explain_failure
 
+KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
 # Skips optimizations that change speed but hardly memory and communication; compiles five times faster.
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
-def compile_step(config: Config, topology: Topology, quick: bool = True) -> StepCost:
+def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Ops | None = None) -> StepCost:
     """Compile the train step for a topology and return its cost.
 
+    Args:
+        config: settings of the run, with a resolved mesh.
+        topology: the hardware.
+        quick: skip optimizations that hardly change memory and communication.
+        ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
+
     Raises:
-        UserError: libtpu is not available, or compilation failed.
+        UserError: if libtpu is not available, or compilation fails.
     """
     layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
+    layout = layout if ops is None else replace(layout, ops=ops)
     count = layout.microbatches.accumulation
 
     def lowered() -> Any:
@@ -58,7 +69,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     """
     layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, layout.mesh, layout.microbatches.rows
-    functions = model_functions(model, config.train.compute_dtype)
+    sampler = Sampler(TextModel(GPT(model, layout.ops)))
 
     def placed(shape: Any, *names: str | None) -> jax.ShapeDtypeStruct:
         place = jax.sharding.NamedSharding(mesh, spec(names, rules_for(model, mesh)))
@@ -68,18 +79,24 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     scalar = placed(jax.ShapeDtypeStruct((), jnp.int32))
     start_B = placed(row, "batch")
     ids_BS = placed(jax.ShapeDtypeStruct((B, model.block_size), jnp.int32), "batch", None)
-    shapes = jax.eval_shape(lambda start: functions.cache(start, model.block_size), row)
-    cache_axes = ("batch", "kv_heads", None, None)
-    cache = jax.tree.map(lambda s: placed(s, *(cache_axes if s.ndim == 4 else ("batch",)[: s.ndim])), shapes)
+    kv = (
+        placed(
+            jax.ShapeDtypeStruct((B, model.kv_heads, model.block_size, model.head_width), layout.ops.dtype), *KV_AXES
+        ),
+        placed(
+            jax.ShapeDtypeStruct((B, model.kv_heads, model.head_width, model.block_size), layout.ops.dtype), *KV_AXES
+        ),
+    )
+    cache = KVCache((KeysValues(*kv),) * model.n_layer, ids_BS, scalar)  # type: ignore[arg-type]
     done_B = placed(jax.ShapeDtypeStruct((B,), jnp.bool_), "batch")
     keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")
     state = SamplerState(TokenBuffer(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
-    rows = RowLimits(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
+    rows = Rows(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
     params = layout.abstract_weights
 
     def lowered() -> Any:
-        def tokens(params: Any, state: SamplerState, rows: RowLimits, steps: jax.Array) -> SamplerState:
-            return decode_steps(params, state, rows, steps, functions, SamplingParams(), ())
+        def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
+            return decode_steps(sampler, params, state, rows, steps)
 
         with use_mesh(mesh, model):
             return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, scalar)

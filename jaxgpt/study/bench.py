@@ -15,12 +15,13 @@ import numpy as np
 from jaxgpt.config import Config, UserError
 from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.decoding import SamplingParams
-from jaxgpt.lm import model_functions
+from jaxgpt.decoding import Sampler, SamplingParams
+from jaxgpt.kernels import of_device
+from jaxgpt.kernels.stored import quantize
 from jaxgpt.lm.engine import DecodeSession
+from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, init_params
-from jaxgpt.ops.quantize import quantize
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
@@ -171,16 +172,15 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     config = program.layout.config.model
     one = jax.sharding.SingleDeviceSharding(program.layout.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
-    weights = quantize(init(), "float32")
-    model = model_functions(config, program.layout.config.train.compute_dtype)
+    weights = quantize(init(), config, "float32")
+    ops = of_device(program.layout.mesh.devices.flat[0], program.layout.config.train.compute_dtype)
+    sampler = Sampler(TextModel(GPT(config, ops)), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)
 
     def generate() -> tuple[float, float]:
-        session = DecodeSession(
-            weights, [[0] * prompt], jax.random.split(jax.random.key(0), 1), [new],
-            model=model, sampling=SamplingParams(temperature=0), context=config.block_size,
-        )  # fmt: skip
+        keys = jax.random.split(jax.random.key(0), 1)
+        session = DecodeSession(sampler, weights, [[0] * prompt], keys, [new], context=config.block_size)
         start = time.perf_counter()
         session.next_tokens(1)
         first = time.perf_counter()

@@ -9,8 +9,8 @@ import jax
 
 from jaxgpt.config import ModelConfig, UserError
 from jaxgpt.lm import LM, Generation, generate
+from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.model import unstacked
-from jaxgpt.prompts import encode_prompt
 from jaxgpt.study.run import ForwardPass, replay, run
 
 

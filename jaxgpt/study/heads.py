@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxgpt.config import Config
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
-from jaxgpt.prompts import as_keys
+from jaxgpt.lm.arguments import as_keys
 from jaxgpt.study.run import forward, on_tokens
 
 

@@ -14,9 +14,9 @@ from jaxgpt.config import SEED, UserError
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.lm import LM, generate
+from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.model import ids_with_text, only_text
 from jaxgpt.lm.text import UNFINISHED
-from jaxgpt.prompts import encode_prompt
 from jaxgpt.study.interventions import ablate_heads
 from jaxgpt.study.lens import lens
 from jaxgpt.study.run import run

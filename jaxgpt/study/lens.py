@@ -14,7 +14,6 @@ from jaxgpt.config import Config, UserError
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import check_lm, ids_with_text, only_text
-from jaxgpt.ops.matmul import take_rows
 from jaxgpt.study.run import as_tokens, forward, on_tokens
 
 
@@ -205,7 +204,7 @@ def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
 @partial(jax.jit, static_argnums=2)
 def _neighbours(table: Any, ids_n: jax.Array, k: int) -> Neighbours:
     V = table.shape[0]
-    rows_VD = take_rows(table, jnp.arange(V))
+    rows_VD = table.take(jnp.arange(V), axis=0)
     unit_VD = rows_VD / jnp.maximum(jnp.linalg.norm(rows_VD, axis=-1, keepdims=True), 1e-30)
     cosine_nV = jnp.einsum("nD,VD->nV", unit_VD[ids_n], unit_VD)
     cosine_nV = jnp.where(jnp.arange(V)[None, :] == ids_n[:, None], -jnp.inf, cosine_nV)

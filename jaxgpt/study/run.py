@@ -1,35 +1,34 @@
 """Read and edit activations by name: in a forward pass, and in generation with a cache.
 
-Modules name their activations with `self.named(name, x)`, which returns x. With taps or edits, the model is traced under an
-observer that receives each name and array; without them, the compiled program equals the program of `GPT.apply`.
+The model passes each named activation to `ops.edit` and uses the array that it returns. Here, `ops.edit` is an `Observer`,
+which applies edits and collects taps. Without any, it is None, and the compiled program equals the program of `GPT.apply`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, UserError, did_you_mean
-from jaxgpt.decoding import Model
 from jaxgpt.errors import short_repr
+from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
+from jaxgpt.lm.arguments import check_stop_ids, encode_prompt, fit_context, make_settings, row_keys
 from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.lm.generation import memory_errors
-from jaxgpt.lm.model import check_lm, functions_of, placed, unstacked
+from jaxgpt.lm.model import check_lm, placed, sampler_of, unstacked
 from jaxgpt.lm.text import TextStream
-from jaxgpt.model import GPT, init_cache
+from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
-from jaxgpt.ops.quantize import dequantize
-from jaxgpt.prompts import check_stop_ids, encode_prompt, fit, row_keys
+from jaxgpt.ops import Ops
 
 Result = TypeVar("Result")
 Taps = tuple[str, ...]
@@ -131,29 +130,21 @@ def generate(
         max_new_tokens: maximum number of new tokens, as for `jaxgpt.generate`.
         stop_ids: ids that end the text, in addition to the end tokens of the tokenizer.
         key: a seed or a `jax.random.key`.
-        sampling: temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size.
+        **sampling: fields of `SamplingParams`.
 
     Raises:
         UserError: as `jaxgpt.generate`, or as `run` for taps and edits.
     """
     lm, observed = unstacked(lm), check_observed(taps, edits)
-    model = lm.config.model
-    if unknown := [name for name in sampling if name not in SamplingParams.__dataclass_fields__]:
-        known = list(SamplingParams.__dataclass_fields__)
-        raise UserError(f"no setting {unknown[0]}{did_you_mean(unknown[0], known)}: choose from {', '.join(known)}")
+    [params], model = make_settings(sampling, SamplingParams), lm.config.model
     encoded = encode_prompt(lm.tokenizer, model.vocab_size, prompt)
-    [row], [new] = fit(model, [encoded], max_new_tokens, None)
+    [row], [new] = fit_context(model, [encoded], max_new_tokens, None)
     ends = check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids)
-    session = DecodeSession(
-        lm.params,
-        [row],
-        row_keys(key, 1, 1),
-        [new],
-        model=_edited(functions_of(lm, tiled=False), observed[1]),
-        sampling=SamplingParams(**sampling),
-        stop_ids=ends,
-        context=len(row),  # no padding, so that edits see the positions of the prompt
-    )
+    # Checks the names before the model is compiled.
+    jax.eval_shape(lambda weights: forward(lm.config, weights, jnp.asarray([row]), *observed), lm.params)
+    sampler = sampler_of(lm, params, ends, _ops(lm.config, Observer(observed[1])))
+    # Without padding, so that edits see the positions of the prompt.
+    session = DecodeSession(sampler, lm.params, [row], row_keys(key, 1, 1), [new], context=len(row))
     text = TextStream(lm.tokenizer.decode, new, ends, prompt=encoded.text_ids, byte_ids=lm.tokenizer.byte_ids)
     with placed(lm, 1), memory_errors():
         text.add(session.next_tokens(new)[0].tolist())
@@ -190,91 +181,84 @@ def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> R
 
 
 def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), edits: Edits = ()) -> ForwardPass:
-    """Run the model under an observer; `run` without checks and without jit."""
+    """Run the model with an observer; `run` without checks and without jit."""
     # The digits of an int8 product are rounded, so its gradient would be wrong.
     params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
-    with _observed(taps, edits) as taken:
-        logits_BTV: Any = _model(config).apply({"params": params}, tokens_BT)
-    return ForwardPass(logits_BTV, taken)
+    observer = Observer(edits, taps)
+    logits_BTV: Any = GPT(config.model, _ops(config, observer)).apply({"params": params}, tokens_BT)
+    return ForwardPass(logits_BTV, observer.results())
 
 
 _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 
 
-def _model(config: Config) -> GPT:
-    return GPT(config.model, dtype=jnp.dtype(config.train.compute_dtype))
-
-
 @partial(jax.jit, static_argnums=(0, 3, 4, 5))
 def _replay(config: Config, params: Any, tokens_1T: jax.Array, prompt: int, taps: Taps, edits: Edits) -> ForwardPass:
-    model = _model(config)
-
-    def extend(cache: Any, tokens_1t: jax.Array) -> tuple[Any, ForwardPass]:
-        with _observed(taps, edits) as taken:
-            logits_1tV, cache = model.apply({"params": params}, tokens_1t, cache, method="extend")
-        return cache, ForwardPass(logits_1tV, taken)
+    def call(method: str, *args: Any) -> tuple[Any, ForwardPass]:
+        observer = Observer(edits, taps)
+        model = GPT(config.model, _ops(config, observer))
+        logits, cache = model.apply({"params": params}, *args, method=method)
+        return cache, ForwardPass(logits, observer.results())  # type: ignore[arg-type]
 
     def join(path: Any, first: jax.Array, steps: jax.Array) -> jax.Array:
         """Append the steps, which the scan stacked along a new first axis, to the axis of the queries."""
-        axis = 2 if str(getattr(path[-1], "key", "")).endswith((".scores", ".pattern")) else 1
+        name, axis = str(getattr(path[-1], "key", "")), 1
+        if name.endswith(
+            (".scores", ".pattern")
+        ):  # the prompt attends to itself, later tokens to all slots of the cache
+            axis, masked = 2, jnp.finfo(first.dtype).min if name.endswith(".scores") else 0
+            first = jnp.pad(first, ((0, 0),) * 3 + ((0, steps.shape[-1] - prompt),), constant_values=masked)
         return jnp.concatenate([first, jnp.moveaxis(jnp.squeeze(steps, axis + 1), 0, axis)], axis)
 
-    empty = init_cache(config.model, jnp.zeros((1,), jnp.int32), tokens_1T.shape[1], model.dtype)
-    cache, first = extend(empty, tokens_1T[:, :prompt])
-    _, steps = jax.lax.scan(extend, cache, tokens_1T[:, prompt:].T[:, :, None])
+    cache, first = call("prefill", tokens_1T[:, :prompt], jnp.arange(prompt)[None], tokens_1T.shape[1])
+    _, steps = jax.lax.scan(lambda cache, t: call("extend", t, cache), cache, tokens_1T[:, prompt:].T[:, :, None])
     return jax.tree_util.tree_map_with_path(join, first, steps)
 
 
-@lru_cache(maxsize=64)
-def _edited(model: Model, edits: Edits) -> Model:
-    """Return a model's functions with edits. Equal arguments give the same functions, so that programs are reused."""
-    if not edits:
-        return model
+@dataclass(frozen=True)
+class Observer:
+    """An `ops.edit` that applies edits and collects taps while the model is traced. Compares by its edits and taps.
 
-    def extend(*args: Any) -> tuple[jax.Array, Any]:
-        with _observed((), edits):
-            return model.extend(*args)
-
-    return Model(extend, model.cache)
-
-
-@contextmanager
-def _observed(taps: Sequence[str], edits: Edits) -> Iterator[dict[str, jax.Array]]:
-    """Apply edits to the activations of the model traced in this context, and collect taps in the dict it yields.
-
-    Raises:
-        UserError: if a name matches no activation, or an edit changes a shape or dtype.
+    Attributes:
+        edits: functions by name.
+        taps: names of activations to collect.
+        taken: the collected activations by name.
+        seen: names of all activations.
     """
-    taken: dict[str, jax.Array] = {}
-    if not taps and not edits:
-        yield taken
-        return
-    seen: list[str] = []
 
-    def observer(call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        x = call(*args, **kwargs)
-        if context.method_name != "named":
-            return x
-        name = _name(context.module.path, args[0])
-        seen.append(name)
-        for wanted, edit in edits:
+    edits: Edits = ()
+    taps: Taps = ()
+    taken: dict[str, jax.Array] = field(default_factory=dict, compare=False)
+    seen: list[str] = field(default_factory=list, compare=False)
+
+    def __call__(self, path: str, x: jax.Array) -> jax.Array:
+        """Return the activation after its edits."""
+        # `h.3.attn.q` for q in h_3/attn, `resid.pre.3` for resid.pre in h_3
+        name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
+        name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)
+        self.seen.append(name)
+        for wanted, edit in self.edits:
             x = _apply(name, edit, x) if fnmatchcase(name, wanted) else x
-        if any(fnmatchcase(name, wanted) for wanted in taps):
-            taken[name] = x
+        if any(fnmatchcase(name, wanted) for wanted in self.taps):
+            self.taken[name] = x
         return x
 
-    with nn.intercept_methods(observer):
-        yield taken
-    for wanted in (*taps, *(name for name, _ in edits)):
-        if not any(fnmatchcase(name, wanted) for name in seen):
-            near = did_you_mean(wanted, seen)
-            raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists them")
+    def results(self) -> dict[str, jax.Array]:
+        """Return the taps.
+
+        Raises:
+            UserError: if a name matches no activation.
+        """
+        for wanted in (*self.taps, *(name for name, _ in self.edits)):
+            if not any(fnmatchcase(name, wanted) for name in self.seen):
+                near = did_you_mean(wanted, self.seen)
+                raise UserError(f"no activation {short_repr(wanted)}{near}: jaxgpt.study.names(lm) lists them")
+        return self.taken
 
 
-def _name(path: Sequence[str], name: str) -> str:
-    """Return the full name: `h.3.attn.q` for q in h_3/attn, `resid.pre.3` for resid.pre in h_3."""
-    full = re.sub(r"^h_(\d+)\.", r"h.\1.", ".".join([*path, name]))
-    return re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", full)
+def _ops(config: Config, observer: Observer) -> Ops:
+    """Return the definitions, which name all activations, with an observer if it has anything to do."""
+    return Ops(jnp.dtype(config.train.compute_dtype), edit=observer if observer.edits or observer.taps else None)
 
 
 def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Norms of gradients, and clipping by the global norm."""
+"""The global norm of gradients, and clipping by it."""
 
 from __future__ import annotations
 
@@ -8,36 +8,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxgpt.ops.sharding import weights_are_whole
-from jaxgpt.ops.sums import sum_of_squares
-
-
-def squared_norms(grads: Any) -> jax.Array:
-    """Compute the squared norm of every gradient, float32 `[leaves]`: the terms of the squared global norm."""
-
-    def in_parts(leaves: list[jax.Array]) -> jax.Array:
-        return jnp.stack([sum_of_squares(leaf).astype(jnp.float32) for leaf in leaves])
-
-    def plain(leaves: list[jax.Array]) -> jax.Array:
-        # With 64-bit types enabled, optax returns float64.
-        return jnp.stack([optax.tree.norm(leaf, squared=True).astype(jnp.float32) for leaf in leaves])
-
-    leaves = jax.tree.leaves(grads)
-    norms: jax.Array = jax.lax.platform_dependent(leaves, cpu=in_parts if weights_are_whole() else plain, default=plain)
-    return norms
+from jaxgpt.ops.linear import squared_norm
 
 
 def global_norm(grads: Any) -> jax.Array:
     """Compute the norm of all gradients together, a float32 scalar."""
-    return jnp.sqrt(squared_norms(grads).sum())
+    return jnp.sqrt(sum(map(squared_norm, jax.tree.leaves(grads)), jnp.float32(0)))
 
 
-def clip_by_global_norm(highest: float) -> optax.GradientTransformation:
-    """Make the transformation of `optax.clip_by_global_norm`, which computes the norm as the metrics do: once per step."""
+def clip_by_global_norm(highest: jax.typing.ArrayLike) -> optax.GradientTransformationExtraArgs:
+    """Scale gradients by `min(1, highest / norm)`, as `optax.clip_by_global_norm` does.
 
-    def clip(grads: Any, _: Any) -> Any:
-        # A factor of every gradient is fused into what reads the gradient; a division would write it to memory first.
-        factor = jnp.minimum(1.0, highest / global_norm(grads))
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads)
+    The norm is the extra argument `grad_norm` of `update`, which `train_step` passes; None: it is computed.
+    """
 
-    return optax.stateless(clip)
+    def clip(grads: Any, state: Any, params: Any = None, *, grad_norm: jax.Array | None = None, **_: Any) -> Any:
+        norm = global_norm(grads) if grad_norm is None else grad_norm
+        # A product is fused into what reads the gradients; a division would write them to memory first.
+        factor = jnp.minimum(1.0, highest / norm)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), state
+
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), clip)

@@ -4,37 +4,79 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import DictKey
 
-from jaxgpt.config import Config, OptimConfig
+from jaxgpt.config import Config, ModelConfig, OptimConfig
+from jaxgpt.model.params import map_weights
 from jaxgpt.model.scan import STACKED
 from jaxgpt.train.clip import clip_by_global_norm
-from jaxgpt.train.muon import MATRICES, muon, names_of
+from jaxgpt.train.muon import muon
 from jaxgpt.train.skip import skip_bad_updates
 
 
-def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
+class Rates(NamedTuple):
+    """The numbers of a learning-rate schedule. `range` is a number of its own, because a float32 difference is rounded.
+
+    Attributes:
+        peak: highest rate.
+        low: lowest rate.
+        range: `peak - low`.
+    """
+
+    peak: jax.typing.ArrayLike
+    low: jax.typing.ArrayLike
+    range: jax.typing.ArrayLike
+
+
+class Numbers(NamedTuple):
+    """The numbers of `config.optim` that are arguments of the compiled step: other values need no new compilation.
+
+    Betas and epsilons are constants of the program: rounded to float32, `1 - beta` would change every moment.
+
+    Attributes:
+        rate: learning rates.
+        muon_rate: learning rates of Muon's matrices.
+        weight_decay: decoupled weight decay.
+        grad_clip: largest global norm.
+    """
+
+    rate: Rates
+    muon_rate: Rates
+    weight_decay: jax.typing.ArrayLike
+    grad_clip: jax.typing.ArrayLike
+
+
+def numbers_of(optim: OptimConfig) -> Numbers:
+    """Return the numbers of an optimizer, as Python floats."""
+
+    def rates(peak: float) -> Rates:
+        low = optim.min_lr / optim.learning_rate * peak
+        return Rates(peak, low, peak - low)
+
+    return Numbers(rates(optim.learning_rate), rates(optim.muon_learning_rate), optim.weight_decay, optim.grad_clip)
+
+
+def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
     """Make the learning-rate schedule that `config.optim` describes.
 
     Warm-up: `peak (step + 1) / (warmup + 1)` up to `warmup`. Then, with p from 0 to 1 between `warmup` and
-    `decay_steps`, and `low = min_lr / learning_rate * peak`:
-    cosine `low + (peak - low) (1 + cos(pi p)) / 2`; linear `peak + (low - peak) p`; wsd: `peak`, and linear to `low` over
+    `decay_steps`:
+    cosine `low + (peak - low) (1 + cos(pi p)) / 2`; linear `peak - (peak - low) p`; wsd: `peak`, and linear to `low` over
     the last `cooldown_steps`; constant `peak`.
 
     Args:
-        config: the run; `optim`, and `train.steps` where `optim.decay_steps` is 0.
-        peak: the highest rate, for another group of weights (Muon's); None: optim.learning_rate.
+        config: settings of the run; reads `optim`, and `train.steps` if `optim.decay_steps` is 0.
+        rates: learning rates, which may be traced; None: `optim.learning_rate` and `optim.min_lr`.
 
     Returns:
-        A function of the step (int or int32 array) that gives the rate, a float32 scalar.
+        A function from the step (int or int32 array) to the rate, a float32 scalar.
     """
-    o = config.optim
-    top = o.learning_rate if peak is None else peak
-    low = o.min_lr / o.learning_rate * top
+    o, (peak, low, span) = config.optim, rates or numbers_of(config.optim).rate
     warmup, end = o.warmup_steps, config.decay_steps
     cooldown = min(o.cooldown_steps or max(end // 5, 1), max(end - warmup, 1))
 
@@ -43,34 +85,29 @@ def schedule(config: Config, peak: float | None = None) -> optax.Schedule:
         progress = jnp.clip((step - warmup) / max(end - warmup, 1), 0.0, 1.0)
         match o.schedule:
             case "cosine":
-                after = low + (top - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+                after = low + span * 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
             case "linear":
-                after = top + (low - top) * progress
+                after = peak - span * progress
             case "wsd":
-                after = top + (low - top) * jnp.clip((step - (end - cooldown)) / cooldown, 0.0, 1.0)
+                after = peak - span * jnp.clip((step - (end - cooldown)) / cooldown, 0.0, 1.0)
             case _:
-                after = jnp.full_like(step, top)
-        return jnp.where(step < warmup, top * (step + 1) / (warmup + 1), after)
+                after = jnp.full_like(step, peak)
+        return jnp.where(step < warmup, peak * (step + 1) / (warmup + 1), after)
 
     return rate
 
 
-def decay_mask(params: Any) -> Any:
-    """Mark the weights that decay: kernels, embeddings and adapters; not the gains and offsets of norms, nor biases."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: names_of(path)[-1] not in ("scale", "bias"), params)
+def decay_mask(params: Any, model: ModelConfig) -> Any:
+    """Mark the weights that decay: matrices, tables and adapters, but not the scales and biases."""
+    return map_weights(lambda weight, leaf: weight.kind != "vector" if weight else leaf.ndim > 1, params, model)
 
 
-def groups(params: Any) -> Any:
-    """`muon` for the kernels of the blocks' matrices, `adam` for all else: embeddings, head, norms and biases."""
-
-    def group(path: tuple[Any, ...], _: Any) -> str:
-        names = names_of(path)
-        return "muon" if names[-1] == "kernel" and names[-2] in MATRICES else "adam"
-
-    return jax.tree_util.tree_map_with_path(group, params)
+def groups(params: Any, model: ModelConfig) -> Any:
+    """Label the matrices of the blocks `muon`, and all other weights `adam`: embeddings, head, norms, biases, adapters."""
+    return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
-# Settings that each optimizer reads, besides those that all read: the schedule, weight_decay and grad_clip.
+# Settings that only some optimizers read; all read the schedule, weight_decay and grad_clip.
 READS = {
     "adamw": ("beta1", "beta2", "eps", "momentum_dtype"),
     "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_learning_rate", "muon_momentum", "muon_steps"),
@@ -81,72 +118,72 @@ READS = {
 
 
 def make_optimizer(
-    config: Config, optimizer: optax.GradientTransformation | None = None
+    config: Config, optimizer: optax.GradientTransformation | None = None, numbers: Numbers | None = None
 ) -> optax.GradientTransformation:
     """Make the optimizer that `config.optim` describes: clip by the global norm, then update by optax's transformation.
 
     With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, else 0) and gradient `g`:
 
     - adamw: `w <- w - r (m / (sqrt(v) + eps) + d w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
-    - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for the rest (Jordan et al. 2024).
+    - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).
     - lion: `w <- w - r (sign(beta1 m + (1 - beta1) g) + d w)`, `m <- beta2 m + (1 - beta2) g` (Chen et al. 2023).
     - sgd: `w <- w - r (m + d w)`, `m <- beta1 m + g` (Sutskever et al. 2013).
     - adafactor: `w <- w - r (rms(w) clip(g / sqrt(v)) + d w)`, `v` the product of row and column means where two axes are
       at least 128 long, `beta2 = 1 - t^-0.8`, no momentum (Shazeer & Stern 2018).
 
-    `optim.momentum_dtype` is that of `m`. Second moments are always float32: they change by a fraction `1 - beta2` per
+    `optim.momentum_dtype` is the dtype of `m`. Second moments are always float32: they change by a fraction `1 - beta2` per
     step, which bfloat16, with a resolution of 1/256, would round away.
 
     Args:
-        config: the run; `optim`, and `train.steps` for the schedule.
-        optimizer: used instead of the one that `optim.name` names; its own settings are then not read.
+        config: settings of the run; reads `optim`, and `train.steps` for the schedule.
+        optimizer: transformation to use instead of the one named by `optim.name`.
+        numbers: numbers to use instead of those of `config.optim`; they may be traced.
 
     Returns:
-        The transformation, with `skip_bad_updates` around it if `optim.not_finite` or `optim.spike_factor` asks for that.
+        The transformation, wrapped in `skip_bad_updates` if `optim.not_finite` or `optim.spike_factor` requires it.
     """
-    optimizer = _named(config) if optimizer is None else optimizer
+    optimizer = _named(config, numbers or numbers_of(config.optim)) if optimizer is None else optimizer
     return skip_bad_updates(optimizer, config.optim.spike_factor) if config.optim.skips_updates else optimizer
 
 
-def _named(config: Config) -> optax.GradientTransformation:
-    o = config.optim
-    rate, momentum_dtype = schedule(config), jnp.dtype(o.momentum_dtype)
+def _named(config: Config, numbers: Numbers) -> optax.GradientTransformation:
+    o, decay = config.optim, numbers.weight_decay
+    rate, momentum_dtype = schedule(config, numbers.rate), jnp.dtype(o.momentum_dtype)
+    decays, label = partial(decay_mask, model=config.model), partial(groups, model=config.model)
     adamw = partial(
         optax.adamw,
         rate,
         b1=o.beta1,
         b2=o.beta2,
         eps=o.eps,
-        weight_decay=o.weight_decay,
-        mask=decay_mask,
+        weight_decay=decay,
+        mask=decays,
         mu_dtype=momentum_dtype,
     )
     match o.name:
         case "adamw":
             update = adamw()
         case "muon":
-            muon_rate = schedule(config, o.muon_learning_rate)
-            matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, o.weight_decay, momentum_dtype)
-            update = optax.partition({"muon": matrices, "adam": adamw()}, groups)
+            muon_rate = schedule(config, numbers.muon_rate)
+            matrices = muon(muon_rate, o.muon_steps, o.muon_momentum, decay, momentum_dtype, config.model)
+            update = optax.partition({"muon": matrices, "adam": adamw()}, label)
         case "lion":
-            update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, o.weight_decay, decay_mask)
+            update = optax.lion(rate, o.beta1, o.beta2, momentum_dtype, decay, decays)
         case "sgd":
             momentum = optax.sgd(rate, o.beta1, accumulator_dtype=momentum_dtype)
-            decay = optax.add_decayed_weights(lambda step: -o.weight_decay * rate(step), decay_mask)
-            update = optax.chain(momentum, decay)
+            decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)
+            update = optax.chain(momentum, decayed)
         case "adafactor":
             # optax does not multiply weight_decay_rate by the learning rate; here it is, as in the other optimizers.
             update = per_layer(
-                optax.adafactor(
-                    rate, weight_decay_rate=lambda step: o.weight_decay * rate(step), weight_decay_mask=decay_mask
-                )
+                optax.adafactor(rate, weight_decay_rate=lambda step: decay * rate(step), weight_decay_mask=decays)
             )
-    clip = clip_by_global_norm(o.grad_clip) if o.grad_clip else optax.identity()
+    clip = clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
 
 
 def ignored_settings(optim: OptimConfig) -> str:
-    """Name the settings that differ from their defaults and that the chosen optimizer does not read; "" if none does."""
+    """List the non-default settings that the optimizer ignores, or return ""."""
     of_some = {name for names in READS.values() for name in names}
     changed = [f.name for f in fields(optim) if f.name in of_some and getattr(optim, f.name) != f.default]
     ignored = [f"optim.{name}" for name in changed if name not in READS[optim.name]]
@@ -161,7 +198,7 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     """
 
     def axes(tree: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda path, _: 0 if STACKED in names_of(path) else None, tree)
+        return jax.tree_util.tree_map_with_path(lambda path, _: 0 if DictKey(STACKED) in path else None, tree)
 
     def init(params: Any) -> Any:
         if STACKED not in params:

@@ -1,4 +1,4 @@
-"""An optimizer wrapper that skips bad updates: those that are not finite, and spikes."""
+"""An optimizer wrapper that skips bad updates: non-finite updates and spikes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HORIZON = 50  # steps that the running means average over; before this many, not
 
 
 class SkipStatistics(NamedTuple):
-    """What the decision about an update depends on.
+    """Running statistics that decide whether an update is applied.
 
     Attributes:
         in_a_row: int32, updates skipped since the last one that was applied.
@@ -37,7 +37,7 @@ class SkipState(NamedTuple):
 
     Attributes:
         applied: boolean, whether the last update was applied.
-        statistics: what the next decision depends on.
+        statistics: statistics for the next decision.
         inner_state: the state of the wrapped optimizer.
     """
 
@@ -49,26 +49,36 @@ class SkipState(NamedTuple):
 def skip_bad_updates(
     optimizer: optax.GradientTransformation, spike_factor: float = 0.0
 ) -> optax.GradientTransformationExtraArgs:
-    """Wrap an optimizer so that it skips updates that are not finite, and spikes.
+    """Wrap an optimizer so that it skips non-finite updates and spikes.
 
-    A skipped update changes neither the weights nor the state of the optimizer, its schedule included. As
-    `optax.apply_if_finite`, but decided by `should_apply`, and never applied after all.
+    A skipped update changes neither the weights nor the state of the optimizer, its schedule included. Unlike
+    `optax.apply_if_finite`, it is never applied in the end.
 
     Args:
         optimizer: any optax transformation.
         spike_factor: as in `should_apply`.
 
     Returns:
-        A transformation whose `update` needs the loss: `update(grads, state, params, value=loss)`, as optax names it.
+        A transformation with `update(grads, state, params, value=loss, grad_norm=norm)`; without `grad_norm`, it is computed.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> SkipState:
         return init_skip_state(optimizer.init(params))
 
-    def update(grads: Any, state: SkipState, params: Any = None, *, value: jax.Array, **extra: Any) -> Any:
-        applied, statistics = should_apply(state.statistics, value, global_norm(grads), spike_factor)
-        updates, inner_state = optimizer.update(grads, state.inner_state, params, value=value, **extra)
+    def update(
+        grads: Any,
+        state: SkipState,
+        params: Any = None,
+        *,
+        value: jax.Array,
+        grad_norm: jax.Array | None = None,
+        **extra: Any,
+    ) -> Any:
+        norm = global_norm(grads) if grad_norm is None else grad_norm
+        applied, statistics = should_apply(state.statistics, value, norm, spike_factor)
+        extra |= {"value": value, "grad_norm": norm}
+        updates, inner_state = optimizer.update(grads, state.inner_state, params, **extra)
         # Adding -0.0 changes no bit of a weight; adding 0.0 would turn -0.0 into 0.0.
         updates = jax.tree.map(lambda u: jnp.where(applied, u, -jnp.zeros_like(u)), updates)
         inner_state = jax.tree.map(partial(jnp.where, applied), inner_state, state.inner_state)
@@ -93,9 +103,9 @@ def should_apply(
     that lasts is accepted in the end.
 
     Args:
-        statistics: of the steps before.
-        loss: of the batch.
-        grad_norm: of its gradient.
+        statistics: statistics of the previous steps.
+        loss: loss of the batch.
+        grad_norm: global norm of the gradient.
         spike_factor: 0: skip only what is not finite.
 
     Returns:

@@ -1,31 +1,30 @@
-"""One optimizer step, as a pure function of state and batch. The caller compiles, places and donates."""
+"""One optimizer step, as a pure function of state and batch. The caller compiles it, shards its arguments and donates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
-from jaxgpt.ops.sharding import add_over_devices
-from jaxgpt.train.clip import global_norm, squared_norms
-from jaxgpt.train.loss import LossFn, split_windows, token_count
+from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.skip import skip_state
+
+PLAIN = Ops()
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes.
+    """The arrays that a step changes.
 
     Attributes:
-        step: int32, steps taken.
-        params: the weights, float32.
-        opt_state: the state of the optax optimizer.
-        ema: the average of the weights, or None.
+        step: int32, number of steps taken.
+        params: weights, float32.
+        opt_state: state of the optax optimizer.
+        ema: exponential moving average (EMA) of the weights, or None.
     """
 
     step: jax.Array
@@ -38,9 +37,9 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool =
     """Make the state before the first step.
 
     Args:
-        params: the weights, float32.
+        params: weights, float32.
         optimizer: any optax transformation.
-        ema: keep an average of the weights.
+        ema: whether to keep an EMA of the weights.
     """
     average = jax.tree.map(jnp.copy, params) if ema else None
     # Copied, because some optimizers keep the weights themselves, and an array cannot be donated twice.
@@ -48,108 +47,100 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool =
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
 
 
-def loss_sum(
-    params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn
-) -> tuple[jax.Array, jax.Array]:
-    """Compute the summed loss in nats and the number of counted tokens of windows (see `split_windows`)."""
-    inputs_BT, targets_BT, *segment_ids_BT = split_windows(windows_BT1)
-    return loss_fn(params, inputs_BT, targets_BT, key, *segment_ids_BT).sum(), token_count(targets_BT)
-
-
 def gradients(
-    params: Any,
-    windows_BT1: jax.Array,
-    key: jax.Array | None,
-    loss_fn: LossFn,
-    accumulation: int,
-    data_axis: str | None = None,
-) -> tuple[jax.Array, Any]:
-    """Compute the mean loss over all tokens of a batch and its gradient, in `accumulation` microbatches.
+    params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, ops: Ops, accumulation: int
+) -> tuple[dict[str, jax.Array], Any]:
+    """Compute the mean loss of a batch, the means of the objective's other sums, and the gradient of the mean loss.
 
-    Microbatches and devices add up sums, which are divided once by the number of tokens: the result does not depend on their
-    number. `data_axis` is that of `train_step`.
+    Sums are added over microbatches and devices, and divided once by the count: the result does not depend on their number.
     """
-    chex.assert_rank(windows_BT1, {2, 3})
-    sums, parts = partial(gradient_sums, key=key, loss_fn=loss_fn, accumulation=accumulation), accumulation
-    if data_axis is not None and key is None:
-        sums = partial(add_over_devices, sums, data_axis)
-        parts *= jax.sharding.get_abstract_mesh().shape[data_axis]
-    if len(windows_BT1) % parts:
-        devices = f" on each of {parts // accumulation} devices" if parts > accumulation else ""
-        raise ValueError(f"{len(windows_BT1)} windows cannot be split into {accumulation} equal microbatches{devices}")
-    (total, count), grads = sums(params, windows_BT1)
-    # A product is fused into what reads the gradients; a division would write and read them once more. Without a counted
-    # target, loss and gradients are 0.
-    count = jnp.maximum(count, 1)
+    sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
+    (loss, count, others), grads = ops.over_devices(sums)(params, batch)
+    count = jnp.maximum(count, 1)  # without a counted target, loss and gradients are 0
     inverse = 1 / count
-    return total / count, jax.tree.map(lambda g: g * inverse, grads)
+    means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
+    return means, jax.tree.map(lambda g: g * inverse, grads)
 
 
 def gradient_sums(
-    params: Any, windows_BT1: jax.Array, key: jax.Array | None, loss_fn: LossFn, accumulation: int
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    """Compute the sums of `loss_sum` over microbatches, and the gradient of the summed loss."""
-    grad = jax.value_and_grad(partial(loss_sum, loss_fn=loss_fn), has_aux=True)
-    if accumulation == 1:
-        return grad(params, windows_BT1, key)
-    # Row r goes to microbatch r % A: every device keeps its rows.
-    microbatches = windows_BT1.reshape(-1, accumulation, *windows_BT1.shape[1:]).swapaxes(0, 1)
+    params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
+) -> tuple[RowSums, Any]:
+    """Compute the sums of an objective over all rows, in microbatches, and the gradient of the summed loss.
 
-    def add(sums: Any, microbatch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        windows, index = microbatch
-        new = grad(params, windows, None if key is None else jax.random.fold_in(key, index))
+    Raises:
+        ValueError: if the number of microbatches does not divide the rows.
+    """
+
+    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, RowSums]:
+        sums = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
+        return sums.loss_B, sums
+
+    def grad(params: Any, batch: Any, key: jax.Array | None) -> tuple[RowSums, Any]:
+        grads, sums = jax.grad(total, has_aux=True)(params, batch, key)
+        return sums, grads
+
+    if accumulation == 1:
+        return grad(params, batch, key)
+    rows = len(jax.tree.leaves(batch)[0])
+    if rows % accumulation:
+        raise ValueError(f"{rows} rows cannot be split into {accumulation} equal microbatches")
+    # Row r is in microbatch r % A, so that every device keeps its rows.
+    microbatches = jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
+
+    def add(sums: Any, microbatch: tuple[Any, jax.Array]) -> tuple[Any, None]:
+        rows, index = microbatch
+        new = grad(params, rows, None if key is None else jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, sums, new), None
 
-    zero = jnp.zeros((), jnp.float32)
-    start = ((zero, zero), jax.tree.map(jnp.zeros_like, params))
-    return jax.lax.scan(add, start, (microbatches, jnp.arange(accumulation)))[0]
+    first = jax.tree.map(lambda x: x[0], microbatches)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(grad, params, first, key))
+    return jax.lax.scan(add, zeros, (microbatches, jnp.arange(accumulation)))[0]
 
 
 def train_step(
     state: TrainState,
-    windows_BT1: jax.Array,
+    batch: Any,
     *,
-    loss_fn: LossFn,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
+    ops: Ops = PLAIN,
     learning_rate: optax.Schedule | None = None,
     seed: int = 0,
     accumulation: int = 1,
     dropout: bool = False,
     ema_decay: float = 0.0,
-    data_axis: str | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Take one optimizer step: a pure function `(state, batch) -> (state, metrics)`.
 
-    `step = jax.jit(partial(train_step, loss_fn=make_loss_fn(model.apply), optimizer=optimizer))`. The new state has the
-    structure, shapes and types of the old one, so that it can be donated (`donate_argnums=0`).
+    `step = jax.jit(partial(train_step, objective=next_token_loss(model.apply), optimizer=optimizer))`. The new state has the
+    structure, shapes and dtypes of the old one, so that the old one can be donated (`donate_argnums=0`).
 
     Args:
-        state: of `init_state`, with the same optimizer.
-        windows_BT1: int32 `[B, T + 1]`: T inputs and, one further, T targets; a negative target does not count. With
-            documents, `[B, T, 3]` (see `split_windows`).
-        loss_fn: of `make_loss_fn`, or any of its signature.
-        optimizer: any optax transformation.
-        learning_rate: its schedule, for the metrics alone; None: they have no `lr`.
-        seed: of the dropout masks, which are a function of (seed, step).
-        accumulation: number of microbatches, which divides B (B per device with `data_axis`); the result is the same.
-        dropout: whether loss_fn is given a key.
-        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an average. A skipped update
-            (`skip_bad_updates`) leaves it unchanged, as it does the weights and the optimizer.
-        data_axis: the mesh axis that divides the batch, if nothing else is divided: each device computes the gradients of its
-            rows, and small gradients are added over the devices as one array (`add_over_devices`). None: the compiler divides
-            the step, as it does with dropout, because the masks are drawn for the whole batch.
+        state: returned by `init_state` with the same optimizer, or by this function.
+        batch: argument of the objective: any tree of arrays with rows as their first axis.
+        objective: `next_token_loss(...)`, or any `Objective`.
+        optimizer: any optax transformation. Its `update` receives the loss as `value`, and `grad_norm`.
+        ops: adds sums over devices and computes squared norms.
+        learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
+        seed: seed of the dropout masks, which are a function of (seed, step).
+        accumulation: number of microbatches; divides the number of rows. The result does not depend on it.
+        dropout: whether the objective receives a key.
+        ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
+            (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
 
     Returns:
-        The new state, and the metrics: `loss` (mean nats per token, before the update), `grad_norm` (before clipping), `lr`,
-        `grad_squares` (squared norm of every gradient, `[leaves]`) and, if the optimizer skips bad updates, `skipped` and
-        `skipped_in_a_row`.
+        The new state, and the metrics: `loss` (mean before the update) and the objective's other means, `grad_norm` (before
+        clipping), `lr`, `grad_squares` (squared norm of each gradient, `[leaves]`) and, if the optimizer skips updates,
+        `skipped` and `skipped_in_a_row`.
     """
     key = named_key(seed, "dropout", state.step) if dropout else None
-    loss, grads = gradients(state.params, windows_BT1, key, loss_fn, accumulation, data_axis)
+    metrics, grads = gradients(state.params, batch, key, objective=objective, ops=ops, accumulation=accumulation)
+    squares = jnp.stack([ops.squared_norm(g) for g in jax.tree.leaves(grads)])
+    metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
     update = optax.with_extra_args_support(optimizer).update
-    updates, opt_state = update(grads, state.opt_state, state.params, value=loss)
+    extra = {"value": metrics["loss"], "grad_norm": metrics["grad_norm"]}
+    updates, opt_state = update(grads, state.opt_state, state.params, **extra)
     params = optax.apply_updates(state.params, updates)
-    metrics = {"loss": loss, "grad_norm": global_norm(grads), "grad_squares": squared_norms(grads)}
     if learning_rate is not None:
         metrics["lr"] = learning_rate(_schedule_step(state))
     ema = state.ema
@@ -169,40 +160,7 @@ def _schedule_step(state: TrainState) -> jax.Array:
     return counts[0][1] if counts else state.step
 
 
-def train_steps(
-    state: TrainState,
-    windows_KBT1: jax.Array,
-    n: jax.typing.ArrayLike,
-    *,
-    step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
-) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take `n` optimizer steps, one after the other, without the host in between.
-
-    The loop is compiled once for any n, and the number of steps in a call changes no bit of the results.
-
-    Args:
-        state: the state before.
-        windows_KBT1: int32, a batch for each of up to K steps.
-        n: number of steps, at most K.
-        step: `train_step`, with all but its first two arguments.
-
-    Returns:
-        The state after, and the metrics of each step, `[K, ...]`; those beyond n are zero.
-    """
-    shapes = jax.eval_shape(step, state, windows_KBT1[0])[1]
-    zeros = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), shapes)
-
-    def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, all_metrics = carry
-        state, metrics = step(state, windows_KBT1[i])
-        return state, jax.tree.map(lambda row, x: row.at[i].set(x), all_metrics, metrics)
-
-    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, zeros))
-    return result
-
-
-def eval_step(params: Any, windows_BT1: jax.Array, *, loss_fn: LossFn) -> tuple[jax.Array, jax.Array]:
-    """Compute the summed loss and the number of tokens of each window, `[B]` and `[B]`; both are 0 for a window of -1."""
-    inputs_BT, targets_BT, *segment_ids_BT = split_windows(windows_BT1)
-    losses_BT = loss_fn(params, inputs_BT, targets_BT, None, *segment_ids_BT)
-    return losses_BT.sum(-1), (targets_BT >= 0).sum(-1)
+def eval_step(params: Any, batch: Any, *, objective: Objective) -> tuple[jax.Array, jax.Array]:
+    """Compute the summed loss and the count of each row, `[B]` and `[B]`; both are 0 for a row of -1."""
+    sums = objective(params, batch, None)
+    return sums.loss_B, sums.count_B

@@ -11,19 +11,22 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
 from jaxgpt.config import Config
+from jaxgpt.kernels import best
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import model_adapters
 from jaxgpt.model.params import boxed_params
 from jaxgpt.model.scan import stack_layers
+from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, quick_compile_options, shardings_like, use_mesh
 from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
-from jaxgpt.train.loss import LossFn
-from jaxgpt.train.optimizer import make_optimizer, schedule
+from jaxgpt.train.loss import Objective
+from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of
 from jaxgpt.train.step import TrainState, init_state
 
 T = TypeVar("T")
@@ -39,20 +42,30 @@ class Layout:
     Attributes:
         config: settings of the run; the vocabulary is known.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        optimizer: optax transformation of the run.
-        learning_rate: its schedule, for the metrics; None: unknown.
+        own_optimizer: optax transformation to use instead of the one of the config; None: the one of the config.
         rules: the sharding table.
-        model: module to train; None: `GPT(config.model)`.
-        loss_fn: loss per position; None: cross-entropy.
+        ops: how each operation is computed.
+        model: module to train; None: `GPT(config.model, ops)`.
+        objective: objective of training and evaluation; None: `next_token_loss`.
     """
 
     config: Config
     mesh: Mesh
-    optimizer: optax.GradientTransformation
-    learning_rate: optax.Schedule | None = None
+    own_optimizer: optax.GradientTransformation | None = None
     rules: Rules = field(default_factory=lambda: RULES, hash=False)
+    ops: Ops = Ops()  # noqa: RUF009
     model: GPT | None = None
-    loss_fn: LossFn | None = None
+    objective: Objective | None = None
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        """The optimizer, with the numbers of the config as constants."""
+        return make_optimizer(self.config, self.own_optimizer)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers of the optimizer, which are arguments of the train step."""
+        return jax.tree.map(np.float32, numbers_of(self.config.optim))
 
     @property
     def microbatches(self) -> Microbatches:
@@ -115,8 +128,7 @@ def make_layout(
     rules: Rules = RULES,
 ) -> Layout:
     """Make the layout of a config on a mesh, with the optimizer of the config or a given one."""
-    learning_rate = schedule(config) if optimizer is None else None
-    return Layout(config, mesh, make_optimizer(config, optimizer), learning_rate, rules)
+    return Layout(config, mesh, optimizer, rules, best(config, mesh))
 
 
 def shardings_of(tree: Any) -> Any:

@@ -15,6 +15,7 @@ from jaxgpt.checkpoint.store import Info
 from jaxgpt.config import Config, LoraConfig, ModelConfig, UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
+from jaxgpt.model.params import weight_at
 from jaxgpt.parallel.processes import leader
 from jaxgpt.train.optimizer import make_optimizer
 
@@ -85,12 +86,10 @@ def parameter_table(params: Any) -> dict[str, int]:
 
 
 def multiplied_parameters(config: ModelConfig, params: Any) -> int:
-    """Count the parameters in matrix products: kernels, and a tied embedding, which is the head as well."""
-    return sum(
-        math.prod(leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if path[-1].key == "kernel" or (config.tie_embeddings and path[0].key == "wte")
-    )
+    """Count the parameters in matrix products: matrices, and the table of a tied head."""
+    kinds = ("matrix", "table") if config.tie_embeddings else ("matrix",)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return sum(math.prod(leaf.shape) for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
 
 
 def flops_per_token(config: ModelConfig, params: Any, lora: LoraConfig | None = None) -> int:

@@ -15,21 +15,24 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from jaxgpt.checkpoint.base import FrozenBase
 from jaxgpt.config import Config, UserError
+from jaxgpt.kernels import choose_attention, for_divided_weights
+from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
 from jaxgpt.model.scan import unstack_layers
+from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import attend
 from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
 from jaxgpt.parallel.processes import count, is_peer_failure
 from jaxgpt.parallel.put import put
-from jaxgpt.train.loss import LossFn, make_loss_fn
-from jaxgpt.train.optimizer import ignored_settings
-from jaxgpt.train.step import TrainState, eval_step, init_state, train_step, train_steps
-from jaxgpt.trainer.attention_choice import choose_attention
+from jaxgpt.train.loss import Objective, next_token_loss
+from jaxgpt.train.optimizer import Numbers, ignored_settings, make_optimizer, schedule
+from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
 from jaxgpt.trainer.layout import Layout, compute_sharded, make_layout, shardings_of
 from jaxgpt.trainer.report import Report
 
@@ -99,7 +102,7 @@ class Program:
 
     def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
         """Take one optimizer step. The given state is donated."""
-        return self._call(self._train[False], state, windows_BT1)
+        return self._call(self._train[False], state, windows_BT1, self._numbers)
 
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
@@ -112,7 +115,7 @@ class Program:
         if not self._several(batches):
             state, metrics = self.step(state, batches)
             return state, lambda: [jax.device_get(metrics)]
-        state, metrics = self._call(self._train[True], state, batches, n)
+        state, metrics = self._call(self._train[True], state, batches, self._numbers, n)
 
         def read() -> list[dict[str, Any]]:
             host = jax.device_get(metrics)
@@ -127,9 +130,11 @@ class Program:
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
         """Lower the train step for a state and one or several batches, concrete or abstract, to inspect or compile it."""
         several, frozen = self._several(batches), self.layout.abstract_base
-        n = (1,) if several else ()
+        n, rest = (1,) if several else (), replicated(self.layout.mesh)
+        # Abstract and with their sharding, as in a call: otherwise JAX would not find the compiled program there.
+        numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=rest), self.layout.numbers)
         with self.layout.use_mesh():
-            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, *n, frozen)
+            lowered: jax.stages.Lowered = self._train[several].lower(state, batches, numbers, *n, frozen)
             return lowered
 
     def _call(self, function: Any, *args: Any) -> Any:
@@ -159,18 +164,23 @@ class Program:
         one, several = layout.batch().sharding, layout.batch(2).sharding
         options: Any = {"out_shardings": (states, rest), "donate_argnums": 0}
 
-        def step(state: TrainState, batch: jax.Array, frozen: Any) -> Any:
-            return bound_step(layout, frozen)(state, batch)
+        def step(state: TrainState, batch: jax.Array, numbers: Numbers, frozen: Any) -> Any:
+            return bound_step(layout, frozen, numbers)(state, batch)
 
-        def steps(state: TrainState, batches: jax.Array, n: jax.Array, frozen: Any) -> Any:
-            return train_steps(state, batches, n, step=bound_step(layout, frozen))
+        def steps(state: TrainState, batches: jax.Array, numbers: Numbers, n: jax.Array, frozen: Any) -> Any:
+            return train_steps(state, batches, n, step=bound_step(layout, frozen, numbers))
 
         # Traces and profiles show the names of the compiled functions.
         step.__name__, steps.__name__ = train_step.__name__, train_steps.__name__
         return {
-            False: jax.jit(step, in_shardings=(states, one, frozen), **options),
-            True: jax.jit(steps, in_shardings=(states, several, rest, frozen), **options),
+            False: jax.jit(step, in_shardings=(states, one, rest, frozen), **options),
+            True: jax.jit(steps, in_shardings=(states, several, rest, rest, frozen), **options),
         }
+
+    @cached_property
+    def _numbers(self) -> Numbers:
+        """The numbers of the optimizer, on every device."""
+        return jax.jit(lambda numbers: numbers, out_shardings=replicated(self.layout.mesh))(self.layout.numbers)
 
     @cached_property
     def _merge(self) -> Any:
@@ -183,56 +193,79 @@ class Program:
         params, frozen = shardings_of(layout.abstract_state.params), shardings_of(layout.abstract_base)
 
         def eval_batch(params: Any, windows_BT1: jax.Array, frozen: Any) -> Any:
-            return eval_step(params, windows_BT1, loss_fn=loss_of(layout, frozen))
+            return eval_step(params, windows_BT1, objective=objective_of(layout, frozen))
 
         eval_batch.__name__ = eval_step.__name__
         shardings = (params, layout.batch().sharding, frozen)
         return jax.jit(eval_batch, in_shardings=shardings, out_shardings=replicated(layout.mesh))
 
 
-def loss_of(layout: Layout, frozen: Any = ()) -> LossFn:
-    """Return the loss function of a layout; by default of a GPT with the attention kernel of its devices.
+def objective_of(layout: Layout, frozen: Any = ()) -> Objective:
+    """Return the objective of a layout; by default the next-token loss of a GPT with the operations of its devices.
 
     Args:
-        layout: config and mesh.
+        layout: config, mesh and operations.
         frozen: the frozen weights, if adapters are trained: the loss is then a function of the adapters.
     """
     config, alpha = layout.config, layout.config.lora.alpha
-    device = None if isinstance(layout.mesh, AbstractMesh) else layout.mesh.devices.flat[0]  # estimates have no devices
-    kernel, _ = choose_attention(config, device)
-    model = layout.model or GPT(config.model, jnp.dtype(config.train.compute_dtype), config.train.remat, kernel)
-    loss_fn = layout.loss_fn or make_loss_fn(model.apply, config.train.loss_chunk)
+    model = layout.model or GPT(config.model, layout.ops, POLICIES[config.train.remat])
+    objective = layout.objective or next_token_loss(model.apply, layout.ops, config.train.loss_chunk)
     if not config.lora.rank:
-        return loss_fn
-    return lambda adapters, *batch: loss_fn(merge(frozen, adapters, alpha), *batch)
+        return objective
+    return lambda adapters, *batch_and_key: objective(merge(frozen, adapters, alpha), *batch_and_key)
 
 
-def bound_step(layout: Layout, frozen: Any = ()) -> Any:
-    """Return the train step of a layout, `(state, batch) -> (state, metrics)`; `frozen` as in `loss_of`."""
-    config = layout.config
+def bound_step(layout: Layout, frozen: Any = (), numbers: Numbers | None = None) -> Any:
+    """Return the train step of a layout, `(state, batch) -> (state, metrics)`.
+
+    Args:
+        layout: config, mesh and operations.
+        frozen: as in `objective_of`.
+        numbers: numbers of the optimizer; None: those of the config, as constants.
+    """
+    config, numbers = layout.config, numbers or layout.numbers
+    own = layout.own_optimizer
     return partial(
         train_step,
-        loss_fn=loss_of(layout, frozen),
-        optimizer=layout.optimizer,
-        learning_rate=layout.learning_rate,
+        objective=objective_of(layout, frozen),
+        optimizer=make_optimizer(config, own, numbers),
+        ops=layout.ops,
+        learning_rate=schedule(config, numbers.rate) if own is None else None,
         seed=config.train.seed,
         accumulation=layout.microbatches.accumulation,
         dropout=config.model.dropout > 0,
         ema_decay=config.optim.ema_decay,
-        data_axis=_data_axis(layout),
     )
 
 
-def _data_axis(layout: Layout) -> str | None:
-    """Return the `data_axis` of `train_step`: "data" for CPU devices that divide only the batch, otherwise None.
+def train_steps(
+    state: TrainState,
+    windows_KBT1: jax.Array,
+    n: jax.typing.ArrayLike,
+    *,
+    step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """Take `n` optimizer steps in a loop on the devices, compiled once for any n. Results do not depend on the steps per call.
 
-    Otherwise the compiler inserts one all-reduce per array: 3 of the 40 ms of a step of the nanoGPT CPU model.
+    Args:
+        state: the current state.
+        windows_KBT1: int32, the batches of up to K steps.
+        n: number of steps, at most K.
+        step: `train_step` with all but its first two arguments.
+
+    Returns:
+        The next state, and the metrics of each step, `[K, ...]`; zero beyond n.
     """
-    mesh = layout.mesh
-    on_cpu = not isinstance(mesh, AbstractMesh) and mesh.devices.flat[0].platform == "cpu"
-    shardings = jax.tree.leaves(shardings_of(layout.abstract_state.params))
-    whole = all(each.is_fully_replicated for each in shardings)
-    return "data" if on_cpu and whole and mesh.size == mesh.shape["data"] > 1 else None
+    shapes = jax.eval_shape(step, state, windows_KBT1[0])[1]
+    zeros = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), shapes)
+
+    def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, all_metrics = carry
+        state, metrics = step(state, windows_KBT1[i])
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), all_metrics, metrics)
+
+    result: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, zeros))
+    return result
 
 
 @contextmanager
@@ -249,7 +282,7 @@ def compiling(program: Program, report: Report, needed: bool = True) -> Iterator
     began, layout = time.perf_counter(), program.layout
     report.stage("compiling")
     batches = layout.batch(layout.config.train.steps_per_call)
-    state, _ = layout.abstract_state, layout.abstract_base  # traced in this thread
+    state, *_ = layout.abstract_state, layout.abstract_base, program._numbers  # traced in this thread
     with ThreadPoolExecutor(1) as pool:
         compiled = pool.submit(lambda: compile_lowered(layout, program.lower(state, batches)))
         yield
@@ -278,7 +311,8 @@ def build(
     rules: Rules | None = None,
     base: FrozenBase | None = None,
     model: GPT | None = None,
-    loss_fn: LossFn | None = None,
+    objective: Objective | None = None,
+    ops: Ops | None = None,
 ) -> Program:
     """Build the program of a config on the available devices.
 
@@ -291,7 +325,8 @@ def build(
             ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
         model: module to train instead of `GPT(config.model, ...)`, with weights of the same names.
-        loss_fn: loss per position instead of cross-entropy, as `make_loss_fn` returns it.
+        objective: objective to use instead of `next_token_loss`.
+        ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
         UserError: if a rule has an unknown axis, or splits two axes of an array along the same mesh axis; if the mesh does
@@ -302,11 +337,18 @@ def build(
     device = mesh.devices.flat[0]
     if config.train.remat == "offload" and not has_host_memory(device):
         raise UserError(f"train.remat offload needs memory of the host that {device.platform} devices reach: use dots")
+    if ops is not None and config.model.dropout and ops.attend is not attend:
+        raise UserError(
+            f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set it to 0"
+        )
     _, kernel_note = choose_attention(config, device)
     optim_note = ignored_settings(config.optim) if optimizer is None else ""
-    layout = replace(make_layout(config, mesh, optimizer, change_rules(rules or {})), model=model, loss_fn=loss_fn)
+    layout = make_layout(config, mesh, optimizer, change_rules(rules or {}))
+    layout = replace(layout, model=model, objective=objective, ops=layout.ops if ops is None else ops)
     if rules:
         _ = layout.abstract_state, layout.abstract_base  # applies the rules to every array, which checks them
+        if any(not each.is_fully_replicated for each in jax.tree.leaves(shardings_of(layout.abstract_state.params))):
+            layout = replace(layout, ops=for_divided_weights(layout.ops))
     if base is not None:
         base = base._replace(params=_frozen(layout, base.params))
     return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])), base)

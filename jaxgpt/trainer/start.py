@@ -32,8 +32,9 @@ from jaxgpt.files import sole_writer
 from jaxgpt.lm.model import load, load_base
 from jaxgpt.model import GPT
 from jaxgpt.model.params import crop_positions
+from jaxgpt.ops import Ops
 from jaxgpt.parallel.processes import on_leader, same_on_all
-from jaxgpt.train.loss import LossFn
+from jaxgpt.train.loss import Objective
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
@@ -52,7 +53,8 @@ class Start(NamedTuple):
         data: training and validation data; None: `open_data(config)`.
         model: module to train; None: `GPT(config.model)`.
         optimizer: optax transformation; None: `config.optim`.
-        loss_fn: loss per position; None: cross-entropy.
+        objective: objective of training and evaluation; None: `next_token_loss`.
+        ops: operations; None: `jaxgpt.kernels.best(config, mesh)`.
     """
 
     config: Config
@@ -62,7 +64,8 @@ class Start(NamedTuple):
     data: Data | None = None
     model: GPT | None = None
     optimizer: optax.GradientTransformation | None = None
-    loss_fn: LossFn | None = None
+    objective: Objective | None = None
+    ops: Ops | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""

@@ -63,7 +63,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
     config = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size)
     data.check(config)
-    program = build(config, start.optimizer, base=weights.base, model=start.model, loss_fn=start.loss_fn)
+    program = build(config, start.optimizer, None, weights.base, start.model, start.objective, start.ops)
     settings, end = config.train, min(until or config.train.steps, config.train.steps)
 
     with (

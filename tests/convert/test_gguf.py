@@ -16,7 +16,7 @@ from jaxgpt.config import UserError
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.models import import_model, read_model
 from jaxgpt.data.tokenizer import byte_vocab
-from jaxgpt.prompts import encode_prompt
+from jaxgpt.lm.arguments import encode_prompt
 
 gguf = pytest.importorskip("gguf")
 

@@ -104,7 +104,7 @@ def test_nanogpt(tmp_path, bias):
     assert lm.tokenizer.decode(lm.tokenizer.encode(TEXT)) == TEXT
     tensors = load_file(folder / "init.safetensors")
     x = np.ones(8, np.float32)
-    mine = np.einsum("D,DNH->NH", x, np.asarray(lm.params["h_1"]["attn"]["k_proj"]["kernel"]))
+    mine = x @ np.asarray(lm.params["h_1"]["attn"]["k_proj"]["kernel"])
     theirs = (tensors["transformer.h.1.attn.c_attn.weight"] @ x)[8:16]
     np.testing.assert_allclose(mine.reshape(-1), theirs, atol=1e-6)
 

@@ -13,7 +13,7 @@ from jaxgpt.config import UserError
 from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.data.special_tokens import SpecialTokens, read_special_tokens
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
-from jaxgpt.prompts import encode_prompt
+from jaxgpt.lm.arguments import encode_prompt
 
 START, END = 265, 266
 V = 270

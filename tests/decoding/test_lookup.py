@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from helpers import make, small
 
-from jaxgpt.decoding import Model, SamplingParams
+from jaxgpt.config import Config
+from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.decoding import Sampler, SamplingParams
 from jaxgpt.decoding.lookup import DRAFT, draft_tokens
 from jaxgpt.decoding.sampling import TokenBuffer
-from jaxgpt.lm import model_functions
+from jaxgpt.lm import LM
 from jaxgpt.lm.engine import BLOCK, DecodeSession
+from jaxgpt.lm.model import sampler_of
 
 NEW = 30
 
 
-def tokens(
-    model: Model, params: Any, prompt: list[int], key: int, lookup: int, steps: int = NEW, **settings: Any
-) -> list[int]:
+def tokens(sampler: Sampler, params: Any, prompt: list[int], key: int, lookup: int, steps: int = NEW) -> list[int]:
     """Generate up to `NEW` tokens, `steps` at a time."""
     keys = jax.random.split(jax.random.key(key), 1)
-    settings = {"sampling": SamplingParams(temperature=0), "context": 64} | settings
-    session = DecodeSession(params, [prompt], keys, [NEW], model=model, lookup=lookup, **settings)
+    session = DecodeSession(sampler, params, [prompt], keys, [NEW], context=64, lookup=lookup)
     found: list[int] = []
     while len(new := session.next_tokens(steps)[0]):
         found += new.tolist()
@@ -70,41 +70,38 @@ def test_the_tokens_are_those_of_plain_decoding(
     """Greedy and sampled: so sampled tokens have the distribution of plain decoding, too."""
     config = small(name, block_size=64)
     _, params = make(config)
-    model, draw = model_functions(config, "float32"), np.random.default_rng(0)
+    lm = LM(Config(model=config), params, make_tokenizer("ids", "", 0, config.vocab_size))
+    sampler, draw = sampler_of(lm, sampling, (1, 7)), np.random.default_rng(0)
     for case in range(50 if pytestconfig.getoption("--long") else 5):
         prompt = draw.integers(0, config.vocab_size, draw.integers(9, 16)).tolist()
-        settings: dict[str, Any] = {"sampling": sampling, "stop_ids": (1, 7)}
-        plain = tokens(model, params, prompt, case, 0, **settings)
-        assert tokens(model, params, prompt, case, 1, steps=7, **settings) == plain  # most drafts are rejected
+        plain = tokens(sampler, params, prompt, case, 0)
+        assert tokens(sampler, params, prompt, case, 1, steps=7) == plain  # most drafts are rejected
 
 
 class Counted(NamedTuple):
-    """A cache that counts the passes of a model that always predicts the next id modulo 10."""
+    """A cache that counts the passes of `CountUp`."""
 
     passes: jax.Array
     length: jax.Array
 
 
-def count_up(params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
-    read_BT = ids_BT[:, -1:] if last else ids_BT
-    return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
+class CountUp:
+    """A model that always predicts the next id modulo 10."""
+
+    def prefill(self, params: Any, ids_BT: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
+        return self.extend(params, ids_BT, Counted(jnp.int32(0), jnp.int32(0)), last)
+
+    def extend(self, params: Any, ids_BT: jax.Array, cache: Counted, last: bool) -> tuple[jax.Array, Counted]:
+        read_BT = ids_BT[:, -1:] if last else ids_BT
+        return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
 
 
 @pytest.mark.parametrize("new", [NEW, BLOCK])  # with slots to spare, and without
 def test_a_text_that_repeats_needs_few_passes(new: int) -> None:
-    model = Model(count_up, lambda start, size: Counted(jnp.int32(0), jnp.int32(0)))
-    passes = []
+    sampler, passes = Sampler(CountUp(), SamplingParams(temperature=0)), []
     for lookup in (0, 3):
-        session = DecodeSession(
-            None,
-            [list(range(10)) * 2],
-            jax.random.split(jax.random.key(0), 1),
-            [new],
-            model=model,
-            sampling=SamplingParams(temperature=0),
-            context=128,
-            lookup=lookup,
-        )
+        keys = jax.random.split(jax.random.key(0), 1)
+        session = DecodeSession(sampler, None, [list(range(10)) * 2], keys, [new], context=128, lookup=lookup)
         assert session.next_tokens(new)[0].tolist() == [i % 10 for i in range(new)]
         passes.append(int(session._state.cache.passes))  # type: ignore[union-attr]
     assert passes[0] == new

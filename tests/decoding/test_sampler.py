@@ -2,70 +2,120 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 from helpers import every_model, make, random_ids, small
 
-from jaxgpt.config import BeamParams
-from jaxgpt.decoding import Model, SamplingParams, TokenBuffer
+from jaxgpt.config import BeamParams, Config
+from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer
 from jaxgpt.decoding.beam import BeamSearch
-from jaxgpt.lm import model_functions
+from jaxgpt.decoding.sampler import Rows, prefill
+from jaxgpt.decoding.sampling import with_filters
+from jaxgpt.lm import LM
 from jaxgpt.lm.engine import DecodeSession
+from jaxgpt.lm.model import sampler_of
+from jaxgpt.ops import Ops
+
+GREEDY = SamplingParams(temperature=0)
 
 
-def session(model: Model, params: Any, rows: list[list[int]], n: int, **settings: Any) -> DecodeSession:
+def session(sampler: Sampler, params: Any, rows: list[list[int]], n: int) -> DecodeSession:
     keys = jax.random.split(jax.random.key(0), len(rows))
-    return DecodeSession(params, rows, keys, [n] * len(rows), model=model, **({"context": 12} | settings))
+    return DecodeSession(sampler, params, rows, keys, [n] * len(rows), context=12)
+
+
+def model_of(name: str) -> LM:
+    config = small(name)
+    return LM(Config(model=config), make(config)[1], make_tokenizer("ids", "", 0, config.vocab_size))
 
 
 @every_model
 def test_greedy_equals_a_naive_loop(name: str) -> None:
-    config = small(name)
-    model, params = make(config)
-    prompt = random_ids(config, (2, 4))
-    functions = model_functions(config, "float32")
-    out = session(functions, params, prompt.tolist(), 6, sampling=SamplingParams(temperature=0)).next_tokens(6)
-    forward = jax.jit(lambda text: model.apply({"params": params}, text))
+    lm = model_of(name)
+    model, _ = make(lm.config.model)
+    prompt = random_ids(lm.config.model, (2, 4))
+    forward = jax.jit(lambda text: model.apply({"params": lm.params}, text))
     text = jnp.zeros((2, 10), jnp.int32).at[:, :4].set(prompt)
     for t in range(4, 10):  # tokens from t on do not affect the logits at t - 1
         text = text.at[:, t].set(forward(text)[:, t - 1].argmax(-1).astype(jnp.int32))
-    assert (out == text[:, 4:]).all()
+    for ops in (None, Ops()):  # those of the device, and the definitions
+        out = session(sampler_of(lm, GREEDY, ops=ops), lm.params, prompt.tolist(), 6).next_tokens(6)
+        assert (out == text[:, 4:]).all()
 
 
-# A model that always predicts the next id, without parameters and with a trivial cache.
-STUB = Model(
-    lambda params, tokens, cache, last: (jax.nn.one_hot((tokens[:, -1:] + 1) % 10, 10) * 100, cache),
-    lambda start, size: (),
-)
+class CountUp:
+    """A model that always predicts the next id, without parameters and with a trivial cache."""
+
+    def prefill(self, params: Any, tokens: jax.Array, position_BT: jax.Array, slots: int, last: bool) -> Any:
+        return self.extend(params, tokens, (), last)
+
+    def extend(self, params: Any, tokens: jax.Array, cache: Any, last: bool) -> Any:
+        return jax.nn.one_hot((tokens[:, -1:] + 1) % 10, 10) * 100, cache
+
+
+STUB = Sampler(CountUp())
 
 
 def test_a_stub_model() -> None:
-    assert session(STUB, None, [[4], [7]], 4, sampling=SamplingParams()).next_tokens(4).tolist() == [
-        [5, 6, 7, 8],
-        [8, 9, 0, 1],
-    ]
+    assert session(STUB, None, [[4], [7]], 4).next_tokens(4).tolist() == [[5, 6, 7, 8], [8, 9, 0, 1]]
 
 
 def test_an_ended_row_does_not_change() -> None:
-    out = session(STUB, None, [[4], [7]], 4, sampling=SamplingParams(), stop_ids=(6,)).next_tokens(4)
+    out = session(replace(STUB, stop_ids=(6,)), None, [[4], [7]], 4).next_tokens(4)
     assert out.tolist() == [[5, 6, 6, 6], [8, 9, 0, 1]]
 
 
 def test_tokens_do_not_depend_on_steps_per_call() -> None:
-    parts = session(STUB, None, [[4], [7]], 5, sampling=SamplingParams())
+    parts = session(STUB, None, [[4], [7]], 5)
     assert [parts.next_tokens(n).tolist() for n in (1, 2, 2)] == [[[5], [8]], [[6, 7], [9, 0]], [[8, 9], [1, 2]]]
+
+
+def test_samplers_are_values() -> None:
+    """Equal samplers share compiled programs, also those of models that are made twice."""
+    lm, text = model_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))
+    rows = Rows(jax.random.split(jax.random.key(0), 1), jnp.array([3]))
+    traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4, 5))
+    for temperature in (0.5, 0.7):
+        first, second = (
+            sampler_of(lm._replace(config=replace(lm.config)), SamplingParams(temperature, top_k=3), (1, 2))
+            for _ in range(2)
+        )
+        assert (first, hash(first)) == (second, hash(second))
+        made = [traced(sampler, lm.params, text, rows, 8, 8).text.ids_BS for sampler in (first, second)]
+        np.testing.assert_array_equal(*made)
+    others = [replace(first, stop_ids=(1,)), replace(first, sampling=GREEDY), sampler_of(lm, ops=Ops()), STUB]
+    assert len({first, *others}) == 5
+    keep = with_filters(GREEDY, [abs])
+    assert keep == with_filters(GREEDY, [abs]) != with_filters(GREEDY, [len]) != GREEDY
+
+
+@pytest.mark.parametrize("window", [3, 5])
+def test_the_last_tokens_of_a_buffer_keep_their_positions(window: int) -> None:
+    text = TokenBuffer(jnp.arange(16).reshape(2, 8), jnp.array([0, 4]), jnp.int32(6))
+    last = text.last(window)
+    assert last.ids_BS.tolist() == [list(range(6 - window, 6)), list(range(14 - window, 14))]
+    slots = range(6 - window, 6)
+    first = [max(start, 6 - window) for start in (0, 4)]  # as if the text began in the window
+    assert last.positions().tolist() == [[max(slot - start, -1) for slot in slots] for start in first]
+    more = text.append(jnp.array([[90, 91], [92, 93]]))
+    assert (more.length, more.ids_BS[:, 6:].tolist()) == (8, [[90, 91], [92, 93]])
 
 
 def test_beams_go_on_past_several_stop_ids() -> None:
     """If the most likely ids all end the text, the search continues with the next most likely."""
-    logits_V = -jnp.arange(8.0)
-    model = Model(
-        lambda params, tokens, cache, last: (jnp.broadcast_to(logits_V, (len(tokens), 1, 8)), cache),
-        lambda start, size: (),
-    )
-    beam = BeamSearch(4, model, SamplingParams(temperature=1), BeamParams(2), stop_ids=(0, 1, 2, 3))
+
+    class Same(CountUp):
+        def extend(self, params: Any, tokens: jax.Array, cache: Any, last: bool) -> Any:
+            return jnp.broadcast_to(-jnp.arange(8.0), (len(tokens), 1, 8)), cache
+
+    beam = BeamSearch(Sampler(Same(), SamplingParams(temperature=1), (0, 1, 2, 3)), BeamParams(2), 4)
     text = TokenBuffer(jnp.zeros((1, 1), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(1))
 
     @jax.jit

@@ -72,15 +72,6 @@ def test_top_k_does_not_sort_the_vocabulary() -> None:
     assert " sort(" not in program.as_text()
 
 
-def test_argmax_equals_that_of_numpy() -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.integers(0, 4, (200, 9)).astype(np.float32)  # with ties
-    logits[:100][rng.random((100, 9)) < 0.3] = -np.inf
-    logits[50:150][rng.random((100, 9)) < 0.1] = np.nan
-    logits[0] = -np.inf
-    np.testing.assert_array_equal(filters.argmax(jnp.asarray(logits)), np.argmax(logits, -1))
-
-
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
     for p, expected in ((0.0, [0]), (0.4, [0]), (0.6, [0, 1]), (0.8, [0, 1, 3]), (0.9, [0, 1, 2, 3])):
@@ -167,14 +158,47 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     together = sample_token(logits, buffer(*rows), keys, jnp.int32(3), sampling)
     for i, row in enumerate(rows):
         alone = sample_token(logits[i : i + 1], buffer(row), keys[i : i + 1], jnp.int32(3), sampling)
-        assert alone[0] == together[i]
+        for one, each in zip(alone, together, strict=True):
+            np.testing.assert_allclose(one[0], each[i], atol=1e-6)
 
 
 def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
     logits = jnp.array([[1.0, 5.0, 5.0], [-jnp.inf, -jnp.inf, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    assert sample_token(logits, buffer([0], [0]), keys, jnp.int32(0), SamplingParams(temperature=0)).tolist() == [1, 2]
+    assert sample_token(logits, buffer([0], [0]), keys, jnp.int32(0), SamplingParams(temperature=0))[0].tolist() == [
+        1,
+        2,
+    ]
     assert kept(warp(logits, buffer([0], [0]), SamplingParams(temperature=0))) == [[1], [2]]
+
+
+EACH_FILTER = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=0.001),
+    SamplingParams(top_k=5),
+    SamplingParams(top_p=0.7),
+    SamplingParams(min_p=0.1),
+    SamplingParams(repetition_penalty=1.5),
+    SamplingParams(no_repeat_ngram_size=2),
+    EVERY_FILTER,
+    with_filters(
+        SamplingParams(temperature=0.5), [lambda logits_BV, text: jnp.where(logits_BV > 1, -jnp.inf, logits_BV)]
+    ),
+]
+
+
+@pytest.mark.parametrize("sampling", EACH_FILTER, ids=range(len(EACH_FILTER)))
+def test_the_log_probability_of_a_token_is_that_of_the_filtered_logits(sampling: SamplingParams) -> None:
+    logits = 2 * jax.random.normal(jax.random.key(0), (4, 40))
+    rows = buffer([3, 5, 3], [4], [5, 6], [1, 1, 1, 1], size=2)
+    keys = jax.random.split(jax.random.key(1), 4)
+    token_B, log_p_B = sample_token(logits, rows, keys, jnp.int32(3), sampling)
+    expected = jax.nn.log_softmax(warp(logits, rows, sampling), axis=-1)[jnp.arange(4), token_B]
+    assert log_p_B.dtype == jnp.float32
+    np.testing.assert_allclose(log_p_B, expected, atol=1e-5)
+    assert (log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +275,9 @@ def test_draws_at_any_temperature_equal_float64() -> None:
 def test_no_token_and_nan_are_distinguished_from_ids(temperature: float) -> None:
     logits = jnp.array([[0.0, 1.0, 2.0], [-jnp.inf] * 3, [0.0, jnp.nan, 1.0], [jnp.inf, 0.0, 0.0]])
     params = SamplingParams(temperature=temperature, top_k=2, top_p=0.9)
-    ids = sample_token(logits, buffer([0], [0], [0], [0]), jax.random.split(jax.random.key(0), 4), jnp.int32(0), params)
+    ids, _ = sample_token(
+        logits, buffer([0], [0], [0], [0]), jax.random.split(jax.random.key(0), 4), jnp.int32(0), params
+    )
     assert ids.tolist() == [ids[0], -1, -2, 0]
     assert ids[0] >= 0
 

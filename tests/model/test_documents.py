@@ -13,16 +13,20 @@ import pytest
 from helpers import every_model, make, random_ids, small
 
 from jaxgpt.config import MeshConfig, ModelConfig
+from jaxgpt.kernels import CPU, KernelAttention, for_divided_weights
+from jaxgpt.kernels.flash import splash_attention
+from jaxgpt.kernels.remat import POLICIES
+from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers
-from jaxgpt.ops.attention import AttentionKernel, segment_positions
-from jaxgpt.ops.flash import cudnn_attention, splash_attention
-from jaxgpt.ops.tiled import tiled_attention
+from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import document_positions
 from jaxgpt.parallel import make_mesh, use_mesh
-from jaxgpt.train.loss import cross_entropy, make_loss_fn, split_windows
+from jaxgpt.train.loss import cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients
 
-splash = functools.partial(splash_attention, interpret=True)
+TILED = Ops(attend=KernelAttention(tiled_attention))  # also for short rows
+SPLASH = Ops(attend=KernelAttention(functools.partial(splash_attention, interpret=True)))
 LENGTHS = (5, 1, 6), (2, 9, 1)  # of the documents of each row
 
 
@@ -46,26 +50,25 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 
 
 def mean_gradient(model: GPT, accumulation: int = 1) -> Callable[..., Any]:
-    """Return the mean loss and its gradient, as the train step computes them."""
-    return functools.partial(gradients, key=None, loss_fn=make_loss_fn(model.apply), accumulation=accumulation)
+    """Return the means of the metrics and the gradient, as the train step computes them."""
+    objective = next_token_loss(model.apply)
+    return functools.partial(gradients, key=None, objective=objective, ops=Ops(), accumulation=accumulation)
 
 
-def check(
-    config: ModelConfig, kernel: AttentionKernel | None = None, lengths: Any = LENGTHS, gradient: bool = True
-) -> None:
-    """Compare a packed batch with its documents, each alone in a row, computed by `attend` without segment ids."""
+def check(config: ModelConfig, ops: Ops = Ops(), lengths: Any = LENGTHS, gradient: bool = True) -> None:  # noqa: B008
+    """Compare a packed batch with its documents, each alone in a row, computed by `attend` without document ids."""
     model, params = make(config)
     windows, alone = packed(config, lengths)
 
-    def run(model: GPT, inputs: jax.Array, targets: jax.Array, *segment_ids: jax.Array) -> tuple[jax.Array, Any]:
+    def run(model: GPT, inputs: jax.Array, targets: jax.Array, *document_BT: jax.Array) -> tuple[jax.Array, Any]:
         def loss(params: Any) -> tuple[jax.Array, jax.Array]:
-            logits = model.apply({"params": params}, inputs, None, *segment_ids)
+            logits = model.apply({"params": params}, inputs, None, *map(document_positions, document_BT))
             return cross_entropy(logits, targets).sum(), logits
 
         grads, logits = jax.jit(jax.grad(loss, has_aux=True) if gradient else lambda p: ((), loss(p)[1]))(params)
         return logits, grads
 
-    logits, grads = run(GPT(config, kernel=kernel), *split_windows(windows))
+    logits, grads = run(GPT(config, ops), *split_windows(windows))
     expected, expected_grads = run(model, *split_windows(alone)[:2])
     sizes = [n for row in lengths for n in row]
     assert_close(
@@ -80,17 +83,21 @@ def test_a_document_is_computed_as_if_alone(name: str) -> None:
     check(small(name, n_layer=1), gradient=name == "gemma")
 
 
+def test_the_operations_of_a_cpu_compute_a_document_as_if_alone() -> None:
+    check(small("gemma", n_layer=1), CPU)
+
+
 @pytest.mark.parametrize(
-    ("kernel", "window"),
+    ("ops", "window"),
     [
-        pytest.param(tiled_attention, 30, marks=pytest.mark.ci),
-        pytest.param(tiled_attention, 0, marks=pytest.mark.long),
-        pytest.param(splash, 30, marks=pytest.mark.long),
+        pytest.param(CPU, 30, marks=pytest.mark.ci),
+        pytest.param(CPU, 0, marks=pytest.mark.long),
+        pytest.param(SPLASH, 30, marks=pytest.mark.long),
     ],
 )
-def test_kernels_keep_documents_apart(kernel: AttentionKernel, window: int) -> None:
+def test_kernels_keep_documents_apart(ops: Ops, window: int) -> None:
     """Documents that begin and end inside tiles of 65, on their borders, and beyond a sliding window; grouped heads."""
-    check(small("llama", block_size=130, sliding_window=window, n_layer=1), kernel, ((65, 1, 40, 24), (3, 100, 27)))
+    check(small("llama", block_size=130, sliding_window=window, n_layer=1), ops, ((65, 1, 40, 24), (3, 100, 27)))
 
 
 @pytest.mark.ci
@@ -99,29 +106,18 @@ def test_accumulation_and_scanned_layers_keep_documents_apart() -> None:
     config = small("gpt2")
     model, params = make(config)
     windows, _ = packed(config, (*LENGTHS, (12,), (1,) * 12))
-    loss, grads = jax.jit(mean_gradient(model))(params, windows)
-    scanned = GPT(config, remat="dots", kernel=tiled_attention)
+    metrics, grads = jax.jit(mean_gradient(model))(params, windows)
+    scanned = GPT(config, TILED, POLICIES["dots"])
     found = jax.jit(mean_gradient(scanned, accumulation=2))(stack_layers(params), windows)
-    assert_close(found, (loss, stack_layers(grads)), 1e-5)
+    assert_close(found, (metrics, stack_layers(grads)), 1e-5)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kernel", [tiled_attention, None])
-def test_documents_on_a_mesh(kernel: AttentionKernel | None) -> None:
+@pytest.mark.parametrize("ops", [TILED, Ops(), for_divided_weights(CPU)])
+def test_documents_on_a_mesh(ops: Ops) -> None:
     config = small("llama", n_kv_head=1)
     model, params = make(config)
     windows, _ = packed(config)
     expected = jax.jit(mean_gradient(model))(params, windows)
     with use_mesh(make_mesh(MeshConfig(data=2, fsdp=1, tensor=2)), config):
-        assert_close(jax.jit(mean_gradient(GPT(config, kernel=kernel)))(params, windows), expected, 1e-5)
-
-
-def test_cudnn_refuses_documents() -> None:
-    x = jnp.ones((1, 4, 1, 8))
-    with pytest.raises(ValueError, match="does not support segment ids"):
-        cudnn_attention(x, x, x, 1.0, 0, jnp.zeros((1, 4), jnp.int32))
-
-
-def test_positions_restart_at_each_document() -> None:
-    found = segment_positions(jnp.array([[0, 0, 0, 1, 2, 2], [7, 3, 3, 3, 0, 0], [-1, -1, -1, -1, -1, -1]]))
-    assert found.tolist() == [[0, 1, 2, 0, 0, 1], [0, 0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 5]]
+        assert_close(jax.jit(mean_gradient(GPT(config, ops)))(params, windows), expected, 1e-5)

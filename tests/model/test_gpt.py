@@ -9,20 +9,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import COMMON, MODELS, every_model, make, random_ids, small
+from helpers import every_model, make, random_ids, small
 
-from jaxgpt.config import ModelConfig, UserError
-from jaxgpt.model import GPT, init_cache
+from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.kernels import CPU, KernelAttention, best
+from jaxgpt.kernels.tiled import tiled_attention
+from jaxgpt.model import GPT, KVCache
 from jaxgpt.model.norm import Norm
-from jaxgpt.model.params import abstract_params, flatten_params, init_params
+from jaxgpt.model.params import abstract_params, flatten_params, forward_order, init_params, weight_at, weights
+from jaxgpt.model.scan import stack_layers
+from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies, rope_rotation
-from jaxgpt.ops.tiled import tiled_attention
 from jaxgpt.trainer.metrics import parameter_count
 
 
@@ -33,8 +37,25 @@ def forward(model: GPT, params: object, tokens: jax.Array) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(0, 4))
-def extend(model: GPT, params: object, tokens: jax.Array, cache: object, last: bool = False):
-    return model.apply({"params": params}, tokens, cache, last, method="extend")
+def extend(
+    model: GPT, params: object, tokens: jax.Array, cache: KVCache, last: bool = False
+) -> tuple[jax.Array, KVCache]:
+    result: Any = model.apply({"params": params}, tokens, cache, last, method="extend")
+    return result
+
+
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def prefill(
+    model: GPT, params: object, tokens: jax.Array, start_B: jax.Array, slots: int, last: bool = False
+) -> tuple[jax.Array, KVCache]:
+    """Compute prompts that begin at `start_B`; left of it is padding."""
+    position_BT = jnp.maximum(jnp.arange(tokens.shape[1])[None] - start_B[:, None], -1)
+    result: Any = model.apply({"params": params}, tokens, position_BT, slots, last, method="prefill")
+    return result
+
+
+BOTH = [Ops(), CPU]  # the definitions, and the operations that have most to do with a cache
+with_both = pytest.mark.parametrize("ops", [Ops(), pytest.param(CPU, marks=pytest.mark.ci)], ids=["definition", "cpu"])
 
 
 @every_model
@@ -59,7 +80,7 @@ def test_causal_by_gradient(name: str) -> None:
     @jax.jit
     @jax.grad
     def slope(x_BTD: jax.Array, t: jax.Array) -> jax.Array:
-        hidden, _ = model.apply({"params": params}, x_BTD, method="stack")
+        hidden, _ = model.apply({"params": params}, x_BTD, row_positions(10), method="stack")
         return model.apply({"params": params}, hidden, method="head")[0, t].sum()
 
     for t in (0, 4, 9):
@@ -100,97 +121,165 @@ def test_global_layers_have_no_window() -> None:
     assert [change("L", 2), change("LG", 2), change("GL", 2), change("LG", 1)] == [False, True, True, False]
 
 
-def test_a_kernel_gets_the_window_of_each_layer() -> None:
+def test_attention_gets_the_window_of_each_layer() -> None:
     config = small("gemma", n_layer=3)
     _, params = make(config)
     tokens, windows = random_ids(config, (2, 12)), []
 
-    def kernel(*args: Any) -> jax.Array:
-        windows.append(args[4])
-        return tiled_attention(*args)
+    def attend(*args: Any) -> jax.Array:
+        windows.append(args[3].window)
+        return tiled_attention(*args[:5])
 
-    by_kernel = forward(GPT(config, kernel=kernel), params, tokens)
+    by_kernel = forward(GPT(config, Ops(attend=attend)), params, tokens)  # type: ignore[arg-type]
     np.testing.assert_allclose(by_kernel, forward(GPT(config), params, tokens), atol=1e-5, rtol=0)
     assert windows == [4, 0, 4]
 
 
 @pytest.mark.parametrize("splits", [(1, 3, 6), pytest.param(range(1, 8), marks=pytest.mark.long)], ids=["some", "all"])
+@with_both
 @every_model
-def test_cached_logits_equal_full_logits_for_every_split(name: str, splits: Sequence[int]) -> None:
+def test_cached_logits_equal_full_logits_for_every_split(name: str, ops: Ops, splits: Sequence[int]) -> None:
     """Prefilling n tokens and then extending one at a time gives the logits of a single pass, for every n.
 
-    By default for one n below, one within and one above the sliding window.
+    By default for one n below, one within and one above the sliding window. The rest is also added at once.
     """
     config = small(name)
-    model, params = make(config)
+    params, model = make(config)[1], GPT(config, ops)
     T = 7  # longer than the window, shorter than the context
-    tokens = random_ids(config, (2, T))
-    full = forward(model, params, tokens)
+    tokens, start = random_ids(config, (2, T)), jnp.zeros(2, jnp.int32)
+    full = forward(GPT(config), params, tokens)
     for n in splits:
-        logits, cache = extend(model, params, tokens[:, :n], init_cache(config, jnp.zeros(2, jnp.int32), T))
-        parts = [logits]
+        logits, first = prefill(model, params, tokens[:, :n], start, T)
+        parts, cache = [logits], first
         for t in range(n, T):
             logits, cache = extend(model, params, tokens[:, t : t + 1], cache)
             parts.append(logits)
         np.testing.assert_allclose(np.concatenate(parts, 1), full, atol=1e-5, rtol=0)
         assert int(cache.length) == T
+        assert cache.position_BS.tolist() == [list(range(T))] * 2
+        if n == splits[0]:
+            rest, _ = extend(model, params, tokens[:, n:], first)
+            np.testing.assert_allclose(rest, full[:, n:], atol=1e-5, rtol=0)
 
 
-@every_model
-def test_left_padding_does_not_change_logits(name: str) -> None:
-    """A row that starts after arbitrary padding has the same logits as alone."""
+def check_left_padding(name: str, ops: Ops) -> None:
     config = small(name)
-    model, params = make(config)
-    tokens = random_ids(config, (3, 9))
-    start = jnp.array([0, 4, 7])
-    logits, _ = extend(model, params, tokens, init_cache(config, start, 12))
+    params, model = make(config)[1], GPT(config, ops)
+    tokens, start = random_ids(config, (3, 9)), jnp.array([0, 3, 6])
+    logits, cache = prefill(model, params, tokens[:, :7], start, 12)
+    assert cache.position_BS[:, 7:].tolist() == [[-1] * 5] * 3
+    two, cache = extend(model, params, tokens[:, 7:], cache)
+    assert (cache.length, cache.length.dtype) == (9, jnp.int32)
     for row in range(3):
-        alone = forward(model, params, tokens[row : row + 1, int(start[row]) :])
-        np.testing.assert_allclose(logits[row, int(start[row]) :], alone[0], atol=1e-5, rtol=0)
+        first = int(start[row])
+        alone = forward(GPT(config), params, tokens[row : row + 1, first:])[0]
+        found = jnp.concatenate([logits[row, first:], two[row]])
+        np.testing.assert_allclose(found, alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "gemma" else pytest.mark.ci if name in COMMON else pytest.mark.long)
-        for name in MODELS
-    ],
-)
-def test_a_kernel_reads_left_padded_prompts(name: str) -> None:
-    """With an empty cache, a kernel computes what `attend` computes: logits and cache, also of what follows."""
-    config = small(name)
-    model, params = make(config)
+@with_both
+@every_model
+def test_left_padding_does_not_change_logits(name: str, ops: Ops) -> None:
+    """A row that starts after arbitrary padding has the same logits as alone, in the prompt and in what follows."""
+    check_left_padding(name, ops)
+
+
+def test_a_kernel_reads_left_padded_prompts() -> None:
+    """And not the tokens that follow."""
     calls: list[Any] = []
 
     def kernel(*args: Any) -> jax.Array:
         calls.append(args)
         return tiled_attention(*args)
 
-    tokens, start = random_ids(config, (3, 8)), jnp.array([0, 3, 6])
+    check_left_padding("gemma", Ops(attend=KernelAttention(kernel)))
+    assert len(calls) == small("gemma").n_layer
 
-    @partial(jax.jit, static_argnums=0)
-    def generate(model: GPT, params: object) -> tuple[jax.Array, jax.Array]:
-        step = partial(model.apply, {"params": params}, method="extend")
-        prompt, cache = step(tokens[:, :7], init_cache(config, start, 10))
-        token, cache = step(tokens[:, 7:], cache)
-        return jnp.concatenate([prompt, token], 1), cache.length
 
-    logits, length = generate(model.clone(kernel=kernel), params)
-    assert len(calls) == config.n_layer  # for the prompt, not for the token that follows
-    assert length.dtype == jnp.int32
-    assert length == 8
-    expected, _ = generate(model, params)
-    for row in range(3):
-        np.testing.assert_allclose(logits[row, start[row] :], expected[row, start[row] :], atol=1e-5, rtol=0)
+@pytest.mark.parametrize(
+    "name", ["gemma", *(pytest.param(n, marks=pytest.mark.long) for n in ("gpt2", "torch", "modern"))]
+)
+@pytest.mark.parametrize("ops", BOTH, ids=["definition", "cpu"])
+def test_slots_of_a_cache_that_is_set_back_are_never_seen(name: str, ops: Ops) -> None:
+    """Slots after `length` keep the tokens of another text; later tokens overwrite them, one and several at a time."""
+    config = small(name)
+    params, model = make(config)[1], GPT(config, ops)
+    tokens, start = random_ids(config, (2, 11)), jnp.array([0, 2])
+    _, cache = prefill(model, params, tokens, start, 12)
+    other = random_ids(config, (2, 11), seed=1).at[:, :4].set(tokens[:, :4])
+    cache, parts = cache._replace(length=jnp.int32(4)), []
+    for n in (1, 2, 1, 3):
+        at = int(cache.length)
+        logits, cache = extend(model, params, other[:, at : at + n], cache)
+        parts.append(logits)
+    found = jnp.concatenate(parts, 1)
+    for row in range(2):
+        alone = forward(GPT(config), params, other[row : row + 1, int(start[row]) :])[0]
+        np.testing.assert_allclose(found[row], alone[4 - int(start[row]) :], atol=1e-5, rtol=0)
 
 
 @every_model
 def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
     config = small(name)
     model, params = make(config)
-    tokens, cache = random_ids(config, (2, 5)), init_cache(config, jnp.zeros(2, jnp.int32), 8)
-    every, last = extend(model, params, tokens, cache)[0], extend(model, params, tokens, cache, True)[0]
-    np.testing.assert_allclose(last, every[:, -1:], atol=1e-6, rtol=0)
+    tokens, start = random_ids(config, (2, 5)), jnp.zeros(2, jnp.int32)
+    every, last = (prefill(model, params, tokens[:, :3], start, 8, last) for last in (False, True))
+    np.testing.assert_allclose(last[0], every[0][:, -1:], atol=1e-6, rtol=0)
+    every, last = (extend(model, params, tokens[:, 3:], every[1], last) for last in (False, True))
+    np.testing.assert_allclose(last[0], every[0][:, -1:], atol=1e-6, rtol=0)
+
+
+def test_models_are_values() -> None:
+    """Equal configs and operations make equal models, which share traces; any other model is another."""
+    config = small("gpt2")
+    params, tokens = make(config)[1], random_ids(config, (1, 5))
+    traced = jax.jit(
+        chex.assert_max_traces(lambda model, params: model.apply({"params": params}, tokens), n=3), static_argnums=0
+    )
+    settings: list[Any] = [{}, {"ops": CPU}, {"ops": CPU._replace(dtype=jnp.bfloat16)}]
+    for given in settings:
+        first, second = (GPT(replace(config), **given) for _ in range(2))
+        assert (first, hash(first)) == (second, hash(second))
+        np.testing.assert_array_equal(traced(first, params), traced(second, params))
+    assert len({GPT(config, **given) for given in settings}) == len(settings)
+    assert GPT(config) != GPT(replace(config, norm_eps=1e-3))
+    run = Config(model=config)
+    assert GPT(config, best(run)) == GPT(config, best(run))
+    assert hash(Ops()) == hash(Ops(dtype=jnp.dtype(Config().train.compute_dtype)))
+
+
+def test_edits_read_and_replace_named_activations() -> None:
+    """By path and name; also the scores, which kernels would not store."""
+    config = small("gemma", n_layer=1)
+    params, tokens = make(config)[1], random_ids(config, (1, 9))
+    seen = dict[str, jax.Array]()
+
+    def keep(path: str, x: jax.Array) -> jax.Array:
+        seen[path] = x
+        return x
+
+    def first_head_off(path: str, x: jax.Array) -> jax.Array:
+        return x.at[:, :, 0].set(0) if path == "h_0/attn/head_out" else x
+
+    for ops in BOTH:
+        seen.clear()
+        logits = GPT(config, ops._replace(edit=keep)).apply({"params": params}, tokens)
+        np.testing.assert_allclose(logits, forward(GPT(config), params, tokens), atol=1e-5)
+        assert seen["h_0/attn/pattern"].shape == (1, 4, 9, 9)
+        assert {
+            "h_0/attn/scores",
+            "h_0/attn/q_norm/scale",
+            "h_0/mlp/up",
+            "h_0/resid.post",
+            "ln_f/out",
+            "logits",
+        } <= set(seen)
+        edited = GPT(config, ops._replace(edit=first_head_off)).apply({"params": params}, tokens)
+        width = config.head_width
+        kernel = params["h_0"]["attn"]["o_proj"]["kernel"].at[:width].set(0)
+        attn = params["h_0"]["attn"] | {"o_proj": {"kernel": kernel}}
+        without = params | {"h_0": params["h_0"] | {"attn": attn}}
+        np.testing.assert_allclose(edited, forward(GPT(config), without, tokens), atol=1e-5)
 
 
 @pytest.mark.ci
@@ -243,19 +332,17 @@ def test_dropout_keeps_the_mean() -> None:
 def test_every_place_of_dropout_draws_its_own_mask() -> None:
     """Half of the embeddings, of each layer's attention weights and of each sublayer's output are zero, each time others."""
     config = small("gpt2", dropout=0.5)
-    model, params = make(config)
+    params = make(config)[1]
 
     @jax.jit
     def run(params: Any) -> dict[str, list[jax.Array]]:
         seen = dict[str, list[jax.Array]]()
 
-        def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-            if context.method_name == "named":
-                seen.setdefault(args[0], []).append(args[1])
-            return call(*args, **kwargs)
+        def watch(path: str, x: jax.Array) -> jax.Array:
+            seen.setdefault(path.split("/")[-1], []).append(x)
+            return x
 
-        with nn.intercept_methods(watch):
-            model.apply({"params": params}, random_ids(config, (32, 8)), jax.random.key(0))
+        GPT(config, Ops(edit=watch)).apply({"params": params}, random_ids(config, (32, 8)), jax.random.key(0))
         return seen
 
     seen = jax.device_get(run(params))
@@ -272,7 +359,7 @@ def test_every_place_of_dropout_draws_its_own_mask() -> None:
 def test_norms_in_bfloat16_round_once(kind: str) -> None:
     config = small("gpt2", n_embd=64, norm=kind)
     x = (3 * jax.random.normal(jax.random.key(0), (2, 3, 64)) + 1).astype(jnp.bfloat16)
-    rough, wide = (Norm(config, dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    rough, wide = (Norm(config, Ops(dtype=dtype)) for dtype in (jnp.bfloat16, jnp.float32))
     variables = rough.init(jax.random.key(0), x)
     exact = wide.apply(variables, x.astype(jnp.float32))
     np.testing.assert_array_equal(rough.apply(variables, x), exact.astype(jnp.bfloat16))
@@ -283,7 +370,7 @@ def test_bfloat16_compute_keeps_float32_weights() -> None:
     params = make(config)[1]
     tokens = random_ids(config, (2, 8))
     exact = forward(GPT(config), params, tokens)
-    rough = forward(GPT(config, dtype=jnp.bfloat16), params, tokens)
+    rough = forward(GPT(config, Ops(dtype=jnp.bfloat16)), params, tokens)
     assert rough.dtype == jnp.float32
     assert 0 < jnp.abs(exact - rough).max() < 0.5
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
@@ -376,6 +463,35 @@ def test_abstract_parameters_are_those_of_the_initialization(name: str) -> None:
     assert abstract == initial
     abstract["h_1"]["attn"].clear()
     assert abstract_params(config) == initial
+
+
+@every_model
+def test_the_table_of_weights_is_that_of_the_modules(name: str) -> None:
+    """Every weight is a matrix `[in, out]`, a table or a vector; stacked layers have the same entries."""
+    config = small(name, n_layer=3)
+    table = weights(config)
+    assert {path: weight.shape for path, weight in table.items()} == {
+        path: leaf.shape for path, leaf in flatten_params(abstract_params(config)).items()
+    }
+    assert {len(weight.shape) for weight in table.values()} <= {1, 2}
+    kinds = {path.split("/")[-1]: set[str]() for path in table}
+    for path, weight in table.items():
+        kinds[path.split("/")[-1]].add(weight.kind)
+        assert weight.in_block == (path.startswith("h_") and path.endswith("kernel"))
+        assert len(weight.axes) == len(weight.shape)
+    for leaf, found in kinds.items():
+        assert found <= {"kernel": {"matrix"}, "embedding": {"table", "positions"}}.get(leaf, {"vector"})
+    for tree in (abstract_params(config), jax.eval_shape(stack_layers, abstract_params(config))):
+        for path, _ in jax.tree.leaves_with_path(tree):
+            assert weight_at(path, config) is not None
+    assert set(forward_order(config)) == {path for path in table if not path.startswith(("h_1", "h_2"))}
+
+
+def test_a_weight_of_another_shape_raises() -> None:
+    config = small("gpt2")
+    params = make(config)[1] | {"wte": {"embedding": jnp.zeros((16, 16))}}
+    with pytest.raises(ValueError, match=r"wte/embedding has shape \(16, 16\); expected \(17, 16\)"):
+        GPT(config).apply({"params": params}, random_ids(config, (1, 3)))
 
 
 def test_a_model_without_a_vocabulary_says_so() -> None:

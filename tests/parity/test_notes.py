@@ -10,6 +10,7 @@ from folders import from_arrays
 
 from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, leaf_shapes, tensor_shape
 from jaxgpt.model import GPT
+from jaxgpt.ops.attention import row_positions
 from jaxgpt.presets import preset
 from jaxgpt.trainer.program import build
 
@@ -65,9 +66,9 @@ def params_of(table, module, config):
 QKV = tuple(f"h_{{}}/attn/{q}_proj/kernel" for q in "qkv")
 
 
-def linear(name: str, *leaves: str, n_in: int = 1) -> WeightTable:
+def linear(name: str, *leaves: str) -> WeightTable:
     return (
-        WeightRow(f"{name}.weight", tuple(f"{leaf}/kernel" for leaf in leaves), n_in, output_first=True),
+        WeightRow(f"{name}.weight", tuple(f"{leaf}/kernel" for leaf in leaves), output_first=True),
         WeightRow(f"{name}.bias", tuple(f"{leaf}/bias" for leaf in leaves)),
     )
 
@@ -79,17 +80,17 @@ def norm(name: str, leaf: str) -> WeightTable:
 def multihead(name: str) -> WeightTable:
     """torch's MultiheadAttention packs q, k and v as GPT-2 does, output first, under names of its own."""
     return (
-        WeightRow(f"{name}.in_proj_weight", QKV, 1, output_first=True),
+        WeightRow(f"{name}.in_proj_weight", QKV, output_first=True),
         WeightRow(f"{name}.in_proj_bias", tuple(leaf.replace("kernel", "bias") for leaf in QKV)),
-        *linear(f"{name}.out_proj", "h_{}/attn/o_proj", n_in=2),
+        *linear(f"{name}.out_proj", "h_{}/attn/o_proj"),
     )
 
 
 # The original has neither embedding nor head; its matrices are (in, out).
 NUMPY_MINIMAL: WeightTable = (
-    *(WeightRow(f"layers.{{}}.W{q}", (f"h_{{}}/attn/{q}_proj/kernel",), 1) for q in "qkv"),
-    WeightRow("layers.{}.W1", ("h_{}/mlp/up_proj/kernel",), 1),
-    WeightRow("layers.{}.W2", ("h_{}/mlp/down_proj/kernel",), 1),
+    *(WeightRow(f"layers.{{}}.W{q}", (f"h_{{}}/attn/{q}_proj/kernel",)) for q in "qkv"),
+    WeightRow("layers.{}.W1", ("h_{}/mlp/up_proj/kernel",)),
+    WeightRow("layers.{}.W2", ("h_{}/mlp/down_proj/kernel",)),
 )
 
 
@@ -121,13 +122,13 @@ def test_numpy_minimal(seed, length):
     params = from_arrays(NUMPY_MINIMAL, weights, config)
     x_BTD = rng.normal(0, 1, (2, length, 16))
     with jax.default_matmul_precision("highest"):
-        out, _ = compiled(config, "stack")({"params": params}, jnp.asarray(x_BTD, jnp.float32))
+        out, _ = compiled(config, "stack")({"params": params}, jnp.asarray(x_BTD, jnp.float32), row_positions(length))
     expected = np.stack([numpy_minimal(x, weights, 3) for x in x_BTD])
     assert np.abs(np.asarray(out) - expected).max() < TOLERANCE
 
 
 TORCH_DECODER: WeightTable = (
-    WeightRow("embedding.weight", ("wte/embedding",), 1),
+    WeightRow("embedding.weight", ("wte/embedding",)),
     *multihead("layers.{}.self_attn"),
     *norm("layers.{}.norm1", "h_{}/ln_1"),
     *linear("layers.{}.linear1", "h_{}/mlp/up_proj"),
@@ -159,8 +160,8 @@ class TorchDecoder(nn.Module):
 
 
 GPT2_STYLE: WeightTable = (
-    WeightRow("wte.weight", ("wte/embedding",), 1),
-    WeightRow("wpe.weight", ("wpe/embedding",), 1),
+    WeightRow("wte.weight", ("wte/embedding",)),
+    WeightRow("wpe.weight", ("wpe/embedding",)),
     *norm("blocks.{}.ln_1", "h_{}/ln_1"),
     *multihead("blocks.{}.attn"),
     *norm("blocks.{}.ln_2", "h_{}/ln_2"),
@@ -218,8 +219,8 @@ def test_torch_modules(name, seed, length):
 
 
 STATQUEST: WeightTable = (
-    WeightRow("we.weight", ("wte/embedding",), 1),
-    *(WeightRow(f"W_{q}.weight", (f"h_0/attn/{q}_proj/kernel",), 1, output_first=True) for q in "qkv"),
+    WeightRow("we.weight", ("wte/embedding",)),
+    *(WeightRow(f"W_{q}.weight", (f"h_0/attn/{q}_proj/kernel",), output_first=True) for q in "qkv"),
     *linear("fc_layer", "lm_head"),
 )
 

@@ -86,11 +86,11 @@ def test_a_step_of_adamw(adapted):
         learning_rate=RATE, beta2=0.95, eps=1e-6, grad_clip=0.0, schedule="constant", warmup_steps=0, weight_decay=0.1
     )
     optimizer = jaxgpt.make_optimizer(Config(optim=optim))
-    loss_fn = jaxgpt.make_loss_fn(jaxgpt.GPT(config.model).apply)
+    objective = jaxgpt.next_token_loss(jaxgpt.GPT(config.model).apply)
     with jax.default_matmul_precision("highest"):
         step = functools.partial(
             jaxgpt.train_step,
-            loss_fn=lambda adapters, *batch: loss_fn(merge(params, adapters, config.lora.alpha), *batch),
+            objective=lambda adapters, *batch: objective(merge(params, adapters, config.lora.alpha), *batch),
             optimizer=optimizer,
         )
         state, _ = jax.jit(step)(jaxgpt.init_state(adapters, optimizer), jnp.asarray(ids, jnp.int32))

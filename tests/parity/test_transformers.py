@@ -14,6 +14,7 @@ from jaxgpt.convert.tensors import expand, to_tensor
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
+from jaxgpt.ops.attention import document_positions
 from jaxgpt.train.loss import cross_entropy
 
 torch = pytest.importorskip("torch")
@@ -149,15 +150,17 @@ def test_documents(case, ours):
     config, params, _ = ours(case, 0)
     ids = np.random.default_rng(5).integers(0, V, (2, 17))
     sizes = (5, 1, 11), (8, 2, 7)
-    segment_ids = np.stack([np.repeat(range(3), row) for row in sizes])
+    documents = np.stack([np.repeat(range(3), row) for row in sizes])
     positions = np.stack([np.concatenate([np.arange(n) for n in row]) for row in sizes])
-    allowed = np.tri(17, dtype=bool) & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    allowed = np.tri(17, dtype=bool) & (documents[:, :, None] == documents[:, None, :])
     mask = torch.where(torch.tensor(allowed), 0.0, torch.finfo(torch.float32).min)[:, None]
     with torch.no_grad():
         given = {"attention_mask": mask, "position_ids": torch.tensor(positions)}
         expected = original(case, 0)(torch.tensor(ids), **given).logits.numpy()
         assert np.abs(original(case, 0)(torch.tensor(ids)).logits.numpy() - expected).max() > 0.1
     with jax.default_matmul_precision("highest"):
-        run = jax.jit(lambda tokens, ids: GPT(config).apply({"params": params}, tokens, None, ids))
-        out = np.asarray(run(jnp.asarray(ids, jnp.int32), jnp.asarray(segment_ids, jnp.int32)))
+        packed = document_positions(jnp.asarray(documents, jnp.int32))
+        np.testing.assert_array_equal(packed.position_BT, positions)
+        run = jax.jit(lambda tokens, packed: GPT(config).apply({"params": params}, tokens, None, packed))
+        out = np.asarray(run(jnp.asarray(ids, jnp.int32), packed))
     assert np.abs(out - expected).max() < 2e-5

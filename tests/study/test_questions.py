@@ -10,10 +10,10 @@ import jaxgpt
 from jaxgpt import study
 from jaxgpt.config import Config, TrainConfig, UserError
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.kernels.stored import quantize
 from jaxgpt.model.params import flatten_params
-from jaxgpt.ops.quantize import quantize
 
-B, T, V, L, N, F = 2, 6, 17, 2, 4, 64
+B, T, V, L, N, H, F = 2, 6, 17, 2, 4, 4, 64
 RIGHT, WRONG = 3, 5
 METRIC = study.LogitDifference(RIGHT, WRONG)
 
@@ -143,7 +143,10 @@ def test_attribution_of_heads_and_mlps(lm, ids, out):
     for layer in range(L):
         for head in range(N):
             z_BH = np.asarray(out.taps[f"h.{layer}.attn.head_out"])[:, -1, head]
-            close(parts.heads[layer, :, head], direct(z_BH @ w[f"h_{layer}/attn/o_proj/kernel"][head]))
+            close(
+                parts.heads[layer, :, head],
+                direct(z_BH @ w[f"h_{layer}/attn/o_proj/kernel"][head * H : (head + 1) * H]),
+            )
         close(parts.mlps[layer], direct(np.asarray(out.taps[f"h.{layer}.mlp.out"])[:, -1]))
     close(parts.embed, direct(np.asarray(out.taps["embed"])[:, -1]))
     close(parts.position, direct(np.asarray(out.taps["pos_embed"])[:, -1]))
@@ -165,7 +168,10 @@ def test_ablation(lm, ids, out):
     assert found.ablated.shape == (L, N)
     close(found.clean, difference(out))
     for layer, head in ((0, 1), (1, 3)):
-        close(found.ablated[layer, head], difference(study.run(without(lm, f"h_{layer}/attn/o_proj", head), ids)))
+        close(
+            found.ablated[layer, head],
+            difference(study.run(without(lm, f"h_{layer}/attn/o_proj", slice(head * H, (head + 1) * H)), ids)),
+        )
     neurons = study.ablate_neurons(lm, ids, 1, METRIC)
     assert neurons.ablated.shape == (F,)
     close(neurons.ablated[40], difference(study.run(without(lm, "h_1/mlp/down_proj", 40), ids)))

@@ -11,10 +11,10 @@ from helpers import COMMON, MODELS, make, random_ids, repository, small
 import jaxgpt
 from jaxgpt.config import Config, UserError
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.kernels.stored import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.named import Named
 from jaxgpt.model.scan import stack_layers
-from jaxgpt.ops.quantize import quantize
 from jaxgpt.study import names, run
 from jaxgpt.study.run import _forward, replay
 
@@ -150,7 +150,7 @@ def test_taps_are_in_the_requested_order_and_change_nothing(lm, ids):
 def scaled(lm, a):
     """Scale what layer 0's heads add, through the weights."""
     attn = lm.params["h_0"]["attn"]
-    o_proj = attn["o_proj"] | {"kernel": attn["o_proj"]["kernel"] * a[:, None, None]}
+    o_proj = attn["o_proj"] | {"kernel": attn["o_proj"]["kernel"] * jnp.repeat(a, lm.config.model.head_width)[:, None]}
     return lm._replace(params=lm.params | {"h_0": lm.params["h_0"] | {"attn": attn | {"o_proj": o_proj}}})
 
 
@@ -294,7 +294,7 @@ def test_bad_input_is_one_line(lm, arguments, message):
 
 
 def test_bad_settings_of_generation_are_one_line(lm):
-    with pytest.raises(UserError, match=r"no setting temperatur \(did you mean temperature\?\)"):
+    with pytest.raises(UserError, match=r"unknown setting temperatur \(did you mean temperature\?\)"):
         jaxgpt.study.generate(lm, [1], temperatur=0)
     with pytest.raises(UserError, match="exceed the context"):
         jaxgpt.study.generate(lm, [1], max_new_tokens=13)

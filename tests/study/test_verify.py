@@ -14,6 +14,7 @@ import pytest
 from folders import run_folder
 from helpers import MODELS, jaxgpt, make, small
 
+from jaxgpt import kernels
 from jaxgpt.config import Config, DataConfig, UserError
 from jaxgpt.convert import models
 from jaxgpt.data.tokenizer_files import make_tokenizer
@@ -21,8 +22,8 @@ from jaxgpt.decoding import sampler
 from jaxgpt.lm import LM, engine
 from jaxgpt.model import attention, embedding, gpt
 from jaxgpt.ops import norms
-from jaxgpt.ops.matmul import matmul
-from jaxgpt.study.verify import LAWS, Law, fresh, training, verify
+from jaxgpt.ops.attention import Positions, Visible
+from jaxgpt.study.verify import LAWS, Law, forward, fresh, training, verify
 from jaxgpt.study.verify.subject import Skipped, distance, same_bits
 from jaxgpt.train import step
 
@@ -63,18 +64,23 @@ def test_transformers_agrees() -> None:
 
 
 def mask_sees_the_next_token(patch: Patch) -> None:
-    right = gpt.causal_mask
-    patch.setattr(gpt, "causal_mask", lambda slot_T, *rest: right(slot_T + 1, *rest))
+    right = Visible.mask
+
+    def mask(self: Visible) -> jax.Array:
+        later = self.query._replace(position_BT=self.query.position_BT + 1)
+        return right(replace(self, query=later, key=self.key or self.query))
+
+    patch.setattr(Visible, "mask", mask)
 
 
 def cache_written_one_slot_late(patch: Patch) -> None:
     right = attention.write
-    patch.setattr(attention, "write", lambda cache, new, slot: right(cache, new, slot + 1))
+    patch.setattr(attention, "write", lambda new, cached, slot: right(new, cached, slot + 1))
 
 
 def head_apart_from_the_table(patch: Patch) -> None:
     def attend(self: embedding.Embedding, x_BTD: jax.Array) -> jax.Array:
-        return matmul(x_BTD, jax.lax.stop_gradient(self.embedding).T, 1)
+        return x_BTD @ jax.lax.stop_gradient(self.embedding).T
 
     patch.setattr(embedding.Embedding, "attend", attend)
 
@@ -92,10 +98,8 @@ def rows_begin_one_slot_early(patch: Patch) -> None:
 def pieces_not_divided(patch: Patch) -> None:
     right = step.gradients
 
-    def gradients(
-        params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int, axis: object = None
-    ) -> object:
-        loss, grads = right(params, windows, key, apply_fn, accumulation, axis)
+    def gradients(*args: object, accumulation: int, **how: object) -> object:
+        loss, grads = right(*args, accumulation=accumulation, **how)
         return loss, jax.tree.map(lambda g: g * accumulation, grads)
 
     patch.setattr(step, "gradients", gradients)
@@ -104,10 +108,8 @@ def pieces_not_divided(patch: Patch) -> None:
 def mean_of_the_pieces_means(patch: Patch) -> None:
     right = step.gradients
 
-    def gradients(
-        params: object, windows: jax.Array, key: object, apply_fn: object, accumulation: int, axis: object = None
-    ) -> object:
-        pieces = [right(params, piece, key, apply_fn, 1, axis) for piece in jnp.split(windows, accumulation)]
+    def gradients(params: object, windows: jax.Array, key: object, accumulation: int, **how: object) -> object:
+        pieces = [right(params, piece, key, accumulation=1, **how) for piece in jnp.split(windows, accumulation)]
         return jax.tree.map(lambda *parts: sum(parts) / accumulation, *pieces)
 
     patch.setattr(step, "gradients", gradients)
@@ -116,8 +118,8 @@ def mean_of_the_pieces_means(patch: Patch) -> None:
 def gradient_summed_over_devices(patch: Patch) -> None:
     right = step.gradients
 
-    def gradients(*args: object) -> object:
-        loss, grads = right(*args)
+    def gradients(*args: object, **how: object) -> object:
+        loss, grads = right(*args, **how)
         mesh = jax.sharding.get_abstract_mesh()
         return loss, jax.tree.map(lambda g: g * (1 if mesh.empty else mesh.size), grads)
 
@@ -125,7 +127,14 @@ def gradient_summed_over_devices(patch: Patch) -> None:
 
 
 def positions_run_through_documents(patch: Patch) -> None:
-    patch.setattr(gpt, "segment_positions", lambda ids: jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape))
+    whole = lambda ids: Positions(jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), ids)  # noqa: E731
+    patch.setattr(forward, "document_positions", whole)
+
+
+def fast_products_round(patch: Patch) -> None:
+    right = kernels.CPU.linear
+    wrong = lambda x, w, b, dtype: right(x, w, b, dtype) * 1.001  # noqa: E731
+    patch.setattr(kernels, "CPU", kernels.CPU._replace(linear=wrong))
 
 
 def layers_stacked_wrongly(patch: Patch) -> None:
@@ -143,7 +152,7 @@ def recomputed_with_another_epsilon(patch: Patch) -> None:
 def compiled_to_something_else(patch: Patch) -> None:
     right = norms.layer_norm
     patch.setitem(
-        norms.NORMS, "layernorm", lambda x, eps, named: right(x, eps) * (1.001 if jax.config.jax_disable_jit else 1.0)
+        norms.NORMS, "layernorm", lambda x, eps, edit: right(x, eps) * (1.001 if jax.config.jax_disable_jit else 1.0)
     )
 
 
@@ -219,6 +228,11 @@ BROKEN = [
     (pieces_not_divided, {"4 microbatches = 1 batch"}, PIECES),
     (mean_of_the_pieces_means, {"4 microbatches = 1 batch"}, ()),
     (gradient_summed_over_devices, {"8 devices = 1 device"}, PIECES),
+    (
+        fast_products_round,
+        {"fast operations = definitions"},
+        named("fast operations = definitions", "cached = uncached"),
+    ),
     (recomputed_with_another_epsilon, {"remat dots = no remat", "remat full = no remat"}, ()),
     (layers_stacked_wrongly, {"scanned layers = unrolled"}, named("scanned layers = unrolled")),
     (compiled_to_something_else, {"jit = op by op"}, ()),

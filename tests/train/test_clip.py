@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
-from jaxgpt.ops.sums import sum_of_squares
+from jaxgpt.kernels import CPU
+from jaxgpt.ops import Ops
 from jaxgpt.parallel import make_mesh
-from jaxgpt.train.clip import clip_by_global_norm, global_norm, squared_norms
+from jaxgpt.train.clip import clip_by_global_norm, global_norm
 
 SHAPES = [(), (1,), (65,), (128,), (130,), (3, 4096), (257, 96), (2, 31, 64)]
 
@@ -28,10 +29,10 @@ def tree(seed: int, scale: float = 1.0) -> dict[str, jax.Array]:
 
 
 @settings(max_examples=30)  # each shape is compiled
-@given(st.lists(st.integers(1, 300), max_size=2), st.integers(0, 9))
-def test_sum_of_squares_equals_numpy(shape: list[int], seed: int) -> None:
+@given(st.lists(st.integers(1, 300), max_size=2), st.integers(0, 9), st.sampled_from([Ops(), CPU]))
+def test_squared_norms_equal_numpy(shape: list[int], seed: int, ops: Ops) -> None:
     x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-    np.testing.assert_allclose(sum_of_squares(x), np.square(x, dtype=np.float64).sum(), rtol=1e-5)
+    np.testing.assert_allclose(ops.squared_norm(x), np.square(x, dtype=np.float64).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
@@ -46,26 +47,35 @@ def test_clipping_equals_optax(scale: float) -> None:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5)
 
 
+def test_a_given_norm_is_used() -> None:
+    """The train step computes it once, for its metrics, clipping and the skipping of updates."""
+    grads, clip = tree(0), clip_by_global_norm(1.0)
+    clipped, _ = clip.update(grads, clip.init(grads), grad_norm=jnp.float32(4))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b / 4, rtol=1e-6), clipped, grads)
+
+
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
-def test_norms_tell_which_gradient_is_not_finite(bad: float) -> None:
+@pytest.mark.parametrize("ops", [Ops(), CPU])
+def test_norms_tell_which_gradient_is_not_finite(bad: float, ops: Ops) -> None:
     grads = tree(1)
     grads["5"] = grads["5"].at[2, 4095].set(bad)
-    np.testing.assert_array_equal(np.isfinite(squared_norms(grads)), [name != "5" for name in sorted(grads)])
+    for name, gradient in grads.items():
+        assert np.isfinite(ops.squared_norm(gradient)) == (name != "5")
     assert not np.isfinite(global_norm(grads))
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(data=2), MeshConfig(fsdp=2)])
-def test_norms_move_no_gradients_between_devices(mesh: MeshConfig) -> None:
+@pytest.mark.parametrize(("mesh", "ops"), [(MeshConfig(data=2), CPU), (MeshConfig(fsdp=2), Ops())])
+def test_norms_move_no_gradients_between_devices(mesh: MeshConfig, ops: Ops) -> None:
     """Weights that are divided over devices are summed there: only sums travel."""
     devices = make_mesh(mesh)
     x = jnp.asarray(np.random.default_rng(2).normal(size=(1024, 64)), jnp.float32)
     placed = jax.device_put(x, NamedSharding(devices, PartitionSpec("fsdp")))
     with jax.set_mesh(devices):
-        norms = jax.jit(squared_norms)
-        text = norms.lower([placed]).compile().as_text()
-        result: Any = norms([placed])
+        norms = jax.jit(ops.squared_norm)
+        text = norms.lower(placed).compile().as_text()
+        result: Any = norms(placed)
     moved = re.findall(
         r"= (\w+\[.*?\])\S* (?:all-gather|collective-permute|all-to-all|all-reduce)(?:-start)?\(", text or ""
     )
     assert all(shape in ("f32[]", "f32[1]") for shape in moved), moved
-    np.testing.assert_allclose(result, [np.square(x).sum()], rtol=1e-5)
+    np.testing.assert_allclose(result, np.square(x).sum(), rtol=1e-5)

@@ -1,4 +1,4 @@
-"""The loss function, whole and in chunks."""
+"""The objective of language models, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from helpers import make, small
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT
-from jaxgpt.train.loss import make_loss_fn
+from jaxgpt.ops import Ops
+from jaxgpt.train.loss import chunked, next_token_loss
 
 B, T = 4, 10
 
 
-def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Return inputs, and targets of which some are padding."""
+def packed(config: ModelConfig) -> jax.Array:
+    """Return windows of documents, `[B, T, 3]`, in which some targets are padding."""
     keys = jax.random.split(jax.random.key(0), 3)
     tokens, targets = (jax.random.randint(key, (B, T), 0, config.vocab_size) for key in keys[:2])
-    return tokens, jnp.where(jax.random.bernoulli(keys[2], 0.7, (B, T)), targets, -1)
+    targets = jnp.where(jax.random.bernoulli(keys[2], 0.7, (B, T)), targets, -1)
+    return jnp.stack([tokens, targets, jnp.broadcast_to(jnp.arange(T) // 4, (B, T))], -1)
 
 
 @pytest.mark.parametrize(
@@ -37,34 +39,39 @@ def ids(config: ModelConfig) -> tuple[jax.Array, jax.Array]:
 def test_chunks_do_not_change_loss_or_gradients(name: str, dtype: str, chunk: int) -> None:
     """With dropout and documents. Heads: tied (gpt2), soft-capped (modern), untied with a bias (torch); also in bfloat16."""
     model, params = make(small(name, n_layer=1, dropout=0.2))
-    model = GPT(model.config, jnp.dtype(dtype))
-    tokens, targets = ids(model.config)
-    key, segments = jax.random.key(1), jnp.broadcast_to(jnp.arange(T) // 4, (B, T))
+    model = GPT(model.config, Ops(dtype=jnp.dtype(dtype)))
+    windows, key = packed(model.config), jax.random.key(1)
 
     def run(chunk: int):  # type: ignore[no-untyped-def]
-        loss_fn = make_loss_fn(model.apply, chunk)
-        losses = loss_fn(params, tokens, targets, key, segments)
-        return losses, jax.grad(lambda p: loss_fn(p, tokens, targets, key, segments).sum())(params)
+        objective = next_token_loss(model.apply, chunk=chunk)
+        return objective(params, windows, key), jax.grad(lambda p: objective(p, windows, key).loss_B.sum())(params)
 
-    (losses, grads), (losses_c, grads_c) = jax.jit(run, static_argnums=0)(0), jax.jit(run, static_argnums=0)(chunk)
-    np.testing.assert_allclose(losses_c, losses, rtol=1e-5, atol=1e-5)
-    assert (losses_c[targets < 0] == 0).all()
+    (sums, grads), (sums_c, grads_c) = jax.jit(run, static_argnums=0)(0), jax.jit(run, static_argnums=0)(chunk)
+    np.testing.assert_allclose(sums_c.loss_B, sums.loss_B, rtol=1e-5, atol=1e-5)
+    assert (sums_c.count_B == (windows[..., 1] >= 0).sum(-1)).all()
     # In bfloat16, the gradient of the head is rounded once per chunk.
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == "float32" else {"rtol": 0.02, "atol": 0.05}
     for a, b in zip(jax.tree.leaves(grads_c), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(a, b, **tolerance)
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 10, 30])
+def test_chunks_keep_the_loss_of_every_token(chunk: int) -> None:
+    x, targets = jnp.arange(B * T * 2.0).reshape(B, T, 2), jnp.arange(B * T).reshape(B, T)
+    losses = lambda x_BTD, targets_BT: jnp.where(targets_BT < 0, 99.0, x_BTD.sum(-1) + targets_BT)  # noqa: E731
+    np.testing.assert_array_equal(chunked(losses, x, targets, chunk), losses(x, targets))
+
+
 @pytest.mark.ci
 def test_chunked_loss_never_stores_all_logits() -> None:
     config = small("gpt2", vocab_size=509, n_layer=1)
     model, params = make(config)
-    tokens, targets = ids(config)
+    windows = packed(config)
 
     def largest(chunk: int) -> int:
         """Return the size of the largest array with a vocabulary axis, except the table."""
-        loss_fn = make_loss_fn(model.apply, chunk)
-        text = jax.jit(jax.grad(lambda p: loss_fn(p, tokens, targets, None).sum())).lower(params).compile().as_text()
+        objective = next_token_loss(model.apply, chunk=chunk)
+        text = jax.jit(jax.grad(lambda p: objective(p, windows, None).loss_B.sum())).lower(params).compile().as_text()
         shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", text)}
         table = config.vocab_size * config.n_embd
         return max(int(np.prod(s)) for s in shapes if config.vocab_size in s and np.prod(s) != table)

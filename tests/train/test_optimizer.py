@@ -13,16 +13,17 @@ import optax
 import pytest
 from helpers import make, small
 
-from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig
+from jaxgpt.model.params import weight_at
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.parallel import make_mesh, use_mesh
-from jaxgpt.train.muon import MATRICES, names_of, orthogonal
-from jaxgpt.train.optimizer import decay_mask, groups, ignored_settings, make_optimizer, schedule
+from jaxgpt.train.muon import orthogonal
+from jaxgpt.train.optimizer import decay_mask, groups, ignored_settings, make_optimizer, numbers_of, schedule
 
 
-def config(steps: int = 100, **optim) -> Config:  # type: ignore[no-untyped-def]
+def config(model: ModelConfig | None = None, **optim: Any) -> Config:
     settings = {"learning_rate": 1e-3, "min_lr": 1e-4, "warmup_steps": 10} | optim
-    return Config(optim=OptimConfig(**settings), train=TrainConfig(steps=steps))
+    return Config(model=model or ModelConfig(), optim=OptimConfig(**settings), train=TrainConfig(steps=100))
 
 
 @pytest.mark.parametrize(
@@ -52,9 +53,10 @@ def test_schedule(optim: dict, step: int, rate: float) -> None:  # type: ignore[
 
 
 def test_schedules_scale_with_the_peak() -> None:
-    c = config()
+    c = config(muon_learning_rate=0.02)
+    rates = numbers_of(c.optim).muon_rate
     for step in (0, 5, 10, 60, 100):
-        np.testing.assert_allclose(schedule(c, 0.02)(step), 20 * schedule(c)(step), rtol=1e-5)
+        np.testing.assert_allclose(schedule(c, rates)(step), 20 * schedule(c)(step), rtol=1e-5)
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:
@@ -70,8 +72,8 @@ def names(tree: object) -> dict[str, object]:
 
 
 def test_only_kernels_and_embeddings_decay() -> None:
-    _, params = make(small("gpt2", n_layer=1))
-    decayed = {name for name, decays in names(decay_mask(params)).items() if decays}
+    model, params = make(small("gpt2", n_layer=1))
+    decayed = {name for name, decays in names(decay_mask(params, model.config)).items() if decays}
     block = [f"h_0/attn/{p}_proj/kernel" for p in "qkvo"] + ["h_0/mlp/up_proj/kernel", "h_0/mlp/down_proj/kernel"]
     assert decayed == {"wte/embedding", "wpe/embedding", *block}
 
@@ -82,36 +84,34 @@ def test_nanogpt_decays_the_published_number_of_weights() -> None:
     from jaxgpt.model.params import abstract_params
     from jaxgpt.presets import preset
 
-    params = abstract_params(with_vocab(preset("nanogpt-gpu")).model)
-    sizes = [
-        (leaf.size, decays)
-        for leaf, decays in zip(jax.tree.leaves(params), jax.tree.leaves(decay_mask(params)), strict=True)
-    ]
+    model = with_vocab(preset("nanogpt-gpu")).model
+    leaves, decays = (
+        jax.tree.leaves(tree) for tree in (abstract_params(model), decay_mask(abstract_params(model), model))
+    )
+    sizes = [(leaf.size, decay) for leaf, decay in zip(leaves, decays, strict=True)]
     assert sum(size for size, decays in sizes if decays) == 10_740_096
     assert sum(size for size, decays in sizes if not decays) == 4_992
 
 
 def test_muon_updates_only_the_matrices_of_blocks() -> None:
-    _, params = make(small("llama", n_layer=1))
-    muon = {name for name, group in names(groups(params)).items() if group == "muon"}
+    model, params = make(small("llama", n_layer=1))
+    muon = {name for name, group in names(groups(params, model.config)).items() if group == "muon"}
     assert muon == {f"h_0/attn/{p}_proj/kernel" for p in "qkvo"} | {
         f"h_0/mlp/{p}_proj/kernel" for p in ("up", "gate", "down")
     }
 
 
 def test_muon_updates_are_orthogonal_over_the_right_axes() -> None:
-    """The singular values of an update are nearly equal, for q as [D, N * H] and o as [N * H, D]."""
-    _, params = make(small("gpt2", n_embd=16, n_layer=1))
-    c = config(name="muon", weight_decay=0.0, grad_clip=0.0, muon_learning_rate=1.0, min_lr=1e-3, warmup_steps=0)
+    """The singular values of an update are nearly equal."""
+    model, params = make(small("gpt2", n_embd=16, n_layer=1))
+    c = config(
+        model.config, name="muon", weight_decay=0.0, grad_clip=0.0, muon_learning_rate=1.0, min_lr=1e-3, warmup_steps=0
+    )
     optimizer = make_optimizer(c)
     updates = jax.jit(lambda grads: optimizer.update(grads, optimizer.init(params), params)[0])(random_like(params))
     block = updates["h_0"]
-    for kernel, shape in [
-        (block["attn"]["q_proj"]["kernel"], (16, 16)),
-        (block["attn"]["o_proj"]["kernel"], (16, 16)),
-        (block["mlp"]["up_proj"]["kernel"], (16, 64)),
-    ]:
-        values = np.linalg.svd(np.asarray(kernel).reshape(shape), compute_uv=False)
+    for layer in (block["attn"]["q_proj"], block["attn"]["o_proj"], block["mlp"]["up_proj"]):
+        values = np.linalg.svd(np.asarray(layer["kernel"]), compute_uv=False)
         assert values.min() > 0.3 * values.max()
     assert (np.abs(updates["wte"]["embedding"]) < 2e-3).all(), "Adam's step is its learning rate"
 
@@ -119,23 +119,23 @@ def test_muon_updates_are_orthogonal_over_the_right_axes() -> None:
 @pytest.mark.parametrize("scanned", [False, True])
 def test_muon_equals_optax_muon(scanned: bool) -> None:
     """Matrices of one shape are batched, for either side longer; optax updates them one by one."""
-    _, params = make(small("llama", n_layer=2))
+    model, params = make(small("llama", n_layer=2))
     params = stack_layers(params) if scanned else params
-    c = config(name="muon", weight_decay=0.1, grad_clip=0.0, muon_steps=4, muon_momentum=0.9)
+    c = config(model.config, name="muon", weight_decay=0.1, grad_clip=0.0, muon_steps=4, muon_momentum=0.9)
 
-    def sides(path: tuple[Any, ...], _: Any) -> optax.contrib.MuonDimensionNumbers:
-        matrix = MATRICES[names_of(path)[-2]]
-        return optax.contrib.MuonDimensionNumbers(
-            *(tuple(axis + scanned for axis in axes) for axes in (matrix.inputs, matrix.outputs))
-        )
+    def sides(path: tuple[Any, ...], leaf: Any) -> optax.contrib.MuonDimensionNumbers:
+        weight = weight_at(path, model.config)
+        assert weight is not None
+        assert weight.shape == leaf.shape[scanned:]
+        return optax.contrib.MuonDimensionNumbers(scanned, scanned + 1)
 
     ours, others = make_optimizer(c), optax.identity()
     theirs = optax.contrib.muon(
-        schedule(c, c.optim.muon_learning_rate), ns_steps=4, beta=0.9, weight_decay=0.1,
+        schedule(c, numbers_of(c.optim).muon_rate), ns_steps=4, beta=0.9, weight_decay=0.1,
         muon_weight_dimension_numbers=partial(jax.tree_util.tree_map_with_path, sides),
     )  # fmt: skip
-    reference = optax.partition({"muon": theirs, "adam": others}, groups)
-    matrices = {name for name, group in names(groups(params)).items() if group == "muon"}
+    reference = optax.partition({"muon": theirs, "adam": others}, partial(groups, model=model.config))
+    matrices = {name for name, group in names(groups(params, model.config)).items() if group == "muon"}
     assert len(matrices) == (7 if scanned else 14)
 
     @jax.jit
@@ -161,12 +161,12 @@ def test_muon_divides_the_matrices_among_devices() -> None:
     kernels = {name: {room: block[room] for room in ("attn", "mlp")} for name, block in blocks.items()}
     matrices = jax.tree.map(lambda leaf: leaf / jnp.linalg.norm(leaf), kernels)
     with use_mesh(mesh, model):
-        compiled = jax.jit(lambda x: orthogonal(x, 2)).lower(matrices).compile()
+        compiled = jax.jit(lambda x: orthogonal(x, 2, model)).lower(matrices).compile()
         spread = compiled(matrices)
     batches = {int(n) for n in re.findall(r"= f32\[(\d+),\d+,\d+\]\S* dot\(", compiled.as_text())}
     assert batches == {2}
     for a, b in zip(
-        jax.tree.leaves(spread), jax.tree.leaves(jax.jit(lambda x: orthogonal(x, 2))(matrices)), strict=True
+        jax.tree.leaves(spread), jax.tree.leaves(jax.jit(lambda x: orthogonal(x, 2, model))(matrices)), strict=True
     ):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -185,7 +185,9 @@ FACTORIES = {
 def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
     """`w <- w + update - rate decay w`, with decay for kernels and embeddings; the width is enough for Adafactor to factor."""
     model, params = make(small("gpt2", n_layer=1, n_embd=128))
-    c = config(name=name, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.5, learning_rate=0.01, warmup_steps=2)
+    c = config(
+        model.config, name=name, beta1=0.8, beta2=0.95, eps=1e-6, weight_decay=0.5, learning_rate=0.01, warmup_steps=2
+    )
     rate, ours = schedule(c), make_optimizer(c)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), FACTORIES[name](rate))
 
@@ -216,8 +218,8 @@ def test_optimizers_equal_optax_with_decoupled_weight_decay(name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "sgd"])
 def test_first_moments_have_the_dtype_of_the_config(name: str) -> None:
     """One for each weight, before and after an update; second moments stay float32."""
-    _, params = make(small("gpt2", n_layer=1))
-    optimizer = make_optimizer(config(name=name, momentum_dtype="bfloat16"))
+    model, params = make(small("gpt2", n_layer=1))
+    optimizer = make_optimizer(config(model.config, name=name, momentum_dtype="bfloat16"))
 
     def states(grads: Any) -> tuple[Any, Any]:
         state = optimizer.init(params)

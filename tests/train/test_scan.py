@@ -13,10 +13,11 @@ from helpers import make, random_ids, small
 
 from jaxgpt.checkpoint.store import Info, Saver, restore
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
-from jaxgpt.train.loss import make_loss_fn
+from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
 from jaxgpt.trainer.program import Program, build
 
@@ -56,8 +57,8 @@ def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
 
     @jax.jit
     def loss_and_grads(params: object) -> object:
-        loss_fn = make_loss_fn(model.apply)
-        return jax.value_and_grad(lambda p: loss_fn(p, tokens[:, :-1], tokens[:, 1:], jax.random.key(0)).sum())(params)
+        objective = next_token_loss(model.apply)
+        return jax.value_and_grad(lambda p: objective(p, tokens, jax.random.key(0)).loss_B.sum())(params)
 
     loss, grads = loss_and_grads(params)
     loss_s, grads_s = loss_and_grads(stack_layers(params))
@@ -69,10 +70,10 @@ def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
 def loss_and_gradients(remat: str, scan: bool) -> object:
     model, params = make(small("modern", dropout=0.2))
     tokens = random_ids(model.config, (2, 9))
-    loss_fn = make_loss_fn(GPT(model.config, remat=remat).apply)  # type: ignore[arg-type]
+    objective = next_token_loss(GPT(model.config, remat=POLICIES[remat]).apply)
 
     def loss(params: object) -> jax.Array:
-        return loss_fn(params, tokens[:, :-1], tokens[:, 1:], jax.random.key(0)).sum()
+        return objective(params, tokens, jax.random.key(0)).loss_B.sum()
 
     return jax.jit(jax.value_and_grad(loss))(stack_layers(params) if scan else params)
 
@@ -106,8 +107,8 @@ def test_unstack_inverts_stack() -> None:
 @pytest.mark.parametrize("name", ["muon", *(pytest.param(n, marks=long) for n in ("adamw", "adafactor"))])
 def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
     """Muon and Adafactor treat the matrix of each layer separately, and the same weights decay."""
-    _, params = make(small("modern", n_layer=2, n_embd=128 if name == "adafactor" else 16))
-    optimizer = make_optimizer(config(optimizer=name))
+    model, params = make(small("modern", n_layer=2, n_embd=128 if name == "adafactor" else 16))
+    optimizer = make_optimizer(replace(config(optimizer=name), model=model.config))
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda w: jax.numpy.asarray(rng.normal(size=w.shape), w.dtype), params)
     state = jax.jit(optimizer.init)(params)
@@ -120,8 +121,9 @@ def test_an_update_of_a_stack_equals_updates_of_its_layers(name: str) -> None:
     assert_same(update(*map(stack_layers, (grads, state, params))), stack_layers(plain), rtol=1e-4, atol=1e-6)
     first = jax.eval_shape(optimizer.init, stack_layers(params))
     assert first == jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), stack_layers(state))
-    decayed = stack_layers(jax.tree.map(np.float32, decay_mask(params)))
-    assert_same(jax.tree.map(lambda d, s: np.full(s.shape, d), decay_mask(stack_layers(params)), decayed), decayed)
+    decayed = stack_layers(jax.tree.map(np.float32, decay_mask(params, model.config)))
+    mask = decay_mask(stack_layers(params), model.config)
+    assert_same(jax.tree.map(lambda d, s: np.full(s.shape, d), mask, decayed), decayed)
 
 
 @long

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ import pytest
 from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
-from jaxgpt.ops import sharding
+from jaxgpt.kernels import CPU
+from jaxgpt.model import GPT
+from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel import make_mesh, use_mesh
-from jaxgpt.train.loss import _take, _take_by_comparison, cross_entropy, make_loss_fn, split_windows, token_count
+from jaxgpt.parallel import use_mesh
+from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import eval_step, gradients, init_state, train_step
 from jaxgpt.trainer.layout import shardings_of
 from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
@@ -74,32 +77,34 @@ def test_loss_equals_the_textbook_formula() -> None:
     np.testing.assert_allclose(losses, optax.softmax_cross_entropy_with_integer_labels(logits, targets), rtol=1e-6)
 
 
-def test_both_ways_to_take_the_logits_of_the_targets() -> None:
-    """Those of CPUs and of accelerators have the same values and gradients."""
-    logits, ids, dy = (
-        jax.random.normal(jax.random.key(0), (2, 3, 7)),
-        random_ids(small("gpt2"), (2, 3)) % 7,
-        jnp.arange(6.0),
-    )
-    found = [jax.vjp(lambda x, f=f: f(x, ids), logits) for f in (_take, _take_by_comparison)]
-    for a, b in zip(*((y, *back(dy.reshape(2, 3))) for y, back in found), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_negative_targets_are_ignored() -> None:
     logits, targets = jnp.ones((1, 3, 4)), jnp.array([[1, -1, 2]])
     assert cross_entropy(logits, targets)[0, 1] == 0
-    assert token_count(targets) == 2
+    sums = next_token_loss(lambda *_: logits)({}, jnp.stack([targets, targets, targets], -1), None)
+    assert (sums.loss_B[0], sums.count_B[0]) == (cross_entropy(logits, targets).sum(), 2)
 
 
 def test_padding_does_not_change_an_evaluation() -> None:
     config = small("gpt2", block_size=8)
     model, params = make(config)
     rows = random_ids(config, (2, 9))
-    evaluate = jax.jit(partial(eval_step, loss_fn=make_loss_fn(model.apply)))
+    evaluate = jax.jit(partial(eval_step, objective=next_token_loss(model.apply)))
     sums, counts = evaluate(params, jnp.concatenate([rows, jnp.full((1, 9), -1)]))
     assert (sums[2], counts[2]) == (0, 0)
     np.testing.assert_allclose(sums[:2], evaluate(params, rows)[0], rtol=1e-6)
+
+
+def mean_gradients(
+    objective: Any,
+    params: Any,
+    batch: Any,
+    key: jax.Array | None = None,
+    accumulation: int = 1,
+    ops: Ops = Ops(),  # noqa: B008
+) -> tuple[dict[str, jax.Array], Any]:
+    run = partial(gradients, objective=objective, ops=ops, accumulation=accumulation)
+    found: tuple[dict[str, jax.Array], Any] = jax.jit(run)(params, batch, key)
+    return found
 
 
 @pytest.mark.ci
@@ -110,30 +115,67 @@ def test_accumulation_equals_one_batch(accumulation: int) -> None:
     model, params = make(config)
     rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
 
-    loss_fn = make_loss_fn(model.apply)
-    loss, grads = jax.jit(lambda params: gradients(params, rows, None, loss_fn, 1))(params)
-    loss_a, grads_a = jax.jit(lambda params: gradients(params, rows, None, loss_fn, accumulation))(params)
-    np.testing.assert_allclose(loss_a, loss, rtol=1e-6)
+    run = partial(mean_gradients, next_token_loss(model.apply))
+    (metrics, grads), (metrics_a, grads_a) = (run(params, rows, accumulation=n) for n in (1, accumulation))
+    np.testing.assert_allclose(metrics_a["loss"], metrics["loss"], rtol=1e-6)
     for a, b in zip(jax.tree.leaves(grads_a), jax.tree.leaves(grads), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
 
 
 def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
-    def loss_fn(params: jax.Array, inputs_BT: jax.Array, targets_BT: jax.Array, key: None) -> jax.Array:
-        return jnp.where(targets_BT < 0, 0.0, params * inputs_BT)
-
-    loss, grad = gradients(jnp.ones(()), jnp.full((2, 9), -1), None, loss_fn, 1)
-    assert (loss, grad) == (0, 0)
+    objective = next_token_loss(lambda variables, tokens_BT, key: variables["params"] * jnp.ones((*tokens_BT.shape, 3)))
+    metrics, grad = mean_gradients(objective, jnp.ones(()), jnp.full((2, 9), -1))
+    assert (metrics["loss"], grad) == (0, 0)
 
 
 def test_microbatches_divide_the_batch() -> None:
-    with pytest.raises(ValueError, match=r"5 windows cannot be split into 2 equal microbatches$"):
-        gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, lambda *_: jnp.zeros(()), 2)
-    with (
-        jax.set_mesh(make_mesh(MeshConfig(data=4))),
-        pytest.raises(ValueError, match="8 windows cannot be split into 4 equal microbatches on each of 4 devices"),
-    ):
-        gradients(jnp.ones(()), jnp.zeros((8, 9), jnp.int32), None, lambda *_: jnp.zeros(()), 4, "data")
+    objective = next_token_loss(lambda *_: jnp.zeros(()))
+    with pytest.raises(ValueError, match=r"5 rows cannot be split into 2 equal microbatches$"):
+        gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, objective=objective, ops=Ops(), accumulation=2)
+
+
+@pytest.mark.parametrize("data", [2, pytest.param(1, marks=pytest.mark.ci)])
+def test_an_objective_of_ones_own(data: int) -> None:
+    """Its batch is a tree of arrays; its other sums become metrics. Neither depends on microbatches or devices.
+
+    Pairs of sequences, as preference losses compare them: the rows of both lie in one microbatch.
+    """
+    config = small("statquest", block_size=8, n_layer=1)
+    ops = CPU if data > 1 else Ops()
+    model, params = GPT(config, ops), make(config)[1]
+    rng = np.random.default_rng(0)
+    batch = {
+        "pairs": {"chosen": random_ids(config, (8, 9)), "rejected": random_ids(config, (8, 9), 1)},
+        "reference": jnp.asarray(rng.normal(size=8), jnp.float32),
+    }
+
+    def preference(params: Any, batch: Any, key: None) -> RowSums:
+        each = [next_token_loss(model.apply, ops)(params, batch["pairs"][name], key) for name in ("chosen", "rejected")]
+        margin_B = each[1].loss_B - each[0].loss_B - batch["reference"]
+        others = {"accuracy": (margin_B > 0).astype(jnp.float32), "margin": margin_B}
+        return RowSums(-jax.nn.log_sigmoid(margin_B), jnp.ones_like(margin_B), others)
+
+    optimizer = optax.sgd(0.1)
+    with use_mesh(build(Config(model=config, mesh=MeshConfig(data=data))).layout.mesh, config):
+        (state, metrics), (state_4, metrics_4) = (
+            jax.jit(partial(train_step, objective=preference, optimizer=optimizer, ops=ops, accumulation=n))(
+                init_state(params, optimizer), batch
+            )
+            for n in (1, 4)
+        )
+    sums = preference(params, batch, None)
+    assert {"loss", "accuracy", "margin", "grad_norm", "grad_squares"} == set(metrics)
+    for name, each in {**sums.others, "loss": sums.loss_B}.items():
+        np.testing.assert_allclose(metrics[name], each.mean(), rtol=1e-5)
+    assert 0 < metrics["accuracy"] < 1
+    assert_close((metrics_4, state_4.params), (metrics, state.params))
+    grads = jax.grad(lambda params: preference(params, batch, None).loss_B.mean())(params)
+    expected = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+    assert_close(state.params, expected)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
 def test_negative_inputs_are_those_of_id_0() -> None:
@@ -142,11 +184,13 @@ def test_negative_inputs_are_those_of_id_0() -> None:
     model, params = make(config)
     rows = random_ids(config, (4, 9)).at[:2, :4].set(-1)
     assert split_windows(rows)[0].min() == 0
-    loss_fn = make_loss_fn(model.apply)
-    expected = loss_fn(params, jnp.maximum(rows[:, :-1], 0), rows[:, 1:], None).sum() / (rows[:, 1:] >= 0).sum()
-    sums, counts = eval_step(params, rows, loss_fn=loss_fn)
+    objective = next_token_loss(model.apply)
+    logits = model.apply({"params": params}, jnp.maximum(rows[:, :-1], 0))
+    expected = cross_entropy(logits, rows[:, 1:]).sum() / (rows[:, 1:] >= 0).sum()
+    sums, counts = eval_step(params, rows, objective=objective)
     padded = jnp.concatenate([rows, jnp.full((2, 9), -1)])
-    for loss in (sums.sum() / counts.sum(), *(gradients(params, x, None, loss_fn, 1)[0] for x in (rows, padded))):
+    means = [mean_gradients(objective, params, x)[0]["loss"] for x in (rows, padded)]
+    for loss in (sums.sum() / counts.sum(), *means):
         np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
@@ -154,11 +198,12 @@ def test_negative_inputs_are_those_of_id_0() -> None:
 def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
     """Some keep the weights themselves in their state, or one array twice."""
 
-    def loss_fn(params: Any, inputs_BT: jax.Array, targets_BT: jax.Array, key: None) -> jax.Array:
-        return (params["a"].sum() * inputs_BT + params["b"] - targets_BT) ** 2
+    def objective(params: Any, windows: jax.Array, key: None) -> RowSums:
+        losses = (params["a"].sum() * windows[:, :-1] + params["b"] - windows[:, 1:]) ** 2
+        return RowSums(losses.sum(-1), jnp.full(len(windows), 4.0))
 
     optimizer = getattr(optax.contrib if name != "adam" else optax, name)(0.1)
-    step = partial(train_step, loss_fn=loss_fn, optimizer=optimizer)
+    step = partial(train_step, objective=objective, optimizer=optimizer)
     windows = jnp.arange(10).reshape(2, 5)
     state = init_state({"a": jnp.ones(3), "b": jnp.zeros(())}, optimizer)
     expected = jax.jit(step)(state, windows)
@@ -168,10 +213,11 @@ def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
 def test_every_microbatch_draws_its_own_masks() -> None:
     """The mean of many random gradients is near their expectation; that of equal ones would be one of them."""
 
-    def loss_fn(params: jax.Array, inputs_BT: jax.Array, targets_BT: jax.Array, key: jax.Array) -> jax.Array:
-        return params * jax.random.uniform(key, targets_BT.shape)
+    def objective(params: jax.Array, rows: jax.Array, key: jax.Array) -> RowSums:
+        losses_B8 = params * jax.random.uniform(key, (len(rows), 8))
+        return RowSums(losses_B8.sum(-1), jnp.full(len(rows), 8.0))
 
-    _, grads = gradients(jnp.ones((1, 8)), jnp.ones((64, 9), jnp.int32), jax.random.key(0), loss_fn, 64)
+    _, grads = mean_gradients(objective, jnp.ones((1, 8)), jnp.ones((64, 9), jnp.int32), jax.random.key(0), 64)
     np.testing.assert_allclose(8 * grads, 0.5, atol=0.15)
 
 
@@ -206,6 +252,22 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     assert jax.tree.map(lambda leaf: leaf.sharding, after) == shardings_of(p.layout.abstract_state)
     assert not np.array_equal(after.params["h_0"]["mlp"]["up_proj"]["kernel"], moved)
     assert "lr" not in metrics
+
+
+@pytest.mark.ci
+def test_operations_model_and_objective_can_be_replaced() -> None:
+    """On a mesh. The sums of an objective of one's own become metrics."""
+    config, expected = program("modern", mesh=MeshConfig(data=2)).layout.config, alone("modern", 2)[0]
+
+    def objective(params: Any, windows: jax.Array, key: jax.Array | None) -> RowSums:
+        sums = next_token_loss(GPT(config.model).apply)(params, windows, key)
+        return sums._replace(others={"double": 2 * sums.loss_B})
+
+    for given in ({"ops": Ops()}, {"model": GPT(config.model)}, {"objective": objective}):
+        p = build(config, **given)  # type: ignore[arg-type]
+        np.testing.assert_allclose(train(p, 2)[0], expected, rtol=1e-5)
+    _, metrics = p.step(p.init(), p.put(windows(p)))
+    np.testing.assert_allclose(metrics["double"], 2 * metrics["loss"], rtol=1e-6)
 
 
 def compiled(p: Program) -> str:
@@ -272,8 +334,11 @@ def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
 def test_the_step_is_compiled_during_initialization(each: int) -> None:
     """The first step, and calls of several steps, reuse the program that another thread compiled from abstract arrays."""
     p = program(mesh=MeshConfig(data=2), steps_per_call=each)
-    with compiling(p):
+    report = Mock()
+    with compiling(p, report):
         state = p.init()
+    assert [call.args for call in report.stage.call_args_list] == [("compiling",), ("",)]
+    report.compiled.assert_called_once()
     batches = [p.put_batches([windows(p)] * n) for n in (1, each)]
     seen: list[str] = []
 
@@ -379,6 +444,44 @@ def test_losses_do_not_depend_on_the_mesh_of_eight_devices(sizes: tuple[int, int
     np.testing.assert_allclose(split, losses, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("K", "tensor"),
+    [(1, 4), (2, 4), pytest.param(4, 4, marks=pytest.mark.long), pytest.param(2, 2, marks=pytest.mark.long)],
+)
+@pytest.mark.parametrize(
+    "name", ["statquest", pytest.param("gpt2", marks=pytest.mark.ci), pytest.param("llama", marks=pytest.mark.long)]
+)
+def test_losses_do_not_depend_on_the_mesh_with_few_key_heads(name: str, K: int, tensor: int) -> None:
+    """Keys and values whose heads the mesh does not divide are whole on every device, although it divides their widths."""
+    shape = {"n_head": 4, "n_kv_head": K, "n_embd": 32}
+    expected, _ = train(program(name, shape=shape), 3)
+    p = program(name, mesh=MeshConfig(data=1, tensor=tensor), shape=shape)
+    losses, _ = train(p, 3)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    attn = p.layout.abstract_state.params["h_0"]["attn"]
+    kernels = {q: attn[f"{q}_proj"]["kernel"] for q in "qkv"}
+    parts = {q: w.shape[1] // w.sharding.shard_shape(w.shape)[1] for q, w in kernels.items()}
+    of_keys = tensor if K % tensor == 0 else 1
+    assert parts == {"q": tensor, "k": of_keys, "v": of_keys}
+
+
+def test_a_mesh_that_does_not_divide_the_heads_is_refused() -> None:
+    """Although it divides their total width."""
+    with pytest.raises(UserError, match=r"mesh\.tensor 4 does not divide model\.n_head 6"):
+        program(mesh=MeshConfig(data=1, tensor=4), shape={"n_head": 6, "n_embd": 24, "head_dim": 4})
+
+
+def test_learning_rates_and_weight_decay_are_arguments_of_the_program() -> None:
+    """Another value needs no new compilation: the program is the same."""
+    texts = [
+        p.lower(p.layout.abstract_state, p.layout.batch()).as_text()
+        for p in (
+            program(optim=optim) for optim in ({}, {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 2.0})
+        )
+    ]
+    assert texts[0] == texts[1]
+
+
 def collectives(text: str) -> Counter[str]:
     return Counter(
         re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(", text)
@@ -425,14 +528,13 @@ def test_accumulation_and_dropout_on_a_mesh(name: str) -> None:
 
 
 @functools.cache
-def of_seven(data: int, microbatch: int, dropout: float, axis: str | None = None) -> tuple[jax.Array, Any]:
+def of_seven(data: int, microbatch: int, dropout: float, ops: Ops) -> tuple[Any, Any]:
     """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
     p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
     key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
     with use_mesh(p.layout.mesh, p.layout.config.model):
-        call = jax.jit(lambda params, batch: gradients(params, batch, key, step["loss_fn"], step["accumulation"], axis))
-        out: tuple[jax.Array, Any] = call(make(p.layout.config.model)[1], p.put_batches([windows(p)]))
-    return jax.device_get(out)
+        params, batch = make(p.layout.config.model)[1], p.put_batches([windows(p)])
+        return jax.device_get(mean_gradients(step["objective"], params, batch, key, step["accumulation"], ops))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -444,27 +546,11 @@ def of_seven(data: int, microbatch: int, dropout: float, axis: str | None = None
     ],
 )
 def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, microbatch: int, dropout: float) -> None:
-    one = of_seven(1, 0, dropout)
-    for axis in (None, "data"):
-        split = of_seven(data, microbatch, dropout, axis)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), split, one)
-
-
-@pytest.mark.parametrize("small", [0, 20, 1 << 18])
-def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    """Arrays of both kinds and of several types, against NumPy."""
-    monkeypatch.setattr(sharding, "SMALL", small)
-    rng = np.random.default_rng(0)
-    rows, w = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)
-
-    def local(w: jax.Array, rows: jax.Array) -> Any:
-        return {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": jnp.int32(len(rows))}
-
-    with jax.set_mesh(make_mesh(MeshConfig(data=4))):
-        found = jax.jit(partial(sharding.add_over_devices, local, "data"))(w, rows)
-    expected = {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": np.int32(12)}
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
-    assert found["count"].dtype == jnp.int32
+    one = of_seven(1, 0, dropout, Ops())
+    for ops in (Ops(), *([Ops(over_devices=CPU.over_devices)] if not dropout else [])):
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, microbatch, dropout, ops), one
+        )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -21,7 +21,7 @@ from jaxgpt.checkpoint.store import Info, checkpoints, read_params, resolve_step
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import TrainingFailed
-from jaxgpt.train.loss import make_loss_fn
+from jaxgpt.train.loss import next_token_loss
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics
 from jaxgpt.trainer.program import Program, build
@@ -288,10 +288,12 @@ def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model with non-finite outputs."""
-    good = make_loss_fn
-    monkeypatch.setattr(
-        "jaxgpt.trainer.program.make_loss_fn", lambda *model: lambda *a: good(*model)(*a) * jax.numpy.nan
-    )
+
+    def bad(*model: Any) -> Any:
+        good = next_token_loss(*model)
+        return lambda *args: jax.tree.map(lambda x: x * jax.numpy.nan, good(*args))
+
+    monkeypatch.setattr("jaxgpt.trainer.program.next_token_loss", bad)
 
 
 def test_the_non_finite_metric_is_named(overflow: None) -> None:

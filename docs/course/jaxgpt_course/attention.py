@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxgpt.ops.attention import Visible, row_positions
 from jaxgpt.ops.attention import attend as attend_heads
-from jaxgpt.ops.attention import causal_mask as mask_of_slots
 from jaxgpt.ops.norms import layer_norm
 from jaxgpt_course.exercise import Exercise, normal
 
@@ -91,7 +91,7 @@ SOFTMAX = Exercise(
 
 @partial(jax.jit, static_argnums=0)
 def causal_mask(T: int) -> Any:
-    return mask_of_slots(jnp.arange(T), jnp.arange(T), jnp.zeros(1, jnp.int32))[0, 0]
+    return Visible(row_positions(T)).mask()[0, 0]
 
 
 def _sees_itself_and_the_past(mask_TT: Array, T: int) -> str | None:
@@ -148,9 +148,10 @@ MASK = Exercise(
 
 @jax.jit
 def attend(q_TH: Any, k_TH: Any, v_TH: Any) -> Any:
-    q, k, v = (jnp.asarray(x)[None, :, None] for x in (q_TH, k_TH, v_TH))
+    q, k, v = (jnp.asarray(x)[None, None] for x in (q_TH, k_TH, v_TH))
     T, H = q_TH.shape
-    return attend_heads(q, k, v, causal_mask(T)[None, None], 1 / H**0.5)[0][0, :, 0]
+    out_1T1H = attend_heads(q.swapaxes(1, 2), k, v.mT, Visible(row_positions(T)), 1 / H**0.5)
+    return out_1T1H[0, :, 0]
 
 
 def _head(

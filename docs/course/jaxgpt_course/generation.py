@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.decoding import filters
-from jaxgpt.ops.attention import attend
+from jaxgpt.ops.attention import Positions, Visible, attend, row_positions
 from jaxgpt_course.exercise import Exercise, normal
 
 Array = np.ndarray
@@ -207,9 +207,9 @@ def extend(q_H: Any, k_H: Any, v_H: Any, cache: Any, length: int) -> Any:
         jax.lax.dynamic_update_index_in_dim(jnp.asarray(old), jnp.asarray(new), length, 0)
         for old, new in zip(cache, (k_H, v_H), strict=True)
     )
-    q_111H, k_1S1H, v_1S1H = jnp.asarray(q_H)[None, None, None], k_SH[None, :, None], v_SH[None, :, None]
-    mask_111S = (jnp.arange(len(k_SH)) <= length)[None, None, None]
-    out_111H, _ = attend(q_111H, k_1S1H, v_1S1H, mask_111S, len(q_H) ** -0.5)
+    visible = Visible(Positions(jnp.full((1, 1), length)), row_positions(len(k_SH)))
+    q_111H = jnp.asarray(q_H)[None, None, None]
+    out_111H = attend(q_111H, k_SH[None, None], v_SH.T[None, None], visible, len(q_H) ** -0.5)
     return out_111H[0, 0, 0], (k_SH, v_SH)
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgpt.train.loss import cross_entropy, make_loss_fn, token_count
-from jaxgpt.train.step import TrainState, gradients, loss_sum, train_step
+from jaxgpt.ops import Ops
+from jaxgpt.train.loss import cross_entropy, next_token_loss
+from jaxgpt.train.step import TrainState, gradients, train_step
 from jaxgpt_course.exercise import Exercise, normal
 
 Array = np.ndarray
@@ -25,7 +26,7 @@ _V, _D = 7, 4
 @jax.jit
 def loss(logits_TV: Any, targets_T: Any) -> Any:
     logits_1TV, targets_1T = jnp.asarray(logits_TV)[None], jnp.asarray(targets_T)[None]
-    return cross_entropy(logits_1TV, targets_1T).sum() / token_count(targets_1T)
+    return cross_entropy(logits_1TV, targets_1T).sum() / (targets_1T >= 0).sum()
 
 
 def _log_p(logits_TV: Array, targets_T: Array, axis: int = -1) -> Array:
@@ -118,7 +119,7 @@ def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None) -> jax.Array:
     return logits_BTV
 
 
-_LOSS_FN = make_loss_fn(_apply)
+_OBJECTIVE = next_token_loss(_apply)
 _PARAMS = {"embedding": normal(0, _V, _D), "head": normal(1, _D, _V)}
 _OPTIMIZER = optax.adamw(0.03, weight_decay=0.1)  # enough to show which parameters it decays
 
@@ -126,7 +127,8 @@ _OPTIMIZER = optax.adamw(0.03, weight_decay=0.1)  # enough to show which paramet
 @jax.jit
 def _sums(params: Any, windows_BT1: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Compute the sum of the losses of a batch, and the number of tokens that count."""
-    return loss_sum(params, jnp.asarray(windows_BT1), None, _LOSS_FN)
+    sums = _OBJECTIVE(params, jnp.asarray(windows_BT1), None)
+    return sums.loss_B.sum(), sums.count_B.sum()
 
 
 @jax.jit
@@ -140,7 +142,7 @@ def _mean(params: Any, windows_BT1: jax.Array) -> jax.Array:
 def step(state: Any, batch: Any, loss: Callable[..., Any], optimizer: Any) -> Any:
     params, opt_state = state
     before = TrainState(jnp.int32(0), params, opt_state, None)
-    after, metrics = train_step(before, jnp.asarray(batch), loss_fn=_LOSS_FN, optimizer=optimizer)
+    after, metrics = train_step(before, jnp.asarray(batch), objective=_OBJECTIVE, optimizer=optimizer)
     return (after.params, after.opt_state), metrics["loss"]
 
 
@@ -215,7 +217,9 @@ STEP = Exercise(
 
 @partial(jax.jit, static_argnums=2)
 def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
-    return gradients(params, jnp.concatenate([jnp.asarray(m) for m in microbatches]), None, _LOSS_FN, 1)
+    batch = jnp.concatenate([jnp.asarray(m) for m in microbatches])
+    means, grads = gradients(params, batch, None, objective=_OBJECTIVE, ops=Ops(), accumulation=1)
+    return means["loss"], grads
 
 
 def _parts(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> tuple[Any, Array]:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.decoding import Model, SamplingParams, TokenBuffer, sample_token
-from jaxgpt.decoding.sampler import RowLimits, decode_steps, prefill
+from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
+from jaxgpt.decoding.sampler import Rows, decode_steps, prefill
 from jaxgpt.lm import engine
-from jaxgpt.model import KVCache, init_cache
+from jaxgpt.lm.model import TextModel
+from jaxgpt.ops import same
+from jaxgpt.ops.attention import document_positions
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
 
 
-def _decoder(s: Subject) -> Model:
-    """Return the model's decoding functions as new closures, so that jit reuses no earlier compilation."""
-    model = s.model
+def _decoder(s: Subject) -> TextModel:
+    """Return a decoder that equals no earlier one, so that jit compiles its functions again."""
+    return TextModel(s.model.clone(ops=s.model.ops._replace(over_devices=partial(same))))
 
-    def extend(params: Any, tokens_BT: jax.Array, cache: KVCache, last: bool) -> tuple[jax.Array, KVCache]:
-        extended: Any = model.apply({"params": params}, tokens_BT, cache, last, method="extend")
-        return extended
 
-    return Model(extend, lambda start_B, size: init_cache(s.model_config, start_B, size))
+def _positions(start_B: Any, tokens: int) -> jax.Array:
+    """Return the positions of left-padded rows, `[B, T]`."""
+    return TokenBuffer(
+        jnp.zeros((len(start_B), tokens), jnp.int32), jnp.asarray(start_B), jnp.int32(tokens)
+    ).positions()
 
 
 def cached(s: Subject) -> float:
@@ -32,10 +36,11 @@ def cached(s: Subject) -> float:
     The first third of the tokens is one call, the second third one call per token, the rest one call.
     """
     T, model = s.length, _decoder(s)
-    extend = jax.jit(model.extend, static_argnums=3)
-    cache, parts = model.cache(jnp.zeros(2, jnp.int32), T + 3), []
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
-    for begin, end in [(0, first), *((t, t + 1) for t in range(first, second)), (second, T)]:
+    prefill = jax.jit(model.prefill, static_argnums=(3, 4))
+    logits, cache = prefill(s.params, s.tokens[:, :first], _positions([0, 0], first), T + 3, False)
+    parts, extend = [np.asarray(logits)], jax.jit(model.extend, static_argnums=3)
+    for begin, end in [*((t, t + 1) for t in range(first, second)), (second, T)]:
         if begin < end:
             logits, cache = extend(s.params, s.tokens[:, begin:end], cache, False)
             parts.append(np.asarray(logits))
@@ -48,10 +53,9 @@ def padded(s: Subject) -> float:
         raise Skipped("needs a context length of at least 2, not 1")
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     ids_BP, start_B = engine.left_pad(prompts, s.model_config.block_size)
-    model = _decoder(s)
-    extend = jax.jit(model.extend, static_argnums=3)
-    logits, _ = extend(s.params, jnp.asarray(ids_BP), model.cache(jnp.asarray(start_B), ids_BP.shape[1]), False)
-    together = [np.asarray(logits[row, ids_BP.shape[1] - len(ids) :]) for row, ids in enumerate(prompts)]
+    prefill, P = jax.jit(_decoder(s).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
+    logits, _ = prefill(s.params, jnp.asarray(ids_BP), _positions(start_B, P), P, False)
+    together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
     alone = [np.asarray(s.forward(s.params, jnp.asarray([ids], jnp.int32))[0]) for ids in prompts]
     return max(distance(a, b) for a, b in zip(together, alone, strict=True))
 
@@ -62,22 +66,26 @@ def sampler_loop(s: Subject) -> float:
         raise Skipped(f"needs a context length of at least 3, not {s.length}")
     P = s.length // 2
     new = s.length - P
-    model, sampling = _decoder(s), SamplingParams(temperature=0.8, top_k=min(8, s.model_config.vocab_size))
+    sampling = SamplingParams(temperature=0.8, top_k=min(8, s.model_config.vocab_size))
+    sampler = Sampler(_decoder(s), sampling)
     text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
-    rows = RowLimits(jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32))
+    rows = Rows(jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32))
 
     def run(params: Any) -> Any:
-        state = prefill(params, text, rows, P + new, P + new, model, sampling, ())
-        return decode_steps(params, state, rows, jnp.int32(new - 1), model, sampling, ())
+        state = prefill(sampler, params, text, rows, P + new, P + new)
+        return decode_steps(sampler, params, state, rows, jnp.int32(new - 1))
 
     looped = jax.jit(run)(s.params)
-    extend = jax.jit(model.extend, static_argnums=3)
-    ids, cache, tokens = text.ids_BS, model.cache(text.start_B, P + new), text.ids_BS
+    extend = jax.jit(sampler.model.extend, static_argnums=3)
+    first = jax.jit(sampler.model.prefill, static_argnums=(3, 4))
+    logits, cache = first(s.params, text.ids_BS, text.positions(), P + new, True)
+    ids = text.ids_BS
     for count in range(new):
-        logits, cache = extend(s.params, tokens, cache, True)
         past = TokenBuffer(ids, text.start_B, jnp.int32(P + count))
-        tokens = sample_token(logits[:, -1], past, rows.key_B, jnp.int32(count), sampling)[:, None]
+        tokens = sample_token(logits[:, -1], past, rows.key_B, jnp.int32(count), sampling)[0][:, None]
         ids = jnp.concatenate([ids, tokens], 1)
+        if count < new - 1:
+            logits, cache = extend(s.params, tokens, cache, True)
     if (looped.text.ids_BS != ids).any():
         return float("inf")
     return distance(looped.cache, cache)
@@ -102,12 +110,12 @@ def causal(s: Subject) -> float:
 
 
 def documents(s: Subject) -> float:
-    """Compare the logits of two documents in one row, kept apart by segment ids, to those of each document alone."""
+    """Compare the logits of two documents in one row, kept apart by document ids, to those of each document alone."""
     if s.length < 2:
         raise Skipped("needs a context length of at least 2, not 1")
     cut = max(s.length // 3, 1)
-    segment_ids = jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32)
-    together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, segment_ids))(s.params)
+    positions = document_positions(jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32))
+    together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, positions))(s.params)
     alone = [np.asarray(s.forward(s.params, ids)) for ids in (s.tokens[:, :cut], s.tokens[:, cut:])]
     return distance(np.asarray(together), np.concatenate(alone, 1))
 
@@ -122,7 +130,7 @@ def tied(s: Subject) -> float:
         raise Skipped("model.tie_embeddings is false: the head has its own weights")
     model, ids = s.model, s.random_ids((2, s.length), below=max(c.vocab_size // 2, 1))
     weigh = jax.random.normal(jax.random.key(0), (*ids.shape, c.vocab_size))
-    hidden_BTD = model.apply({"params": s.params}, ids, method=lambda m, ids: m.stack(m.embed(ids))[0])
+    hidden_BTD = model.apply({"params": s.params}, ids, method="hidden")
 
     def whole(table: jax.Array) -> tuple[jax.Array, jax.Array]:
         params = s.params | {"wte": s.params["wte"] | {"embedding": table}}

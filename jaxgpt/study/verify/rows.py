@@ -73,6 +73,7 @@ LAWS = (
     Law("logits ignore later tokens", forward.causal, BITS),
     Law("tied head = token table", forward.tied, SUMS),
     Law("packed documents = each alone", forward.documents, SUMS),
+    Law("fast operations = definitions", training.operations, GRADIENTS),
     Law("remat dots = no remat", partial(training.remat, policy="dots"), GRADIENTS),
     Law("remat full = no remat", partial(training.remat, policy="full"), GRADIENTS),
     Law("scanned layers = unrolled", training.scanned, GRADIENTS),

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config, ModelConfig
+from jaxgpt.kernels import best
 from jaxgpt.lm import LM, load, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
-from jaxgpt.train.loss import make_loss_fn
+from jaxgpt.train.loss import next_token_loss
 
 LENGTH = 48  # tokens per row of a forward pass, if the context length allows
 ROWS = 8  # rows of a batch for gradients, divisible among 8 devices
@@ -47,7 +48,13 @@ class Subject:
         return replace(
             config,
             train=replace(
-                config.train, compute_dtype="float32", remat="none", microbatch=0, scan_layers=False, loss_chunk=0
+                config.train,
+                attention="auto",
+                compute_dtype="float32",
+                remat="none",
+                microbatch=0,
+                scan_layers=False,
+                loss_chunk=0,
             ),
         )
 
@@ -61,7 +68,8 @@ class Subject:
 
     @cached_property
     def model(self) -> GPT:
-        return GPT(self.model_config)
+        """The model with the operations that training uses on this device."""
+        return GPT(self.model_config, best(self.config))
 
     @cached_property
     def forward(self) -> Callable[[Any, jax.Array], jax.Array]:
@@ -92,8 +100,11 @@ class Subject:
 
     def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
         """Compute the mean loss and its gradient as the train step does."""
-        loss_fn = make_loss_fn(model.apply)
-        return step.gradients(params, windows_BT1, None, loss_fn, accumulation)
+        objective = next_token_loss(model.apply, model.ops)
+        means, gradient = step.gradients(
+            params, windows_BT1, None, objective=objective, ops=model.ops, accumulation=accumulation
+        )
+        return means["loss"], gradient
 
     @cached_property
     def plain_gradient(self) -> Any:

@@ -14,8 +14,10 @@ from jax.sharding import AxisType, Mesh
 
 from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
+from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
+from jaxgpt.ops import Ops
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance, same_bits
@@ -26,8 +28,14 @@ from jaxgpt.trainer.program import Program
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
     """Compare the gradient with rematerialization to that without."""
-    model = GPT(s.model_config, remat=policy)
+    model = s.model.clone(remat=POLICIES[policy])
     return distance(jax.jit(lambda p, w: s.gradient(p, w, model))(s.params, s.windows), s.plain_gradient)
+
+
+def operations(s: Subject) -> float:
+    """Compare the loss and gradient of the operations that training uses with those of their definitions."""
+    definition = GPT(s.model_config, Ops())
+    return distance(s.plain_gradient, jax.jit(lambda p, w: s.gradient(p, w, definition))(s.params, s.windows))
 
 
 def scanned(s: Subject) -> float:

@@ -1,4 +1,4 @@
-"""Tiled causal attention in plain XLA operations, which never stores the T x T scores: the CPU default.
+"""Tiled causal attention in plain XLA operations, which never stores the T x T scores: the default on CPUs.
 
 The forward pass computes one tile of queries at a time, with the keys it attends to; tiles beyond the diagonal are skipped. It
 saves each query's log-sum-exp, `lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the
@@ -17,40 +17,46 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxgpt.ops.attention import SegmentIds
-from jaxgpt.ops.sharding import per_device
-from jaxgpt.ops.sums import fold
+from jaxgpt.kernels.devices import per_device
+from jaxgpt.ops.attention import Visible
 
 SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
-TILE = 256  # tokens per tile, as far as `TILES` allows
+TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
 SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
+PARTS = 8  # with 16, the compiler would write the elements to memory before it combines them
+SHORT = 64  # elements left to a reduction: 32 or fewer would be computed again wherever their sum is used
 LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def tiled_attention(
-    q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    scale: float,
-    window: int,
-    segment_ids_BT: SegmentIds = None,
+    q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, visible: Visible, scale: float
 ) -> jax.Array:
-    """Compute `attend` with `causal_mask`, a group of heads at a time. An `AttentionKernel`."""
+    """Compute `attend` among the tokens of a sequence, a group of heads at a time."""
+    assert visible.key is None
     scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
-    return per_device(functools.partial(_local, window=window), scaled, k_BTKH, v_BTKH, segment_ids_BT)
+    local = functools.partial(_local, window=visible.window)
+    return per_device(local, scaled, k_BKSH, v_BKHS, visible.query.document_BT)
 
 
 @functools.partial(jax.jit, static_argnames="window")  # traced once for all layers
 def _local(
-    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, segment_ids_BT: SegmentIds, window: int
+    q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, document_BT: jax.Array | None, window: int
 ) -> jax.Array:
     B, T, N, H = q_BTNH.shape
-    q, k, v = (x.swapaxes(1, 2).reshape(-1, T, H) for x in (q_BTNH, k_BTKH, v_BTKH))
-    segment_ids_NT = None if segment_ids_BT is None else jnp.repeat(segment_ids_BT, N, axis=0)
-    return _attention(window, q, k, v, segment_ids_NT).reshape(B, N, T, H).swapaxes(1, 2)
+    q, k, v = (x.reshape(-1, T, H) for x in (q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3)))
+    document_NT = None if document_BT is None else jnp.repeat(document_BT, N, axis=0)
+    return _attention(window, q, k, v, document_NT).reshape(B, N, T, H).swapaxes(1, 2)
+
+
+def fold(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Combine 2, 4 or 8 equal parts of the last axis elementwise, which is vectorized; reductions are not."""
+    length, parts = x.shape[-1], 1
+    while parts < PARTS and length // parts > SHORT and length % (2 * parts) == 0:
+        parts *= 2
+    return functools.reduce(combine, jnp.split(x, parts, axis=-1))
 
 
 def tile_size(T: int) -> int:
@@ -65,24 +71,24 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids_NT: SegmentIds) -> jax.Array:
+def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array, document_NT: jax.Array | None) -> jax.Array:
     """Compute attention for `[N, T, H]`, N being the heads of all rows; keys and values may have fewer heads."""
-    return _forward(window, q, k, v, segment_ids_NT)[0]
+    return _forward(window, q, k, v, document_NT)[0]
 
 
 def _forward(
-    window: int, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids_NT: SegmentIds
+    window: int, q: jax.Array, k: jax.Array, v: jax.Array, document_NT: jax.Array | None
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    out, lse = _over_heads(functools.partial(_forward_heads, window), q, *_for_each_query(q, k, v), segment_ids_NT)
+    out, lse = _over_heads(functools.partial(_forward_heads, window), q, *_for_each_query(q, k, v), document_NT)
     out, lse = checkpoint_name((out, lse), "attention")
-    return out, (q, k, v, segment_ids_NT, out, lse)
+    return out, (q, k, v, document_NT, out, lse)
 
 
 def _backward(window: int, residuals: tuple[Any, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
-    q, k, v, segment_ids_NT, out, lse = residuals
+    q, k, v, document_NT, out, lse = residuals
     each_k, each_v = _for_each_query(q, k, v)
     # Transposed outside the loop: inside, XLA would fuse the transposition with the product.
-    arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2), segment_ids_NT)
+    arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2), document_NT)
     dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), *arrays)
     dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
     return dq, dk, dv, None
@@ -106,7 +112,7 @@ def _over_heads(function: Callable[..., Any], *arrays: Any) -> Any:
 
 
 def _forward_heads(
-    window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array, segment_ids_NT: SegmentIds
+    window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array, document_NT: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
     """Return the output and each query's log-sum-exp."""
     slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
@@ -114,8 +120,8 @@ def _forward_heads(
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
         scores_NTS = _product("NTH,NSH->NTS", q_NTH[:, a:e], k)
         mask = _mask(slot[a:e, None], slot[None, first:e], window)
-        if segment_ids_NT is not None:
-            mask = mask[None] & (segment_ids_NT[:, a:e, None] == segment_ids_NT[:, None, first:e])
+        if document_NT is not None:
+            mask = mask[None] & (document_NT[:, a:e, None] == document_NT[:, None, first:e])
         scores_NTS = jnp.where(mask, scores_NTS, LOWEST)
         highest_NT1 = fold(jnp.maximum, scores_NTS).max(-1, keepdims=True)
         weights_NTS = jnp.exp(scores_NTS - highest_NT1)
@@ -134,7 +140,7 @@ def _backward_heads(
     lse_NT: jax.Array,
     dout_NTH: jax.Array,
     k_NHS: jax.Array,
-    segment_ids_NT: SegmentIds,
+    document_NT: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return dq, dk, dv. Scores are `[N, S, T]`, so that no product has to transpose them."""
     dtype = q_NTH.dtype
@@ -145,8 +151,8 @@ def _backward_heads(
         q, k, v, dout = q_NTH[:, a:end], k_NSH[:, a:e], v_NSH[:, a:e], dout_NTH[:, a:end]
         lse_N1T, delta_N1T = lse_NT[:, None, a:end], delta_NT[:, None, a:end]
         mask = _mask(slot[None, a:end], slot[a:e, None], window)
-        if segment_ids_NT is not None:
-            mask = mask[None] & (segment_ids_NT[:, None, a:end] == segment_ids_NT[:, a:e, None])
+        if document_NT is not None:
+            mask = mask[None] & (document_NT[:, None, a:end] == document_NT[:, a:e, None])
         scores_NST = _product("NSH,NTH->NST", k, q)
         weights_NST = jnp.where(mask, jnp.exp(scores_NST - lse_N1T), 0.0)
         dscores_NST = (weights_NST * (_product("NSH,NTH->NST", v, dout) - delta_N1T)).astype(dtype)
@@ -158,6 +164,6 @@ def _backward_heads(
 
 
 def _mask(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
-    """Compute `causal_mask` of one sequence in the layout of the scores; transposing it later is slower."""
+    """Compute the causal mask of one sequence in the layout of the scores; transposing it later is slower."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

@@ -1,8 +1,9 @@
-"""Validate the arguments of generation: prompts, lengths, stop strings and keys."""
+"""Validate the arguments of generation: prompts, lengths, settings, stop strings and keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from numbers import Number
 from typing import Any, NamedTuple, get_args
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow, UserError
 from jaxgpt.data import Tokenizer
-from jaxgpt.errors import as_int, short_repr
+from jaxgpt.errors import as_int, did_you_mean, short_repr
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 INT64 = (-(2**63), 2**63 - 1)
@@ -28,6 +29,19 @@ class Prompt(NamedTuple):
 
     ids: list[int]
     text_ids: list[int]
+
+
+def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
+    """Make one instance of each dataclass from keyword arguments.
+
+    Raises:
+        UserError: if no class has a setting of this name, or a value is invalid.
+    """
+    known = {field.name: cls for cls in classes for field in fields(cls)}
+    for name in given:
+        if name not in known:
+            raise UserError(f"unknown setting {name}{did_you_mean(name, known)}; use one of {', '.join(known)}")
+    return [cls(**{name: value for name, value in given.items() if known[name] is cls}) for cls in classes]
 
 
 def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
@@ -57,11 +71,11 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     """Encode a prompt.
 
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them; an empty string becomes the ids that
-    `beginning` returns. Ids are used as they are.
+    `start_ids` returns. Ids are used as they are.
 
     Args:
-        tokenizer: of the model.
-        vocab_size: V, of the model.
+        tokenizer: tokenizer of the model.
+        vocab_size: vocabulary size of the model.
         prompt: a string or ids.
         special: encode the names of special tokens in a string as their ids.
 
@@ -73,14 +87,14 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         before = list(tokenizer.bos_ids)
         if ids and ids[: len(before)] != before:
             ids = before + ids
-        encoded = Prompt(ids, ids) if ids else Prompt(beginning(tokenizer)[0], [])
+        encoded = Prompt(ids, ids) if ids else Prompt(start_ids(tokenizer)[0], [])
     else:
         if isinstance(prompt, (bytes, dict)) or not isinstance(prompt, Iterable):
             raise UserError(f"a prompt must be a string or a list of token ids: {short_repr(prompt)}")
         places = enumerate(np.asarray(prompt).tolist() if hasattr(prompt, "dtype") else prompt)
         ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in places]
         if not ids:
-            raise UserError("the prompt has no ids: give at least one")
+            raise UserError("the prompt has no ids: pass at least one")
         encoded = Prompt(ids, ids)
     for place, i in enumerate(encoded.ids):
         if not 0 <= i < vocab_size:
@@ -88,7 +102,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     return encoded
 
 
-def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
+def start_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """Return the ids that precede a new text, and their description.
 
     These are the tokenizer's `bos_ids`; or the model's beginning token, the end token, or a new line.
@@ -108,12 +122,12 @@ def beginning(tokenizer: Tokenizer) -> tuple[list[int], str]:
         ids = []
     if not ids:
         raise UserError(
-            "the prompt is empty, and this tokenizer has no end token or new line to start from: give a prompt"
+            "the prompt is empty, and this tokenizer has no end token or new line to start from: pass a prompt"
         )
     return ids, "a new line"
 
 
-def fit(
+def fit_context(
     model: ModelConfig,
     prompts: Sequence[Prompt],
     max_new_tokens: int | None,
@@ -240,7 +254,7 @@ def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
         fold_B = jnp.tile(jnp.arange(sequences, dtype=jnp.uint32), prompts)
         return jax.vmap(jax.random.fold_in)(keys[np.repeat(np.arange(prompts), sequences)], fold_B)
     many = f", or one per sequence ({rows})" if sequences > 1 else ""
-    raise UserError(f"key has shape {keys.shape}: give one key, or one per prompt ({prompts}){many}")
+    raise UserError(f"key has shape {keys.shape}: pass one key, or one per prompt ({prompts}){many}")
 
 
 def as_keys(key: Any) -> jax.Array:

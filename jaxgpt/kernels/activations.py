@@ -1,0 +1,37 @@
+"""Activation functions whose backward pass keeps their input alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.ops.activations import ACTIVATIONS, Activation, gelu, gelu_new, silu
+
+
+def keeping_input(f: Activation) -> Activation:
+    """Define the derivative of an `f` with `f(x) - f(-x) = x` as `f'(x) = 1 - f'(-x)`, computed in float32 or better.
+
+    GELU and SiLU have this property: each is x times a function that is 1/2 plus an odd one. The backward pass then computes
+    erf, tanh or the sigmoid again, at -x. At x, XLA would compute it in the forward pass and keep it: a second array of the
+    MLP's width for every layer.
+    """
+    function = jax.custom_jvp(f)
+
+    @function.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (x,), (dx,) = primals, tangents
+        x = jnp.asarray(x)
+        wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+        _, slope = jax.jvp(f, (-wide,), (jnp.ones_like(wide),))
+        return function(x), (1 - slope).astype(x.dtype) * dx
+
+    return function
+
+
+_KEPT: dict[Activation, Activation] = {f: keeping_input(f) for f in (gelu, gelu_new, silu)}
+
+
+def activate(name: str, x: jax.Array) -> jax.Array:
+    """Compute `ops.activations.activate`."""
+    f = ACTIVATIONS[name]
+    return _KEPT.get(f, f)(x)

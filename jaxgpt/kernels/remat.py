@@ -1,0 +1,30 @@
+"""Rematerialization policies: what the forward pass of a block saves. The backward pass recomputes everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_policies = jax.checkpoint_policies
+_named = _policies.save_only_these_names("attention")  # kernels are not dots, so their results are saved by name
+_offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+
+
+def _kernels(primitive: Any, *avals: Any, **params: Any) -> Any:
+    # The results of cuDNN attention, which its backward pass needs, have no name: they are saved by their primitive.
+    return primitive.name == "dot_product_attention_fwd_wrapper" or _named(primitive, *avals, **params)
+
+
+def _offload(primitive: Any, *avals: Any, **params: Any) -> Any:
+    return _kernels(primitive, *avals, **params) or _offload_products(primitive, *avals, **params)
+
+
+# Policies by the name in `train.remat`; None saves everything.
+POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,
+    "dots": _policies.save_from_both_policies(_kernels, _policies.dots_with_no_batch_dims_saveable),
+    "offload": _offload,  # as dots, with the products in host memory
+    "full": _policies.nothing_saveable,
+}

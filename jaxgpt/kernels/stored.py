@@ -1,0 +1,164 @@
+"""Weights stored for decoding: transposed, and optionally in lower precision. They multiply like the arrays they replace.
+
+Products with few rows are limited by memory bandwidth. XLA's CPU backend reads a matrix stored as `[outputs, inputs]` faster
+than `[inputs, outputs]`. It widens bfloat16 matrices once, before the loop over tokens; int8 weights are read as int8.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.kernels.cpu import call_without_inlining
+from jaxgpt.model.params import Weight, map_weights
+
+Precision = Literal["float32", "bfloat16", "int8"]
+
+DIGITS, BASE = 3, 254.0  # a remainder of at most 0.5 is at most 127 units of the next digit
+FEW_ROWS = 8  # with more rows the product is limited by arithmetic
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Stored:
+    """A matrix stored as `[outputs, inputs]`: `W[i, o] = values[o, i] * scale[o]`. Supports `x @ w`, `w.T` and `w.take(ids)`.
+
+    Attributes:
+        values_OI: float32, bfloat16 or int8.
+        scale_O: float32; None means ones.
+        transposed: true for `W` itself, `[in, out]`; false for its transpose, as a table of embeddings `[V, D]` is stored.
+    """
+
+    values_OI: jax.Array
+    scale_O: jax.Array | None
+    transposed: bool = field(default=True, metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix."""
+        return self.values_OI.shape[::-1] if self.transposed else self.values_OI.shape
+
+    @property
+    def T(self) -> Stored:  # noqa: N802
+        """The transposed matrix."""
+        return replace(self, transposed=not self.transposed)
+
+    def astype(self, dtype: Any) -> Stored:
+        """Convert float32 values to a dtype; lower precisions are multiplied in float32."""
+        return replace(self, values_OI=self.values_OI.astype(dtype)) if self.values_OI.dtype == jnp.float32 else self
+
+    def take(self, ids: jax.Array, axis: int) -> jax.Array:
+        """Look up rows of a table: ids `[...]` to float32 `[..., D]`."""
+        assert axis == 0 and not self.transposed  # noqa: PT018
+        rows = self.values_OI.take(ids, axis=0).astype(jnp.float32)
+        return rows if self.scale_O is None else rows * self.scale_O.take(ids, axis=0)[..., None]
+
+    def dense(self) -> jax.Array:
+        """Return the matrix as a float32 array."""
+        w_OI = self.values_OI.astype(jnp.float32) * (1.0 if self.scale_O is None else self.scale_O[:, None])
+        return w_OI.T if self.transposed else w_OI
+
+    def __rmatmul__(self, x: jax.Array) -> jax.Array:
+        """Compute `x W`: `[..., in]` to `[..., out]` in float32."""
+        assert self.transposed, "multiply by table.T"
+        values_OI = self.values_OI
+        x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if values_OI.dtype == x.dtype else jnp.float32)
+        if values_OI.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
+            y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=_matmul_int8, default=product_with_rows)
+        else:
+            y_RO = product_with_rows(x_RI, values_OI)
+        y_RO = y_RO if self.scale_O is None else y_RO * self.scale_O[None]
+        return y_RO.reshape(*x.shape[:-1], -1)
+
+
+def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
+    """Convert the matrices and the token table of a model to `Stored`.
+
+    int8: `values = round(w / scale)` with `scale = max |w| / 127` over an output channel (a row of the table). Biases, norms
+    and learned positions are unchanged.
+
+    Source: Dettmers et al. 2022, section 2.1.
+    """
+
+    def store(w: jax.Array, transposed: bool) -> Stored:
+        w_OI = w.T if transposed else w
+        if precision != "int8":
+            return Stored(w_OI.astype(precision), None, transposed)
+        scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
+        return Stored(jnp.round(w_OI / scale_O[:, None]).astype(jnp.int8), scale_O, transposed)
+
+    def convert(weight: Weight | None, w: jax.Array) -> Any:
+        kind = weight.kind if weight else "adapter"
+        return store(w, kind == "matrix") if kind in ("matrix", "table") else w
+
+    return map_weights(convert, params, model)
+
+
+def dequantize(params: Any) -> Any:
+    """Convert each `Stored` weight to a float32 array."""
+    return jax.tree.map(
+        lambda w: w.dense() if isinstance(w, Stored) else w, params, is_leaf=lambda w: isinstance(w, Stored)
+    )
+
+
+def product_with_rows(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x V^T` from V in the type of x, stored as `[outputs, inputs]`: `[R, I]` to `[R, O]` in float32."""
+    values_OI, contracted = values_OI.astype(x_RI.dtype), (((1,), (1,)), ((), ()))
+    product = functools.partial(jax.lax.dot_general, dimension_numbers=contracted, preferred_element_type=jnp.float32)
+    if 1 < x_RI.shape[0] <= FEW_ROWS:
+        # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps them again.
+        return jax.lax.optimization_barrier(product(values_OI, x_RI)).T
+    return product(x_RI, values_OI)
+
+
+def _matmul_int8(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x W` without widening the int8 weights in memory."""
+    if x_RI.shape[0] == 1 and _parts(x_RI.shape[1]):
+        # Inlined in the loop over tokens, one core would compute the sums, and x again for every output.
+        y_1O: jax.Array = call_without_inlining(_matmul_in_parts, x_RI, values_OI, small=False)
+        return y_1O
+    return _matmul_by_digits(x_RI, values_OI)
+
+
+def _parts(length: int) -> int:
+    """Return the largest divisor of `length` from 8 to 24, or 0."""
+    return next((n for n in range(24, 7, -1) if length % n == 0), 0)
+
+
+def _matmul_in_parts(x_1I: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x W` for one row in float32: `[1, I]` to `[1, O]`.
+
+    The axis I is split into up to 24 equal parts. Their elementwise products are added in one loop that reads the weights as
+    int8 and writes `[O, J]`, where J is the length of a part. A product with ones then sums over J.
+    """
+    parts = _parts(x_1I.shape[1])
+    pairs = zip(jnp.split(x_1I, parts, axis=1), jnp.split(values_OI, parts, axis=1), strict=True)
+    sums_OJ = functools.reduce(jnp.add, [x_1J * values_OJ.astype(jnp.float32) for x_1J, values_OJ in pairs])
+    return product_with_rows(jnp.ones((1, sums_OJ.shape[1]), jnp.float32), sums_OJ)
+
+
+def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x W` in integer arithmetic, without widening the int8 weights.
+
+    Each row of x is split into three int8 digits in base 254, the first in units of `max |x| / 127`: 23 bits, as many as a
+    float32 mantissa. The digits are multiplied in one exact integer product, and the results are recombined.
+    """
+    R = x_RI.shape[0]
+    unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
+    rest_RI, digits = x_RI / unit_R1, []
+    for _ in range(DIGITS):
+        digit_RI = jnp.round(rest_RI)
+        digits.append(digit_RI.astype(jnp.int8))
+        rest_RI = BASE * (rest_RI - digit_RI)
+    products = jax.lax.dot_general(
+        jnp.concatenate(digits), values_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+    )
+    y_RO = jnp.zeros((R, values_OI.shape[0]), jnp.float32)
+    for place in reversed(range(DIGITS)):
+        y_RO = y_RO / BASE + products[place * R : (place + 1) * R].astype(jnp.float32)
+    return unit_R1 * y_RO

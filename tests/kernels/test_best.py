@@ -1,0 +1,122 @@
+"""The choice of operations for a config and its devices, and its messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from helpers import small
+from jax.sharding import AbstractMesh
+
+from jaxgpt.config import Config, DataConfig, MeshConfig, TrainConfig, UserError
+from jaxgpt.kernels import CPU, KERNELS, PLAIN, best, choose_attention, of_device
+from jaxgpt.ops import Ops
+from jaxgpt.ops.attention import attend
+from jaxgpt.parallel import make_mesh
+from jaxgpt.trainer.program import build
+
+DEVICE = SimpleNamespace(platform="cpu")
+TPU = SimpleNamespace(platform="tpu")
+AMD = SimpleNamespace(platform="gpu", compute_capability="gfx942")
+TURING, AMPERE, HOPPER = (SimpleNamespace(platform="gpu", compute_capability=c) for c in ("7.5", "8.0", "9.0"))
+
+
+def config(attention: str = "auto", dtype: str = "bfloat16", **model: Any) -> Config:
+    return Config(
+        model=small("gpt2", **({"head_dim": 64} | model)),
+        train=TrainConfig(attention=attention, compute_dtype=dtype),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "device", "kernel", "said"),
+    [
+        (config(), DEVICE, None, ""),
+        (config(block_size=128), DEVICE, "tiled", ""),
+        (config(block_size=128, dropout=0.1), DEVICE, None, "tiled does not support dropout"),
+        (config("tiled"), DEVICE, "tiled", ""),
+        (config("xla", block_size=128), DEVICE, None, ""),
+        (config(), AMD, None, ""),
+        (config(), HOPPER, "cudnn", ""),
+        (config(head_dim=256), HOPPER, "cudnn", ""),
+        (config(head_dim=256), AMPERE, None, "up to 128, not 256"),
+        (config(head_dim=20), AMPERE, None, "a multiple of 8"),
+        (config(block_size=127), HOPPER, None, "an even model.block_size, not 127"),
+        (replace(config(n_kv_head=1), mesh=MeshConfig(tensor=2)), HOPPER, "cudnn", ""),
+        (replace(config(), mesh=MeshConfig(tensor=2)), HOPPER, "cudnn", ""),
+        (config(), TURING, None, "compute capability 8.0, not 7.5"),
+        (config(dtype="float32"), HOPPER, None, "needs train.compute_dtype bfloat16"),
+        (config(dropout=0.1), HOPPER, None, "model.dropout 0.1"),
+        (config("xla"), HOPPER, None, ""),
+        (replace(config(), data=DataConfig(documents="mask")), HOPPER, None, "cudnn does not support documents"),
+        (replace(config(), data=DataConfig(path="a.jsonl")), TPU, "splash", ""),
+        (config(dtype="float32"), TPU, "splash", ""),
+        (config(dropout=0.1), TPU, None, "splash does not support dropout"),
+    ],
+)
+def test_the_kernel_of_a_device(made: Config, device: Any, kernel: str | None, said: str) -> None:
+    found, note = choose_attention(made, device)
+    assert found is (KERNELS[kernel].attend if kernel else attend)
+    assert said in note
+    assert bool(note) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("made", "device", "message"),
+    [
+        (config("cudnn"), DEVICE, "train.attention cudnn does not run on cpu devices"),
+        (config("tiled"), HOPPER, "train.attention tiled does not run on gpu devices"),
+        (config("splash"), HOPPER, "train.attention splash does not run on gpu devices"),
+        (config("cudnn", "float32"), HOPPER, "cudnn needs train.compute_dtype bfloat16; use xla"),
+    ],
+)
+def test_a_kernel_that_cannot_run_raises(made: Config, device: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose_attention(made, device)
+
+
+def changed(ops: Ops, other: Ops) -> set[str]:
+    return {name for name in Ops._fields if getattr(ops, name) != getattr(other, name)}
+
+
+def test_operations_of_a_mesh() -> None:
+    """Those of its device; sums of divided gradients, and of batches with dropout, are left to the compiler."""
+    made, free = config(dtype="float32", block_size=128), {"attend"}
+    assert changed(best(made), CPU) == {"over_devices"}  # one device
+    assert changed(best(made, make_mesh(MeshConfig(data=2))), CPU) == set()
+    dropped = config(dtype="float32", dropout=0.1)
+    assert changed(best(dropped, make_mesh(MeshConfig(data=2))), CPU) - free == {"over_devices"}
+    for mesh in (MeshConfig(data=1, fsdp=2), MeshConfig(data=2, tensor=2)):
+        assert changed(best(made, make_mesh(mesh)), CPU) == {"norm", "squared_norm", "over_devices"}
+    for device in (TPU, HOPPER, AMD):
+        assert changed(of_device(device, "float32"), PLAIN) == set()  # type: ignore[arg-type]
+    assert best(config(), make_mesh(MeshConfig(data=2))).dtype == jnp.bfloat16
+    assert changed(best(config(), AbstractMesh((2,), ("data",))), PLAIN) == {"dtype"}
+
+
+def test_operations_of_one_config_are_equal() -> None:
+    """So the programs of models that are made twice are compiled once."""
+    for made in (config(), config("xla"), config(block_size=128, dtype="float32")):
+        first, second = (best(made, make_mesh(MeshConfig(data=2))) for _ in range(2))
+        assert (first, hash(first)) == (second, hash(second))
+    for kernel in KERNELS.values():
+        assert hash(Ops(attend=kernel.attend)) == hash(Ops(attend=kernel.attend))
+
+
+def test_offload_needs_host_memory_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Config(model=small("gpt2"), train=TrainConfig(remat="offload"))
+    build(made)
+    monkeypatch.setattr("jaxgpt.trainer.program.has_host_memory", lambda device: False)
+    with pytest.raises(
+        UserError, match=r"train\.remat offload needs memory of the host that cpu devices reach: use dots"
+    ):
+        build(made)
+
+
+def test_dropout_needs_the_attention_of_the_definition() -> None:
+    with pytest.raises(UserError, match=r"model\.dropout 0\.1 needs the attention of Ops\(\)"):
+        build(config(dropout=0.1), ops=CPU)
+    assert build(config(dropout=0.1), ops=Ops(norm=CPU.norm)).layout.ops.norm is CPU.norm

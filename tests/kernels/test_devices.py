@@ -1,0 +1,78 @@
+"""What runs on each device of a mesh separately: attention kernels, and sums over devices."""
+
+from __future__ import annotations
+
+import functools
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import small
+
+from jaxgpt.config import MeshConfig
+from jaxgpt.kernels import devices
+from jaxgpt.kernels.flash import cudnn_attention, splash_attention
+from jaxgpt.kernels.tiled import tiled_attention
+from jaxgpt.ops.attention import Visible, attend, row_positions
+from jaxgpt.parallel import make_mesh, use_mesh
+from jaxgpt.parallel.mesh import Rules, change_rules
+
+splash = functools.partial(splash_attention, interpret=True)
+fused = functools.partial(cudnn_attention, implementation="xla")  # cuDNN needs a GPU; its wrapper also runs with XLA
+SPLIT = {"length": ("tensor",)}
+
+
+@pytest.mark.parametrize(
+    ("K", "kernel", "rules"),
+    [
+        (1, fused, {}),
+        (4, tiled_attention, SPLIT),
+        (4, tiled_attention, {"heads": (), "kv_heads": (), "head_dim": ("tensor",)}),
+        pytest.param(1, splash, {}, marks=pytest.mark.long),
+        pytest.param(2, tiled_attention, {}, marks=pytest.mark.long),
+        pytest.param(4, splash, SPLIT, marks=pytest.mark.long),
+        pytest.param(4, fused, SPLIT, marks=pytest.mark.long),
+    ],
+)
+def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
+    """Each device computes its rows and heads over whole sequences, also with fewer key heads than devices."""
+    config = small("gpt2", n_head=4, n_kv_head=K, block_size=40)
+    mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
+    rng, visible = np.random.default_rng(0), Visible(row_positions(40))
+    arrays = [jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 40, 4, 8), (2, K, 40, 8), (2, K, 8, 40))]
+
+    def forward_and_backward(attention: Any, *arrays: jax.Array) -> Any:
+        out, backward = jax.vjp(lambda *qkv: attention(*qkv, visible, 0.3), *arrays)
+        return out, *backward(jnp.sin(out))
+
+    # A function of its own: JAX's cache of traces does not depend on the rules.
+    call = jax.jit(lambda *arrays: forward_and_backward(kernel, *arrays))
+    with use_mesh(mesh, config, change_rules(rules)):
+        found = call(*arrays)
+        placed = nn.spmd.logical_to_mesh_axes(("batch", None, "heads", None))
+    if not rules:  # XLA may place the result of others elsewhere
+        assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)
+    for a, b in zip(found, jax.jit(lambda *x: forward_and_backward(attend, *x))(*arrays), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("small", [0, 20, 1 << 18])
+def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    """Arrays of both kinds and of several types, in a batch that is a tree, against NumPy."""
+    monkeypatch.setattr(devices, "SMALL", small)
+    rng = np.random.default_rng(0)
+    rows, w = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)
+
+    def local(w: jax.Array, batch: Any) -> Any:
+        rows = batch["rows"]
+        return {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": jnp.int32(len(rows))}
+
+    with jax.set_mesh(make_mesh(MeshConfig(data=4))), jax.numpy_dtype_promotion("standard"):
+        found = jax.jit(devices.over_data(local))(w, {"rows": rows})
+    expected = {"scalar": rows.sum(), "matrix": [(rows @ w).sum(0), rows.T @ (rows @ w)], "count": np.int32(12)}
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), found, expected)
+    assert found["count"].dtype == jnp.int32

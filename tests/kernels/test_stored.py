@@ -1,0 +1,122 @@
+"""Stored weights: they multiply themselves, with the error and size of their precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgpt import kernels
+from jaxgpt.config import ModelConfig
+from jaxgpt.kernels.stored import Stored, dequantize, quantize
+from jaxgpt.model import GPT
+from jaxgpt.model.params import abstract_params, map_weights
+from jaxgpt.ops import Ops
+from jaxgpt.ops.linear import linear
+
+CONFIG = ModelConfig(vocab_size=40, block_size=16, n_embd=32, n_layer=2, n_head=4, n_kv_head=2, mlp="gated")
+every_precision = pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+
+
+def random_params(config: ModelConfig) -> Any:
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.2, leaf.shape), jnp.float32), abstract_params(config))
+
+
+def stored(w: np.ndarray | jax.Array, precision: str) -> Stored:
+    """Return a matrix `[in, out]` as the model would store it."""
+    config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, head_dim=2)
+    params = {"h_0": {"attn": {"q_proj": {"kernel": jnp.asarray(w, jnp.float32)}}}}
+    result: Stored = quantize(params, config, precision)["h_0"]["attn"]["q_proj"]["kernel"]  # type: ignore[arg-type]
+    return result
+
+
+@every_precision
+@pytest.mark.parametrize("ops", [Ops(), kernels.CPU], ids=["definitions", "cpu"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_of_stored_weights_equals_one_of_dequantized_weights(precision: str, ops: Ops, tied: bool) -> None:
+    """README's `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
+    config = replace(CONFIG, tie_embeddings=tied)
+    params, ids = random_params(config), jnp.arange(12)[None]
+    low = quantize(params, config, precision)  # type: ignore[arg-type]
+    forward = jax.jit(lambda model, params: model.apply({"params": params}, ids), static_argnums=0)
+    found = forward(GPT(config, ops), low)
+    np.testing.assert_allclose(found, forward(GPT(config), dequantize(low)), atol=1e-4)
+    exact = forward(GPT(config), params)
+    error = float(jnp.abs(found - exact).max() / jnp.abs(exact).max())
+    assert (error < 1e-5) == (precision == "float32")
+    assert error < 0.1
+
+
+@every_precision
+def test_a_stored_matrix_behaves_like_its_array(precision: str) -> None:
+    w = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    low = stored(w, precision)
+    dense = low.dense()
+    np.testing.assert_allclose(dense, w, atol={"float32": 0, "bfloat16": 0.02, "int8": 0.02}[precision])
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, 6)), jnp.float32)
+    assert low.shape == low.T.T.shape == dense.shape
+    assert low.T.shape == dense.T.shape
+    np.testing.assert_array_equal(low.T.dense(), dense.T)
+    np.testing.assert_allclose(x @ low, x @ dense, atol=1e-5)
+    np.testing.assert_allclose(x[0, 0] @ low, x[0, 0] @ dense, atol=1e-5)
+    np.testing.assert_array_equal(low.T.take(jnp.array([[1, 4]]), 0), dense.T.take(jnp.array([[1, 4]]), 0))
+    np.testing.assert_array_equal(jax.jit(lambda w: w.dense())(low), dense)
+
+
+def test_int8_size_and_rounding_error() -> None:
+    params = random_params(CONFIG)
+    w, low = (tree["h_0"]["attn"]["o_proj"]["kernel"] for tree in (params, quantize(params, CONFIG, "int8")))
+    assert low.values_OI.nbytes * 4 == w.nbytes
+    assert bool(jnp.all(jnp.abs(low.dense() - w) <= low.scale_O[None] * 0.5001))
+    assert int(jnp.abs(low.values_OI).max()) == 127
+
+
+def test_biases_norms_and_learned_positions_are_not_stored() -> None:
+    low = quantize(random_params(CONFIG), CONFIG, "int8")
+    leaves = jax.tree.leaves_with_path(low, is_leaf=lambda w: isinstance(w, Stored))
+    found = {jax.tree_util.keystr(path, simple=True): isinstance(w, Stored) for path, w in leaves}
+    assert found == {name: name.endswith("kernel") or name.startswith("wte") for name in found}
+    kinds = jax.tree.leaves(map_weights(lambda weight, _: weight.kind, abstract_params(CONFIG), CONFIG))  # type: ignore[union-attr]
+    assert [kind in ("matrix", "table") for kind in kinds] == list(found.values())
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize("rows", [1, 2, 12])
+@pytest.mark.parametrize("function", [linear, kernels.CPU.linear])
+def test_sums_are_float32_whatever_the_dtype(precision: str, rows: int, function: Any) -> None:
+    """The product has the dtype of the model, and is rounded once."""
+    w = quantize(random_params(CONFIG), CONFIG, precision)["h_0"]["mlp"]["up_proj"]["kernel"]  # type: ignore[arg-type]
+    x = jax.random.normal(jax.random.key(0), (rows, CONFIG.n_embd)).astype(jnp.bfloat16)
+    assert (x @ w).dtype == jnp.float32
+    # Of bfloat16 numbers, each product is exact; the order of the sums may differ.
+    order = 1e-6 if precision == "bfloat16" else 0
+    np.testing.assert_allclose(x @ w, x.astype(jnp.float32) @ w, rtol=order, atol=order)
+    np.testing.assert_array_equal(function(x, w, None, jnp.bfloat16), (x @ w).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 300), (1, 307), (2, 300), (14, 300)])  # 307 is prime
+def test_activations_are_not_rounded(precision: str, rows: int, inputs: int) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(0, 1, (inputs, 50)).astype(np.float32)
+    x = rng.normal(0, 1, (rows, inputs)).astype(np.float32)
+    x[::2] *= 1e-3
+    x[1::2] *= 1e3
+    low = stored(w, precision)
+    scale = np.ones(50) if low.scale_O is None else np.asarray(low.scale_O, np.float64)
+    exact = x.astype(np.float64) @ (np.asarray(low.values_OI, np.float64) * scale[:, None]).T
+    found = jax.jit(lambda x, low: x @ low)(jnp.asarray(x), low)
+    size = np.abs(x).sum(-1, keepdims=True)
+    assert float((np.abs(found - exact) / size).max()) < 1e-6
+
+
+def test_other_platforms_get_no_hints() -> None:
+    low, x = stored(np.ones((300, 50)), "int8"), jnp.ones((1, 300))
+    for platform, hints in (("cpu", True), ("tpu", False), ("cuda", False)):
+        lowered = jax.jit(lambda x, low: x @ low).trace(x, low).lower(lowering_platforms=(platform,))
+        assert ("inlineable" in lowered.as_text()) == hints, platform
