@@ -68,7 +68,7 @@ NOT_RUN = {
     r"jaxgpt data report python-char": "counts 4M tokens: the same command runs on a small file",
     r"(jaxgpt|python) train(\.py)?\b": "takes minutes: .ci/run trains, evaluates and resumes for 20 steps",
     r"runs/(shakespeare|long|other|NAME)\b|prompts\.txt": "needs a run of minutes: the same command runs on another run",
-    r"jaxgpt chat": "needs a model with a chat template: tests/cli/test_chat.py",
+    r"jaxgpt chat": "needs a model with a chat template: tests/test_chat.py",
     r"jaxgpt (export|import|info|inspect|eval|plot|plan|explain|sample|data)": "an example of the help: see tests/cli",
 }
 # Programs of others. Commands of jaxgpt inside srun and gcloud are parsed.
@@ -241,12 +241,16 @@ def test_the_quick_commands_and_python_blocks_run(monkeypatch: pytest.MonkeyPatc
 
 
 def python_blocks() -> dict[str, list[str]]:
-    """Return the blocks of pages, except docs/inside.md, and except chat, which needs a template (see tests/test_chat.py)."""
+    """Return the blocks of pages that run here.
+
+    Those of docs/inside.md run in tests/test_docs.py; chat needs a template (tests/test_chat.py), plans for TPUs need
+    libtpu (tests/plan).
+    """
     found = {
         page.name: re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S) for page in PAGES
     }
     return {
-        name: [block for block in parts if "jaxgpt.chat" not in block]
+        name: [block for block in parts if not re.search("jaxgpt.chat|parse_topology", block)]
         for name, parts in found.items()
         if parts and name != "inside.md"
     }

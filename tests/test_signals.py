@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import uvloop
@@ -27,6 +28,14 @@ def command(words):
 cli.main = command
 cli.entry()
 """
+
+
+@pytest.fixture(autouse=True)
+def a_terminal() -> Iterator[None]:
+    """A hangup is not ignored, even if the tests are run by nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def send(*numbers: int) -> Stop:

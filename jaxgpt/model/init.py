@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import ModelConfig
 
@@ -37,7 +38,7 @@ def weight(module: nn.Module, name: str, init: Callable[..., Any], shape: tuple[
     stored: Any = module.get_variable("params", name)
     if stored.shape != shape:
         raise ValueError(f"{'/'.join((*module.scope.path, name))} has shape {stored.shape}; expected {shape}")  # type: ignore[union-attr]
-    return stored
+    return jnp.asarray(stored) if isinstance(stored, np.ndarray) else stored
 
 
 def initializers(

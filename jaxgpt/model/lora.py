@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxgpt.config import LoraConfig, ModelConfig, UserError
 from jaxgpt.errors import did_you_mean, short_repr
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.params import abstract_params, flatten_params, map_weights
 
 TARGETS = ("q_proj", "v_proj")
 
@@ -106,7 +106,8 @@ def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
     params = abstract_params(model)
     if not lora.rank:
         return params
-    return jax.eval_shape(lambda params: model_adapters(jax.random.key(0), params, lora), params)
+    boxed = map_weights(lambda weight, leaf: nn.Partitioned(leaf, names=weight.axes if weight else ()), params, model)
+    return nn.unbox(jax.eval_shape(lambda boxed: model_adapters(jax.random.key(0), boxed, lora), boxed))
 
 
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:

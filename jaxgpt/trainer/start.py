@@ -189,6 +189,7 @@ def opened(
         step = latest_valid(run.checkpoints, config, report.note)
         last = None if step is None else checkpoints(run.checkpoints)[step]
         if last is None:
+            run.checkpoints.mkdir(exist_ok=True)  # a user may have deleted the folder
             report.note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
         else:
             if last.about.get("data") != data.fingerprint:

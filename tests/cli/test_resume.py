@@ -192,7 +192,8 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     better = Path("base/checkpoints") / ("4" if started.endswith("2") else "2")
     seal(better, replace(read_info(better), val_loss=0.1))
     for again in (["train", "--resume", "--out", "run"], [*command, "--resume"]):
-        assert jaxgpt(*again).code == 0
+        result = jaxgpt(*again)
+        assert result.code == 0, result.err
         assert lines(Path("run")) == straight
     refused = jaxgpt("train", "--resume", "--out", "run", "--init-from", str(finished))
     assert (refused.code, refused.err.count("\n")) == (2, 1)

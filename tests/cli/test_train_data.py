@@ -84,7 +84,7 @@ def test_documents_are_masked_at_end_ids() -> None:
     result = jaxgpt("eval", "r", "--json")
     assert result.json["tokens"] == 13  # 2 windows of 8 inputs, of which 3 are the end of a document
     for settings, said in (
-        (flags(data__tokenizer="ids", model__vocab_size=9), "the tokenizer has none"),
+        (flags(data__tokenizer="ids", model__vocab_size=9), "the tokenizer lacks it"),
         (flags(data__tokenizer="tokenizer.json"), "does not contain 4"),
     ):
         np.asarray(np.arange(200) % 4, "<u2").tofile("none.bin")

@@ -272,8 +272,8 @@ def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["python-char"], "missing option: --topology"),
-        ([], "missing argument: PRESET|RUN"),
+        (["python-char"], "--topology requires an argument"),
+        ([], "TARGET requires an argument"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
         (["python-char", "--topology", "v9:2x4"], "unknown chip 'v9'"),
         (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "use --mesh.data 8 --mesh.fsdp 1"),

@@ -151,7 +151,7 @@ def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
     Path("a/metrics.jsonl").unlink()
     for args, message in (
         (["a"], "a has no metrics.jsonl"), (["b $^", "b $^"], "named twice"), (["nowhere"], "no run at nowhere"),
-        (["b $^", "--out", "x.gif"], "must end in .png, .svg or .pdf"), ([], "missing argument: RUN"),
+        (["b $^", "--out", "x.gif"], "must end in .png, .svg or .pdf"), ([], "missing argument: the runs to draw"),
         (["b $^", "--out", "no/x.png"], "cannot write no/x.png"),
     ):  # fmt: skip
         result = jaxgpt("plot", *args)

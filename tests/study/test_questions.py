@@ -124,7 +124,7 @@ def test_attribution_sums_to_the_logit(name):
 @pytest.mark.ci
 def test_attribution_with_quantized_weights(lm):
     """Of few rows, whose int8 products on a CPU are computed by rounding, which has no gradient."""
-    int8 = lm._replace(params=jax.jit(quantize, static_argnums=1)(lm.params, "int8"))
+    int8 = lm._replace(params=jax.jit(quantize, static_argnums=(1, 2))(lm.params, lm.config.model, "int8"))
     parts = study.attribution(int8, random_ids(lm.config.model, (1, T)))
     close(parts.total(), parts.logit)
     assert np.abs(parts.heads).min() > 0

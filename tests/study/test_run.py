@@ -206,7 +206,7 @@ def test_stacked_and_quantized_weights(one, ids):
     expected = run(one, ids, taps)
     out = run(one._replace(params=jax.jit(stack_layers)(one.params)), ids, taps)
     jax.tree.map(close, expected, out)
-    int8 = one._replace(params=jax.jit(quantize, static_argnums=1)(one.params, "int8"))
+    int8 = one._replace(params=jax.jit(quantize, static_argnums=(1, 2))(one.params, one.config.model, "int8"))
     out = run(int8, ids, taps)
     close(out.logits, plain_logits(int8, ids))
     assert np.abs(out.taps[taps[0]] - expected.taps[taps[0]]).max() < 0.05
