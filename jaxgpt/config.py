@@ -12,15 +12,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError as UserError
 from jaxgpt.errors import did_you_mean as did_you_mean
 from jaxgpt.errors import short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, setting
-
-T = TypeVar("T")
 
 MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
 MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes its angles before any weights are allocated
@@ -433,11 +431,6 @@ class BeamParams(Section):
         if not (isinstance(stopping, bool) or stopping == "never"):
             raise UserError(f"early-stopping must be true, false or never: {short_repr(stopping)}")
         object.__setattr__(self, "early_stopping", stopping)
-
-
-def settings_of(cls: type[T], source: Any) -> T:
-    """Build a `cls` from the attributes of `source` with the same names, such as parsed flags."""
-    return cls(**{f.name: getattr(source, f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

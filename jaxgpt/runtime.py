@@ -113,3 +113,8 @@ def set_malloc(options: dict[int, int]) -> None:
     if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         for name, value in options.items():
             libc.mallopt(name, value)
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

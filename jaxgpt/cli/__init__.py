@@ -132,7 +132,9 @@ def entry(*before: str) -> None:
     tune_memory()
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
-        sys.stdout.reconfigure(errors="backslashreplace")  # a sample may have characters that the terminal has not
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a sample may have characters outside the terminal's encoding
     words = [*before, *sys.argv[1:]]
     if not NO_CACHE & set(words):
         keep_compiled()

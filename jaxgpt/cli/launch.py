@@ -20,6 +20,7 @@ from cyclopts import Parameter
 
 from jaxgpt.cli.output import command_line, note
 from jaxgpt.errors import UserError
+from jaxgpt.runtime import cores
 from jaxgpt.settings import Section, setting
 from jaxgpt.signals import SIGNALS, UNFINISHED
 
@@ -68,11 +69,10 @@ def _port(address: str) -> Iterator[int]:
 
 
 class _Fleet:
-    """The processes. Each stops when its standard input closes, that is, when this process ends for whatever reason."""
+    """Child processes; they exit when the launcher dies and closes their standard input."""
 
     def __init__(self, args: Processes, command: list[str]) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.environment = {"JAX_NUM_CPU_DEVICES": str(max(cores // args.processes, 1))} | os.environ
+        self.environment = {"JAX_NUM_CPU_DEVICES": str(max(cores() // args.processes, 1))} | os.environ
         if args.devices_per_process:
             self.environment["JAX_NUM_CPU_DEVICES"] = str(args.devices_per_process)
         self.patience = args.heartbeat_seconds + SLACK

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 HOPELESS = 2  # do not compile if the estimate exceeds the available memory by this factor
-CLOSE = 0.45  # fraction of the memory from which to advise compiling: programs needed up to twice their estimate
+CLOSE = 0.45  # suggest compiling above this fraction of memory: programs need up to twice the estimate
 PROGRAMS = {"train": "training step", "decode": "sampler"}
 UNITS = {"train": "step", "decode": "token of each row"}
 

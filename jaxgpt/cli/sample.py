@@ -104,7 +104,7 @@ def sample(
     if stream:
         outs = [_stream(lm, prompts[0], inputs[0], settings)]
         if check_memorized:
-            _print_memorized(*_memorized(lm, data, outs))
+            _print_memorized(*_memorized(data, outs))
         return 0
     began = time.perf_counter()
     with progress("sampling") as activity:
@@ -117,7 +117,7 @@ def sample(
         rows = [{"prompt": p} | out._asdict() for p, out in zip(repeated, outs, strict=True)]
         results: dict[str, Any] = {"run": run, "samples": rows, "seconds": seconds}
         if check_memorized:
-            spans, validation = _memorized(lm, data, outs)
+            spans, validation = _memorized(data, outs)
             results["samples"] = [row | {"memorized": asdict(s)} for row, s in zip(rows, spans, strict=True)]
             results["validation_tokens"] = validation
         print_json(results)
@@ -127,7 +127,7 @@ def sample(
             print("---")
         print(prompt + out.text)
     if check_memorized:
-        _print_memorized(*_memorized(lm, data, outs))
+        _print_memorized(*_memorized(data, outs))
     return 0
 
 
@@ -160,7 +160,7 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     """Read the training data of a run.
 
     Raises:
-        UserError: the run has none, it cannot be read, or it has changed since the checkpoint.
+        UserError: if the run has none, it cannot be read, or it has changed since the checkpoint.
     """
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import read_info, resolve_step
@@ -180,7 +180,7 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     return data
 
 
-def _memorized(lm: LM, data: Data, outs: Sequence[Generation]) -> tuple[list[Memorized], float | None]:
+def _memorized(data: Data, outs: Sequence[Generation]) -> tuple[list[Memorized], float | None]:
     from jaxgpt.report.memorized import find_memorized
 
     with progress("searching the training data") as activity:

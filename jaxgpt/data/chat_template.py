@@ -107,8 +107,9 @@ class ChatTemplate:
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
         """Render a complete conversation, and locate the assistant's text, the targets of training.
 
-        If the template has no `{% generation %}`, each prefix of the conversation is rendered: an assistant's message is what
-        a prefix that ends with it adds to the previous prefix and its generation prompt, without trailing white space.
+        If the template has no `{% generation %}`, each prefix of the conversation is rendered: the text of
+        a message is the rendering up to it, minus the rendering before it with the generation prompt, without trailing white
+        space.
 
         Raises:
             UserError: as `render`; or if the template changes earlier messages when later ones follow.

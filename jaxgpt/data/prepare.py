@@ -48,6 +48,7 @@ from jaxgpt.data.tokenizer import Tokenizer, cuts_of
 from jaxgpt.data.tokenizer_files import TOKENIZERS, load_tokenizer, make_tokenizer, train_bpe
 from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int, short_repr
 from jaxgpt.files import LOCK, sole_writer
+from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
 BATCH = 1 << 20  # bytes of documents that a worker receives at a time
@@ -136,7 +137,7 @@ def prepare(
         if index["pieces"]:
             note(f"continuing {out} after {sum(index['splits'][split]['documents'] for split in SPLITS):,} documents")
         total = sum(source.size for source in sources) if all(source.size for source in sources) else 0
-        workers = workers or (1 if 0 < total < SMALL else len(os.sched_getaffinity(0)))
+        workers = workers or (1 if 0 < total < SMALL else cores())
         pieces = islice(read_pieces(sources, settings.field, cuts_of(tokenizer)), index["pieces"], None)
         try:
             with closing(_Output(out, index)) as output, closing(_encoded(pieces, workers, out, settings)) as batches:

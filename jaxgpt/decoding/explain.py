@@ -64,7 +64,7 @@ def explain(
         index: index of the token among the new ones, from 0.
 
     Raises:
-        UserError: a logit is NaN, or the filters remove every token.
+        UserError: if a logit is NaN, or the filters remove every token.
     """
     if np.isnan(np.asarray(logits_1V)).any():
         raise UserError(DIVERGED)

@@ -74,7 +74,7 @@ def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingP
         added: pure functions `(logits_BV, text) -> logits_BV`, traced once.
 
     Raises:
-        UserError: a filter is not a function.
+        UserError: if a filter is not a function.
     """
     if not added:
         return sampling

@@ -48,7 +48,7 @@ def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
     """Convert to a list of prompts. A string or a sequence of ids is one prompt.
 
     Raises:
-        UserError: neither a string nor a sequence.
+        UserError: if it is neither a string nor a sequence.
     """
     if isinstance(prompts, str):
         return [prompts]
@@ -80,7 +80,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         special: encode the names of special tokens in a string as their ids.
 
     Raises:
-        UserError: no ids, ids that are not integers, or ids outside the vocabulary.
+        UserError: if there are no ids, ids that are not integers, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
         ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
@@ -108,7 +108,7 @@ def start_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
     These are the tokenizer's `bos_ids`; or the model's beginning token, the end token, or a new line.
 
     Raises:
-        UserError: the tokenizer has none of them.
+        UserError: if the tokenizer has none of them.
     """
     named, V = tokenizer.special.bos_id, tokenizer.vocab_size
     begins = [] if named is None or named >= V or named == tokenizer.eos_id else [named]
@@ -145,7 +145,7 @@ def fit_context(
             with "error" they continue.
 
     Raises:
-        UserError: an invalid number, or a prompt that does not fit.
+        UserError: if a number is invalid, or a prompt does not fit.
     """
     if overflow not in get_args(Overflow):
         raise UserError(f"overflow must be error or slide: {short_repr(overflow)}")
@@ -181,7 +181,7 @@ def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterab
     """Validate stop ids and add the tokenizer's end tokens.
 
     Raises:
-        UserError: an id is not an integer, or outside the vocabulary.
+        UserError: if an id is not an integer, or outside the vocabulary.
     """
     one = (
         isinstance(stop_ids, (str, bytes)) or not isinstance(stop_ids, Iterable) or getattr(stop_ids, "shape", 1) == ()
@@ -197,7 +197,7 @@ def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, 
     """Validate stop strings.
 
     Raises:
-        UserError: the tokenizer can never produce one of them.
+        UserError: if the tokenizer can never produce one of them.
     """
     if not isinstance(stops, Iterable) or isinstance(stops, bytes):
         raise UserError(f"stop must be a string or a list of strings: {short_repr(stops)}")
@@ -241,7 +241,7 @@ def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
         sequences: rows per prompt.
 
     Raises:
-        UserError: neither a seed nor keys, or the wrong number of keys.
+        UserError: if there is neither a seed nor keys, or the wrong number of keys.
     """
     rows = prompts * sequences
     keys = as_keys(key)
@@ -261,7 +261,7 @@ def as_keys(key: Any) -> jax.Array:
     """Convert a seed of any integer type, or keys of either kind, to typed keys.
 
     Raises:
-        UserError: neither a seed nor keys.
+        UserError: if there is neither a seed nor keys.
     """
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key

@@ -68,7 +68,7 @@ class Chat:
             messages: `[{"role": "system", "content": "Be brief."}, ...]`.
 
         Raises:
-            UserError: the model has no chat template, or the messages are malformed.
+            UserError: if the model has no chat template, or the messages are malformed.
         """
         self._template = chat_template(lm)
         self._lm = unstacked(lm)

@@ -30,13 +30,13 @@ from jaxgpt.parallel import use_mesh
 
 
 class LM(NamedTuple):
-    """A model ready for use: `load` reads one, `LM(config, params, tokenizer)` makes one.
+    """A trained model, from `load` or built as `LM(config, params, tokenizer)`.
 
     Attributes:
-        config: of the run.
-        params: the weights (or their average, where the run kept one), nested dicts of arrays by name.
-        tokenizer: between text and ids.
-        source: the run and step that it was loaded from; empty: made in Python.
+        config: settings of the run.
+        params: weights, or their EMA if the run has one: nested dicts of arrays.
+        tokenizer: converts text to ids and back.
+        source: run and step it was loaded from; empty: built in Python.
     """
 
     config: Config
@@ -61,11 +61,11 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
     Args:
         path: what `jaxgpt train` or `jaxgpt import` wrote.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
-        weights: lay the matrices out for generation in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does:
-            faster on a CPU, with the same text in float32 and less memory in the others. None: as trained, arrays by name.
+        weights: store the matrices for decoding in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does: faster
+            on a CPU, and less memory below float32. None: arrays, as trained.
 
     Raises:
-        UserError: no run, no such checkpoint, or a precision that is not supported.
+        UserError: if there is no run or no such checkpoint, or the precision is not supported.
     """
     if weights is not None and weights not in get_args(Precision):
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
@@ -99,7 +99,7 @@ def read_base(run: Run, config: Config, step: int) -> Any:
     """Read the weights that the adapters of a checkpoint change.
 
     Raises:
-        UserError: they are missing, or others.
+        UserError: if they are missing or differ.
     """
     where = locate_base(run, config)
     base, _ = load_base(where, config.model)
@@ -115,14 +115,14 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
         model: the model.
 
     Raises:
-        UserError: the run cannot be read, or has another model.
+        UserError: if the run cannot be read, or its architecture differs.
     """
     run, which = parse_checkpoint(str(path))
     _, params, tokenizer, _ = load(run, which)
     cropped = crop_positions(params, model)
     if _shapes(cropped) != _shapes(abstract_params(model)):
         raise UserError(
-            f"{path} is not the base of these adapters: it has another model; restore it, or choose another path"
+            f"{path} is not the base of these adapters: its architecture differs; restore it, or choose a different path"
         )
     return FrozenBase(cropped, checksum(params)), tokenizer
 
@@ -132,7 +132,7 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:
-    """Read what a run trains, or its average, and the step of the checkpoint."""
+    """Read the trained parameters of a run, or their EMA, and the step of the checkpoint."""
     place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
@@ -144,18 +144,18 @@ def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     """Write a model as a run directory, which `load` and the commands read: sample, eval, info, export, verify, --init-from.
 
-    The run appears whole or not at all. It has one checkpoint, of step 0, without optimizer state: start training from it
+    It is written atomically. It has one checkpoint, of step 0, without optimizer state: start training from it
     with `--init-from`, not with `--resume`.
 
     Args:
         lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without settings of
             the data (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
-        path: the folder to write; its parents are made.
+        path: directory to write; its parents are created.
         overwrite: replace a run at `path`. Other files in its folder stay.
 
     Raises:
-        UserError: the weights are not those of `lm.config.model`, the tokenizer has more ids than its vocabulary, something is
-            at `path`, or it cannot be written.
+        UserError: if the weights are not those of `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
+            exists, or it cannot be written.
     """
     config, params, tokenizer, _ = lm
     model, path = config.model, Path(path)
@@ -181,17 +181,17 @@ def _check_params(params: Any, expected: Any) -> None:
     """Compare the names, shapes and dtypes of weights with those of the config's model.
 
     Raises:
-        UserError: the first difference.
+        UserError: names the first difference.
     """
     found, wanted = flatten_params(params), flatten_params(expected)
     for name in wanted | found:
         if name not in found:
             raise UserError(
-                f"the weights lack {name}, which the model of lm.config has: give the config they were made with"
+                f"missing weight {name}: params do not match lm.config; pass the config that they were trained with"
             )
         if name not in wanted:
             raise UserError(
-                f"the weights have {name}, which the model of lm.config lacks: give the config they were made with"
+                f"unknown weight {name}: params do not match lm.config; pass the config that they were trained with"
             )
         leaf, want = found[name], wanted[name]
         if np.shape(leaf) != want.shape:

@@ -57,7 +57,7 @@ class TextStream:
         """Append ids; return the new text that can no longer change.
 
         Raises:
-            UserError: the model's logits are NaN.
+            UserError: if the model's logits are NaN.
         """
         if self.finish_reason:
             return ""

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.parallel.mesh import microbatches, sizes_of
-from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, set_malloc
+from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set_malloc
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; glibc returns larger blocks to the kernel for any thresholds
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
@@ -117,8 +117,3 @@ def quiet_libtpu() -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -33,7 +33,7 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
     """Return the config with its mesh resolved for a topology, and a note about the mesh for the user.
 
     Raises:
-        UserError: the mesh does not match the topology, its slices, the batch or the model.
+        UserError: if the mesh does not match the topology, its slices, the batch or the model.
     """
     mesh, note = resolve(config, topology.n_devices, tpu=bool(topology.chip.host))
     if mesh.data % topology.slices:

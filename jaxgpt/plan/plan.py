@@ -65,7 +65,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     """Compile a decoding step for a topology and return its cost: one token per row of a microbatch, with a full context.
 
     Raises:
-        UserError: libtpu is not available, or compilation failed.
+        UserError: if libtpu is not available, or compilation failed.
     """
     layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, layout.mesh, layout.microbatches.rows

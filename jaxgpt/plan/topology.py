@@ -64,7 +64,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     """Parse a chip and a grid (`v5e:2x4`), or the name of a Google Cloud slice (`v5e-8`).
 
     Raises:
-        UserError: wrong syntax, an unknown chip or slice, or a grid that is not made of whole hosts.
+        UserError: if the syntax is wrong, the chip or slice unknown, or the grid not made of whole hosts.
     """
     name, _, grid = _of_cloud(text).partition(":")
     if name not in CHIPS:
@@ -120,7 +120,7 @@ def devices_of(topology: Topology) -> list[Any]:
     """Return devices to compile for; programs cannot run on them.
 
     Raises:
-        UserError: libtpu is missing, has the wrong version, is in use by another process, or does not support the topology.
+        UserError: if libtpu is missing, has the wrong version, is in use by another process, or does not support the topology.
     """
     if why := compiler_missing(topology):
         raise UserError(why)

@@ -49,7 +49,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
         The fields of `jaxgpt bench --json`; times are medians in seconds.
 
     Raises:
-        UserError: the mesh does not match the devices, or the context length is too short to generate.
+        UserError: if the mesh does not match the devices, or the context length is too short to generate.
     """
     if decode and config.model.block_size < 3:
         raise UserError(

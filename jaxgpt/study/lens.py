@@ -161,7 +161,7 @@ def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
     """Convert one id, or one per row, to an int32 array `[B]`.
 
     Raises:
-        UserError: an id outside the vocabulary, or the wrong number of ids.
+        UserError: if an id is outside the vocabulary, or the number of ids is wrong.
     """
     ids = np.asarray(answer).reshape(-1).tolist()
     if len(ids) not in (1, rows):
@@ -193,7 +193,7 @@ def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
         k: number of neighbours.
 
     Raises:
-        UserError: an id outside the vocabulary, or k is not below the vocabulary size.
+        UserError: if an id is outside the vocabulary, or k is not below the vocabulary size.
     """
     check_lm(lm)
     V = lm.config.model.vocab_size

@@ -26,7 +26,7 @@ from jaxgpt.trainer.program import Program, explain_failure
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.speed import Speed
 
-LAG = 2  # calls in flight before the metrics of the oldest are read
+LAG = 2  # calls dispatched before blocking on the metrics of the oldest
 Metrics = Callable[[], list[dict[str, Any]]]  # blocks on the metrics of a call, a dict for each step
 
 

@@ -143,7 +143,7 @@ def distance(found: Any, expected: Any) -> float:
 
     `max_leaf ( max |a - b| / max(max_leaf |b|, FLOOR max_tree |b|) )`
 
-    The floor is for leaves whose exact value is zero, such as the gradient of the keys' bias: all they hold is rounding.
+    The floor is for leaves that are zero in theory, such as the gradient of the keys' bias: they hold only rounding error.
 
     Returns:
         0 if the trees are equal; infinity if a number is not finite or shapes differ.
