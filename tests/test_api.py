@@ -160,10 +160,10 @@ def without(params: Any, name: str) -> Any:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lm: lm._replace(params=without(lm.params, "wpe")), "lack wpe/embedding"),
-        (lambda lm: lm._replace(params=lm.params | {"wte2": jnp.ones(3)}), "have wte2"),
+        (lambda lm: lm._replace(params=without(lm.params, "wpe")), "missing weight wpe/embedding"),
+        (lambda lm: lm._replace(params=lm.params | {"wte2": jnp.ones(3)}), "unknown weight wte2"),
         (lambda lm: lm._replace(config=lm.config.with_model(n_inner=32)), r"h_0/mlp/\S+ has shape \[.*64"),
-        (lambda lm: lm._replace(config=lm.config.with_model(n_layer=1)), "have h_1/"),
+        (lambda lm: lm._replace(config=lm.config.with_model(n_layer=1)), "unknown weight h_1/"),
         (
             lambda lm: lm._replace(params=jax.tree.map(lambda w: w.astype(jnp.bfloat16), lm.params)),
             "is bfloat16, and weights are saved in float32",
