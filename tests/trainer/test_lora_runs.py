@@ -242,7 +242,7 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
     Path("other").rename("elsewhere")
     assert "is not the base of run" in error(jaxgpt("sample", "run", "--prompt", "a"))
     run_folder(Path("llama"), LLAMA)
-    message = "llama/checkpoints/0 is not the base of these adapters: it has another model"
+    message = "llama/checkpoints/0 is not the base of these adapters: its architecture differs"
     assert message in error(jaxgpt(*again[:-1], "8", "--init-from", "llama"))
 
 
