@@ -1,4 +1,4 @@
-"""What commands print: facts and JSON on standard output, notes on standard error."""
+"""The output of commands: facts and JSON on standard output, notes on standard error."""
 
 from __future__ import annotations
 

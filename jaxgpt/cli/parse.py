@@ -1,7 +1,7 @@
 """Commands are functions, parsed by cyclopts: the signature declares arguments and options, the docstring is the help.
 
-Parameters before `/` are arguments, the others options. A `Section` stands for the options of its fields, and `Settings` for
-all settings of a run, `--train.steps` or, where the last part is unambiguous, `--steps`.
+Parameters before `/` are arguments, the others options. A `Section` declares one option per field, and `Settings` one per
+setting of a run: `--train.steps`, or `--steps` if the last part is unambiguous.
 """
 
 from __future__ import annotations

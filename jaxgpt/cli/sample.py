@@ -160,7 +160,7 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     """Read the training data of a run.
 
     Raises:
-        UserError: if the run has none, it cannot be read, or it has changed since the checkpoint.
+        UserError: if the run has no data, or the data cannot be read or have changed since the checkpoint.
     """
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import read_info, resolve_step

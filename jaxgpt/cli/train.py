@@ -109,7 +109,7 @@ def repeat(source: Run, base: Config, settings: Mapping[str, Any]) -> Start:
 def finetune(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Start:
     """Start a new run from the weights of a run, with its model and tokenizer; train all weights or adapters.
 
-    With `keep`, dropout and context are those of `base`: the model settings that may differ.
+    With `keep`, dropout and context, the model settings that may differ, are taken from `base`.
     """
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
     from jaxgpt.trainer.start import Start, check_same_model, weights_at

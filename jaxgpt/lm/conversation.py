@@ -9,7 +9,6 @@ import jax
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, UserError
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
-from jaxgpt.data.special_tokens import TOKENS
 from jaxgpt.errors import as_int
 from jaxgpt.lm.arguments import check_stop_ids, check_stops, make_settings, row_keys
 from jaxgpt.lm.engine import LEAST_SLOTS, DecodeSession, Prefix, bucket
@@ -27,16 +26,13 @@ def chat_template(lm: LM) -> ChatTemplate:
         UserError: if the model has no chat template.
     """
     check_lm(lm)
-    known = lm.tokenizer.special.tokenizer
-    source = known.get("chat_template")
-    if isinstance(source, list):  # several, by name
-        source = {one["name"]: one["template"] for one in source}.get("default")
-    if source is None:
+    special = lm.tokenizer.special
+    if special.chat_template is None:
         raise UserError(
             f"{lm.source or 'the model'} has no chat template: import an instruction-tuned one, or continue "
             f"text with jaxgpt sample RUN --prompt TEXT"
         )
-    return ChatTemplate(source, {name: known[name] for name in TOKENS if name in known})
+    return ChatTemplate(special.chat_template, special.names)
 
 
 def _room(lm: LM, prompt: int, max_new_tokens: int | None) -> int:

@@ -166,7 +166,7 @@ class DecodeSession:
         slots = bucket(start + len(prompt) + self._limit, LEAST_SLOTS)
         cache = cache if cache.size >= slots else _grow(cache, slots - cache.size)
         while (left := len(prompt) - 1 - done) > 0:
-            # Not past the context: the padding of a chunk has positions, of which the last are not in a table.
+            # Stay within the context: the padding of a chunk also looks up positions.
             T = bucket(min(left, CHUNK), 8, min(CHUNK, cache.size - start - done, max(self._context - done, left)))
             new = prompt[done : done + T][:left]
             ids_1T = np.zeros((1, T), np.int32)

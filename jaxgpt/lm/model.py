@@ -154,7 +154,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         overwrite: replace a run at `path`. Other files in its folder stay.
 
     Raises:
-        UserError: if the weights are not those of `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
+        UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
             exists, or it cannot be written.
     """
     config, params, tokenizer, _ = lm

@@ -113,7 +113,7 @@ def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
     fan_in = next(iter(shapes.values()))[0]
-    # In boxes, inputs also have a name: those of q_proj and o_proj may have the same length.
+    # In boxes, axes have names. q_proj and o_proj may have inputs of the same length, but the names differ.
     inputs = {(shapes[name][0], *getattr(kernel, "names", ())[:1]) for name, kernel in kernels.items()}
     if len(inputs) > 1:
         raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")

@@ -150,9 +150,11 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     placed along `data`: each holds a full copy of the weights.
 
     Raises:
-        UserError: if mesh.data is not a multiple of the number of slices.
+        UserError: if mesh.data is not a multiple of the number of slices, or a size is -1: `resolve` replaces it.
     """
     shape = tuple(sizes_of(config).values())
+    if -1 in shape:
+        raise UserError(f"the mesh {shape} has a size of -1: pass the sizes that jaxgpt.parallel.mesh.resolve returns")
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
     slices: dict[int, list[Any]] = {}
     for device in chosen:

@@ -20,7 +20,7 @@ from jaxgpt.train.skip import skip_bad_updates
 
 
 class Rates(NamedTuple):
-    """The numbers of a learning-rate schedule. `range` is a number of its own, because a float32 difference is rounded.
+    """The numbers of a learning-rate schedule. `range` is stored, because a float32 difference is rounded.
 
     Attributes:
         peak: highest rate.

@@ -42,9 +42,9 @@ class Layout:
     Attributes:
         config: settings of the run; the vocabulary is known.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        own_optimizer: optax transformation to use instead of the one of the config; None: the one of the config.
+        own_optimizer: optax transformation that replaces the optimizer of the config, or None.
         rules: the sharding table.
-        ops: how each operation is computed.
+        ops: the operations of the decoder.
         model: module to train; None: `GPT(config.model, ops)`.
         objective: objective of training and evaluation; None: `next_token_loss`.
     """

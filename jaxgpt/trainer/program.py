@@ -221,7 +221,7 @@ def bound_step(layout: Layout, frozen: Any = (), numbers: Numbers | None = None)
     Args:
         layout: config, mesh and operations.
         frozen: as in `objective_of`.
-        numbers: numbers of the optimizer; None: those of the config, as constants.
+        numbers: numbers of the optimizer; None: the config's, as constants.
     """
     config, numbers = layout.config, numbers or layout.numbers
     own = layout.own_optimizer

@@ -232,3 +232,9 @@ def test_changing_one_rule_keeps_the_others() -> None:
     assert rules_for(small("gpt2", block_size=12), mesh, rules)["position"] == ("tensor",)
     assert rules_for(small("gpt2", block_size=10), mesh, rules)["position"] == ()
     assert rules_for(small("gpt2", block_size=10), mesh, rules)["length"] == ()
+
+
+def test_a_mesh_needs_resolved_sizes() -> None:
+    """A size of -1 would silently leave out the last device."""
+    with pytest.raises(UserError, match=r"-1.*resolve"):
+        make_mesh(MeshConfig(data=-1))

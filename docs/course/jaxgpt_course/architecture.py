@@ -81,7 +81,7 @@ def architecture(config: ModelConfig, title: str = "") -> str:
         title: heading of the figure.
 
     Returns:
-        An `<svg>` element, which is also a file of its own: `Path("gpt2.svg").write_text(jaxgpt_course.architecture(config))`.
+        An `<svg>` element, which is also a complete file: `Path("gpt2.svg").write_text(jaxgpt_course.architecture(config))`.
 
     Raises:
         UserError: `vocab_size` is 0.
