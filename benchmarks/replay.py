@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.nanogpt import NANOGPT
 from jaxgpt.convert.options import Options
@@ -25,6 +25,7 @@ from jaxgpt.convert.weights import load_weights
 from jaxgpt.data import Tokens
 from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
 from jaxgpt.parallel import use_cores
 from jaxgpt.trainer.program import Program, build

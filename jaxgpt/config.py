@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_origin, get_type_hints
 
-from jaxgpt.errors import UserError as UserError
-from jaxgpt.errors import did_you_mean as did_you_mean
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, setting
 

@@ -21,8 +21,9 @@ from helpers import TEXT, flags, make, repository, small
 from helpers import jaxgpt as command
 
 import jaxgpt
-from jaxgpt.config import Config, DataConfig, OptimConfig, UserError
+from jaxgpt.config import Config, DataConfig, OptimConfig
 from jaxgpt.data.tokenizer import CharTokenizer, WordTokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.lm import model as module
 from jaxgpt.model.scan import stack_layers

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxgpt.config
-from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig, UserError, from_json, to_json
+from jaxgpt.config import Config, MeshConfig, ModelConfig, OptimConfig, TrainConfig, from_json, to_json
+from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS, preset
 
 

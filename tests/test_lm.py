@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 import jaxgpt
-from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams, UserError
+from jaxgpt.config import BeamParams, Config, MeshConfig, ModelConfig, SamplingParams
 from jaxgpt.data.special_tokens import SpecialTokens
 from jaxgpt.data.tokenizer import CharTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.sampler import decode_steps, prefill
+from jaxgpt.errors import UserError
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, engine, explain
 from jaxgpt.lm.model import sampler_of

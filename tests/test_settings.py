@@ -24,8 +24,8 @@ from jaxgpt.config import (
     OptimConfig,
     SamplingParams,
     TrainConfig,
-    UserError,
 )
+from jaxgpt.errors import UserError
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, DistributedConfig, Config)
 # What a config of each class is called where it is read. `norm` of `jnp.linalg` or `name` of a path is no setting.

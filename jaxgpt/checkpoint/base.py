@@ -15,7 +15,8 @@ import numpy as np
 
 from jaxgpt.checkpoint.run import Run, parse_checkpoint
 from jaxgpt.checkpoint.store import read_info
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
 
 
 class FrozenBase(NamedTuple):

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from jaxgpt.config import Config, UserError, from_json, to_json
+from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
+from jaxgpt.errors import UserError
 from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint.run import check_path
-from jaxgpt.config import Config, TrainConfig, UserError, flat, from_json
-from jaxgpt.errors import TrainingFailed, short_repr
+from jaxgpt.config import Config, TrainConfig, flat, from_json
+from jaxgpt.errors import TrainingFailed, UserError, short_repr
 from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
 from jaxgpt.parallel.processes import is_peer_failure, leader
 

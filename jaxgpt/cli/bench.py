@@ -9,7 +9,8 @@ from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
 
 
 def bench(target: str, /, *, seconds: float = 5.0, decode: bool = True, json: Json = False, settings: Settings) -> int:

@@ -11,7 +11,7 @@ from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
-from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 SHOWN = 5  # files to print; --json has all

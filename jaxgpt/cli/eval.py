@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from jaxgpt.cli.output import plural, print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import Config, MeshConfig, UserError
+from jaxgpt.config import Config, MeshConfig
+from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
     from jaxgpt.trainer.program import Program

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
 from jaxgpt.cli.sample import note_if_empty
-from jaxgpt.config import SEED, MeshConfig, SamplingParams, UserError
+from jaxgpt.config import SEED, MeshConfig, SamplingParams
+from jaxgpt.errors import UserError
 
 
 def explain(

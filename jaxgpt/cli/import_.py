@@ -8,7 +8,8 @@ from pathlib import Path
 from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import MeshConfig, UserError
+from jaxgpt.config import MeshConfig
+from jaxgpt.errors import UserError
 
 
 def import_(

@@ -9,7 +9,8 @@ from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.sample import note_if_empty
-from jaxgpt.config import SEED, MeshConfig, UserError
+from jaxgpt.config import SEED, MeshConfig
+from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
     from jaxgpt.study.inspection import Inspection

@@ -13,7 +13,8 @@ from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
-from jaxgpt.config import Config, MeshConfig, UserError
+from jaxgpt.config import Config, MeshConfig
+from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxgpt.cli.output import note, plural
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
 

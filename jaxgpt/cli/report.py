@@ -24,8 +24,9 @@ from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.cli.console import Console
 from jaxgpt.cli.output import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
-from jaxgpt.config import Config, TrainConfig, UserError
+from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Data, Packed, Split, Tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import start_ids
 from jaxgpt.model.scan import unstack_layers

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.parse import Settings
 from jaxgpt.cli.settings import config_file, named_config, with_settings
-from jaxgpt.config import Config, DistributedConfig, UserError
-from jaxgpt.errors import TrainingFailed
+from jaxgpt.config import Config, DistributedConfig
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import UserError
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
 
 INDEX = "model.safetensors.index.json"

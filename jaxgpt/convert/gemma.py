@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgpt.config import MAX_LAYERS, ModelConfig, UserError
+from jaxgpt.config import MAX_LAYERS, ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightTable
 from jaxgpt.convert.weights import Format
+from jaxgpt.errors import UserError
 
 NORMS = {
     "input_layernorm": "ln_1",

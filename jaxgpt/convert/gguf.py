@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.files import Stored, Weights
 from jaxgpt.convert.options import Options
 from jaxgpt.data.cuts import LLAMA3, split_by
 from jaxgpt.data.special_tokens import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, call_tokenizers
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 
 READS = 1 << 22  # values and lengths in a header; files of 2026 have fewer than 2 million
 CONTROL, USER_DEFINED = 3, 4  # token types

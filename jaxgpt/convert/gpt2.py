@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import WeightRow, WeightTable
 from jaxgpt.convert.weights import Format
+from jaxgpt.errors import UserError
 
 PREFIX = "transformer."
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")

@@ -6,9 +6,9 @@ import logging
 import re
 from pathlib import Path
 
-from jaxgpt.config import UserError
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.tokenizer_files import GPT2_REPO, GPT2_REVISION
+from jaxgpt.errors import UserError
 
 PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxgpt.config import MAX_LAYERS, ModelConfig, UserError
+from jaxgpt.config import MAX_LAYERS, ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
 from jaxgpt.convert.tensors import WeightRow, WeightTable
 from jaxgpt.convert.weights import HEAD, Format
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 
 PREFIX = "model."
 LAYER_LETTERS = {

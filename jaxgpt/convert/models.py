@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
-from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import SINGLE, Weights, new_folder
@@ -30,7 +30,7 @@ from jaxgpt.convert.weights import (
 from jaxgpt.data.special_tokens import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special_tokens
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import NoTokenizer, load_tokenizer, make_tokenizer, without_ids_from
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
 from jaxgpt.lm import load
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from jaxgpt.config import UserError
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 
 T = TypeVar("T")
 

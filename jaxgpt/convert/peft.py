@@ -20,13 +20,13 @@ import numpy as np
 from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint, write_settings
 from jaxgpt.checkpoint.store import resolve_step, save_params
-from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig
 from jaxgpt.convert.files import Weights, new_folder, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
 from jaxgpt.convert.weights import check_change, probe_logits
-from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json
 from jaxgpt.lm.model import load, load_adapters
 from jaxgpt.model.lora import abstract_trained, matrices, merge

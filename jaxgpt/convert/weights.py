@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
 from jaxgpt.convert.files import Weights, write_safetensors
 from jaxgpt.convert.tensors import WeightTable, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 

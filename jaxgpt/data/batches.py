@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.order import WindowOrder, draw
 from jaxgpt.data.tokens import Split, Tokens
+from jaxgpt.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.config import UserError
 from jaxgpt.data.chat_template import ChatTemplate, check_messages
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_spans
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import JSON_BYTES, parse_json
 
 DATE = "2024-07-26"  # date for templates that write it: a batch is a function of (seed, step), not of the day

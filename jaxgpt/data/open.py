@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
@@ -19,6 +19,7 @@ from jaxgpt.data.token_cache import encode_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, open_splits
+from jaxgpt.errors import UserError
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 DECODED = 1 << 18  # ids to decode at a time

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import UserError
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_bytes, read_json
 
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"

@@ -15,7 +15,8 @@ from string import ascii_letters
 
 import numpy as np
 
-from jaxgpt.config import DataConfig, UserError
+from jaxgpt.config import DataConfig
+from jaxgpt.errors import UserError
 from jaxgpt.files import cache_dir, fetch
 
 TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory

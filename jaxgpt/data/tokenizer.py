@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from jaxgpt.config import UserError, did_you_mean
 from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts, cut, known_cuts
 from jaxgpt.data.special_tokens import SpecialTokens
+from jaxgpt.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.config import MAX_VOCAB, UserError, did_you_mean
+from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut, split_by
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.special_tokens import read_special_tokens
@@ -26,7 +26,7 @@ from jaxgpt.data.tokenizer import (
     byte_level,
     call_tokenizers,
 )
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes
 
 TOKENIZERS = ("char", "word", "byte", "gpt2", "bpe", "ids")

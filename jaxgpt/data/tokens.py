@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxgpt.config import MAX_VOCAB, UserError
+from jaxgpt.config import MAX_VOCAB
+from jaxgpt.errors import UserError
 
 HEADER = 256  # int32 numbers in the header of an llm.c file
 WINDOWS_PER_BLOCK = 32  # windows of documents to process at a time: they fit in the CPU's cache

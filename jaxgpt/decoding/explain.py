@@ -7,9 +7,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.config import SamplingParams, UserError
+from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
 from jaxgpt.decoding.sampling import DIVERGED, TokenBuffer, row_uniform, stages
+from jaxgpt.errors import UserError
 
 
 class Stage(NamedTuple):

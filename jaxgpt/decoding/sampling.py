@@ -9,8 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import SamplingParams, UserError
+from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
+from jaxgpt.errors import UserError
 
 # Returned instead of a token id if the logits do not permit one:
 NO_TOKEN = -1  # every token is removed

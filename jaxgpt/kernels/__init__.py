@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu
 from jaxgpt.kernels.devices import over_data
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow, UserError
+from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow
 from jaxgpt.data import Tokenizer
-from jaxgpt.errors import as_int, did_you_mean, short_repr
+from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 INT64 = (-(2**63), 2**63 - 1)

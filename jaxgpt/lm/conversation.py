@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, UserError
+from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
-from jaxgpt.errors import as_int
+from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm.arguments import check_stop_ids, check_stops, make_settings, row_keys
 from jaxgpt.lm.engine import LEAST_SLOTS, DecodeSession, Prefix, bucket
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, check_memory, memory_errors

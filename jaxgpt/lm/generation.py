@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams, UserError
+from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams
 from jaxgpt.decoding.sampling import DIVERGED, CustomSampling, Filter, with_filters
-from jaxgpt.errors import as_int
+from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm.arguments import (
     Prompt,
     Prompts,

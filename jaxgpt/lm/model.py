@@ -15,10 +15,10 @@ import numpy as np
 from jaxgpt.checkpoint.base import FrozenBase, check_base, checksum, locate_base
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import read_params, save_params
-from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, UserError
+from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams
-from jaxgpt.errors import as_int, short_repr
+from jaxgpt.errors import UserError, as_int, short_repr
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
 from jaxgpt.model import GPT, KVCache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
-from jaxgpt.config import UserError
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
+from jaxgpt.errors import UserError
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a decoder's output for bytes that are not (yet) a character
 

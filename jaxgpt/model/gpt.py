@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 from jaxgpt.model.attention import Attention, BlockInputs
 from jaxgpt.model.cache import KeysValues, KVCache, grow
 from jaxgpt.model.embedding import Embedding

@@ -11,8 +11,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import LoraConfig, ModelConfig, UserError
-from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.config import LoraConfig, ModelConfig
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.model.params import abstract_params, flatten_params, map_weights
 
 TARGETS = ("q_proj", "v_proj")

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import jax
 
-from jaxgpt.config import DistributedConfig, UserError
+from jaxgpt.config import DistributedConfig
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.processes import count, is_peer_failure, leader, set_place
 
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits

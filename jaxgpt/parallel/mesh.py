@@ -18,8 +18,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
-from jaxgpt.errors import did_you_mean, short_repr
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 
 T = TypeVar("T")
 

@@ -18,8 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.config import UserError
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")

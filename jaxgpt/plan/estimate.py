@@ -12,7 +12,8 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from jaxgpt.config import Config, TrainConfig, UserError
+from jaxgpt.config import Config, TrainConfig
+from jaxgpt.errors import UserError
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import AXES, batch_ways, microbatches, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.decoding import Sampler, TokenBuffer
 from jaxgpt.decoding.sampler import Rows, SamplerState, decode_steps
+from jaxgpt.errors import UserError
 from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.model.cache import KeysValues

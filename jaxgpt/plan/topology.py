@@ -13,8 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jaxgpt.config import UserError, did_you_mean
-from jaxgpt.errors import short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.parallel.host import quiet_libtpu
 

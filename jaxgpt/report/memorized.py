@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgpt.config import UserError
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
 from jaxgpt.data.text import Progress, no_progress
+from jaxgpt.errors import UserError
 from jaxgpt.report.hashes import ODD, HashSet, mix
 
 SEARCHED = 1 << 18  # ids to search at a time: their hashes fit in the CPU's cache

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxgpt.config import MAX_VOCAB, Config, DataConfig, UserError
+from jaxgpt.config import MAX_VOCAB, Config, DataConfig
 from jaxgpt.data import Data, Packed, Split, Tokenizer, Tokens, open_data
 from jaxgpt.data.open import FROM_TEXT
 from jaxgpt.data.shards import find_prepared, holds_ids
 from jaxgpt.data.text import Progress, Text, no_progress
 from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import COUNTED, EVALUATED, compressed_sizes, cross_entropies, sample
 from jaxgpt.report.hashes import GRAM, count_duplicates, document_hashes, gram_hashes, overlap
 

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.data import Batches
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.decoding import Sampler, SamplingParams
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import quantize
 from jaxgpt.lm.engine import DecodeSession

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Generation, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.model import unstacked

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, UserError
+from jaxgpt.config import SEED
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.model import ids_with_text, only_text

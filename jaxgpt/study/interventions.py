@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config, UserError
-from jaxgpt.errors import as_int, short_repr
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError, as_int, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.run import Edits, as_tokens, forward, on_tokens

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config, UserError
-from jaxgpt.errors import as_int
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import check_lm, ids_with_text, only_text
 from jaxgpt.study.run import as_tokens, forward, on_tokens

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgpt.config import UserError, did_you_mean
+from jaxgpt.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, UserError, did_you_mean
-from jaxgpt.errors import short_repr
+from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import check_stop_ids, encode_prompt, fit_context, make_settings, row_keys

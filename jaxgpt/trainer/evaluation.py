@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.data import Split, Windows
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
 from jaxgpt.trainer.prefetch import prefetched

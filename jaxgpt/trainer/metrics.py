@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config, LoraConfig, ModelConfig, UserError
+from jaxgpt.config import Config, LoraConfig, ModelConfig
+from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
 from jaxgpt.model.params import weight_at

@@ -18,7 +18,8 @@ import optax
 from jax.sharding import Mesh
 
 from jaxgpt.checkpoint.base import FrozenBase
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import choose_attention, for_divided_weights
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT

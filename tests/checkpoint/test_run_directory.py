@@ -12,8 +12,8 @@ import pytest
 from helpers import small_run
 
 from jaxgpt.checkpoint.run import REPLACED, Run, check_free, complete_run, new_run, open_run
-from jaxgpt.config import UserError
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK
 
 CONFIG, TOKENIZER = small_run(), make_tokenizer("byte", "", 0, 0)

@@ -34,8 +34,8 @@ from jaxgpt.checkpoint.store import (
     seal,
     val_losses,
 )
-from jaxgpt.config import Config, MeshConfig, TrainConfig, UserError
-from jaxgpt.errors import TrainingFailed
+from jaxgpt.config import Config, MeshConfig, TrainConfig
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
 from jaxgpt.trainer.layout import shardings_of

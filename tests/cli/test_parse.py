@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from jaxgpt.cli import COMMANDS, command
 from jaxgpt.cli.parse import PEERS, Settings, parser, run
 from jaxgpt.cli.settings import with_settings
-from jaxgpt.config import Config, SamplingParams, UserError, flat
+from jaxgpt.config import Config, SamplingParams, flat
+from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
 SETTINGS = [name for name in flat(Config()) if "." in name]

@@ -13,7 +13,7 @@ import pytest
 
 import jaxgpt
 from jaxgpt.cli import main
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 
 TEXT = "abcdefgh ijklmnop\n" * 60
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from helpers import TEXT, flags, jaxgpt
 
-from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.tokenizer import WordTokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.trainer.start import resumed
 
 TINY = flags(
@@ -56,7 +57,7 @@ def test_an_invalid_sample_prompt_is_replaced_with_a_warning(tokenizer: str, pro
 @pytest.mark.ci
 def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     from jaxgpt.cli import report
-    from jaxgpt.config import UserError
+    from jaxgpt.errors import UserError
 
     def generate(*args: object, **settings: object) -> None:
         raise UserError("not enough memory")

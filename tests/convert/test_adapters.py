@@ -19,8 +19,9 @@ from safetensors.numpy import load_file, save_file
 import jaxgpt as api
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
-from jaxgpt.config import Config, LoraConfig, UserError
+from jaxgpt.config import Config, LoraConfig
 from jaxgpt.convert.peft import read_adapter, resolve_targets
+from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 

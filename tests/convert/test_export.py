@@ -10,8 +10,8 @@ from folders import LLAMA, SMALL, TEXT, run_folder
 
 import jaxgpt
 import jaxgpt.convert.models as models
-from jaxgpt.config import UserError
 from jaxgpt.convert.models import export_model, exported_form, import_model
+from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
 NEOX = replace(SMALL, positions="rope", rope_fraction=0.5, parallel_residual=True)

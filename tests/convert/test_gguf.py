@@ -13,10 +13,10 @@ import pytest
 
 import jaxgpt
 from jaxgpt.cli import main
-from jaxgpt.config import UserError
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.models import import_model, read_model
 from jaxgpt.data.tokenizer import byte_vocab
+from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt
 
 gguf = pytest.importorskip("gguf")

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import jaxgpt
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
 from jaxgpt.convert.models import import_model, open_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
+from jaxgpt.errors import UserError
 from jaxgpt.model.params import flatten_params
 
 

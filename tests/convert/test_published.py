@@ -11,10 +11,10 @@ import pytest
 from convert.published import IMPORTED, PUBLISHED
 from folders import LLAMA, SMALL, hf_folder
 
-from jaxgpt.config import UserError
 from jaxgpt.convert.models import open_model, read_model
 from jaxgpt.convert.options import ACTIVATIONS
 from jaxgpt.convert.weights import check_weights
+from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.ops import activations
 

@@ -9,10 +9,10 @@ from folders import LLAMA, hf_folder, llama_tokenizer
 import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
-from jaxgpt.config import UserError
 from jaxgpt.convert.models import export_model, import_model
 from jaxgpt.data.special_tokens import SpecialTokens, read_special_tokens
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt
 
 START, END = 265, 266

@@ -12,7 +12,8 @@ import pytest
 from helpers import every_model, small
 from jaxgpt_course import architecture
 
-from jaxgpt.config import ActivationName, ModelConfig, NormName, UserError
+from jaxgpt.config import ActivationName, ModelConfig, NormName
+from jaxgpt.errors import UserError
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.norms import NORMS
 from jaxgpt.presets import preset

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import UserError
 from jaxgpt.data import Batches, Tokens, Windows
+from jaxgpt.errors import UserError
 
 
 def batches(n: int = 1000, T: int = 10, B: int = 4, **kwargs) -> Batches:  # type: ignore[no-untyped-def]

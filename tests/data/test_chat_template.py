@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from jaxgpt.config import UserError
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.tokenizer import ByteTokenizer, encode_spans
+from jaxgpt.errors import UserError
 
 # Formats of published models; the templates are our own.
 CHATML = """{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n' + default + '<|im_end|>\n' }}{% endif %}

@@ -16,13 +16,14 @@ from test_chat_template import MARKED, PUBLISHED, SYSTEM, TALK, VARIABLES
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
-from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Conversation, encode_conversation, load_conversations, pack_conversations
 from jaxgpt.data.special_tokens import SpecialTokens
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer, encode_spans
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 
 NAMES = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|assistant|>"]
 

@@ -11,8 +11,9 @@ from helpers import small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import DataConfig, UserError
+from jaxgpt.config import DataConfig
 from jaxgpt.data import Batches, Mixture, Tokens, open_data, with_path
+from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import baselines
 
 A, B = Tokens([np.arange(230)]), Tokens([np.arange(100) + 1000])

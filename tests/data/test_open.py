@@ -13,8 +13,9 @@ from helpers import TEXT, small_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, token_cache, vocab_size, with_path
+from jaxgpt.errors import UserError
 
 END = "<EOS>"
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data import Batches, open_data, packing
 from jaxgpt.data.packing import Packed, pack, pack_documents
 from jaxgpt.data.tokens import Tokens
+from jaxgpt.errors import UserError
 
 END = 9
 

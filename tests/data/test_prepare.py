@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from helpers import TEXT
 
-from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
+from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import open_data, shards
 from jaxgpt.data.cuts import GPT2_CUTS, LLAMA3, split_by
 from jaxgpt.data.documents import list_sources, read_pieces, sample_text
@@ -29,6 +29,7 @@ from jaxgpt.data.prepare import Settings, prepare
 from jaxgpt.data.shards import find_prepared
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, train_bpe
+from jaxgpt.errors import UserError
 
 WORDS = ("the", "Tea", "naïve", "is", "42", "\n", "\n\n", "  ", "don't", "東京、", "<|endoftext|>", "ab", "'s", "🙂")
 OUT = Path("out")

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import DataConfig, UserError
+from jaxgpt.config import DataConfig
 from jaxgpt.data import open_data, text
 from jaxgpt.data.text import PYTHON_MODULES, Text, python_sources, read_path, read_text, repeats
+from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
 

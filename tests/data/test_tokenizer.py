@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.config import UserError
 from jaxgpt.data import cuts
 from jaxgpt.data.cuts import LLAMA3, cut, known_cuts
 from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, byte_vocab
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.errors import UserError
 
 DATA = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 GPT2 = DATA / "gpt2-bpe"

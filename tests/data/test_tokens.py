@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import UserError
 from jaxgpt.data.tokens import CHECKED_IDS, Tokens, is_token_path, open_splits, open_tokens, split_of
+from jaxgpt.errors import UserError
 
 IDS = np.arange(5000) % 50_257
 

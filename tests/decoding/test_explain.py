@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.config import UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding import sample_token as sample_token_
 from jaxgpt.decoding.explain import explain
 from jaxgpt.decoding.sampling import with_filters
+from jaxgpt.errors import UserError
 
 sample_token = jax.jit(sample_token_, static_argnums=4)
 

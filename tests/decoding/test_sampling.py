@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.config import UserError
 from jaxgpt.decoding import SamplingParams, TokenBuffer, filters
 from jaxgpt.decoding import sample_token as sample_token_
 from jaxgpt.decoding import warp as warp_
 from jaxgpt.decoding.sampling import row_uniform, with_filters
+from jaxgpt.errors import UserError
 
 sample_token = jax.jit(sample_token_, static_argnums=4)
 warp = jax.jit(warp_, static_argnums=2)

@@ -28,7 +28,7 @@ from jaxgpt.checkpoint.store import SEAL, latest_valid, read_info, seal
 from jaxgpt.cli import COMMANDS
 from jaxgpt.cli.background import plot_losses
 from jaxgpt.cli.settings import with_settings
-from jaxgpt.config import Config, ModelConfig, UserError, from_json, to_json
+from jaxgpt.config import Config, ModelConfig, from_json, to_json
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.files import INDEX, Weights
 from jaxgpt.convert.models import FAMILIES, open_model
@@ -38,6 +38,7 @@ from jaxgpt.data.conversations import read_conversations
 from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.data.tokens import open_tokens
+from jaxgpt.errors import UserError
 from jaxgpt.lm import load
 from jaxgpt.presets import preset
 from jaxgpt.trainer.metrics import read_metrics

@@ -14,12 +14,13 @@ import pytest
 from folders import LLAMA, SMALL, hf_folder, run_folder
 from helpers import MODELS, jaxgpt, small
 
-from jaxgpt.config import Config, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, ModelConfig, TrainConfig
 from jaxgpt.convert import gpt2, qwen
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import leaf_shapes
 from jaxgpt.convert.weights import check_weights
+from jaxgpt.errors import UserError
 from jaxgpt.presets import PRESETS, preset
 
 

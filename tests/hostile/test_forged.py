@@ -16,10 +16,11 @@ import pytest
 from folders import SMALL, hf_folder
 from helpers import jaxgpt, repository
 
-from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert.files import Weights
 from jaxgpt.data import open_data
 from jaxgpt.data.tokens import Tokens, open_tokens
+from jaxgpt.errors import UserError
 
 ENTRY = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
 LIES: list[dict[str, Any]] = [

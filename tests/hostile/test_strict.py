@@ -11,7 +11,8 @@ from helpers import jaxgpt
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.cli.background import plot_losses
-from jaxgpt.config import DataConfig, UserError, from_json
+from jaxgpt.config import DataConfig, from_json
+from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, read_bytes, read_json
 from jaxgpt.trainer.metrics import read_metrics
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helpers import TEXT
 
-from jaxgpt.config import UserError
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.errors import UserError
 
 CHAR = json.loads(make_tokenizer("char", "abc", 0, 0).to_json())
 BYTES = json.loads(make_tokenizer("byte", "", 0, 0).to_json())

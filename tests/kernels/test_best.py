@@ -11,7 +11,8 @@ import pytest
 from helpers import small
 from jax.sharding import AbstractMesh
 
-from jaxgpt.config import Config, DataConfig, MeshConfig, TrainConfig, UserError
+from jaxgpt.config import Config, DataConfig, MeshConfig, TrainConfig
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, KERNELS, PLAIN, best, choose_attention, of_device
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend

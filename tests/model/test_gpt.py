@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from helpers import every_model, make, random_ids, small
 
-from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.config import Config, ModelConfig
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, KernelAttention, best
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.model import GPT, KVCache

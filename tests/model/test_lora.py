@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import make, random_ids, small
 
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import init_lora, matrices, merge

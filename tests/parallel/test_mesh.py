@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import AXES, RULES, change_rules, make_mesh, microbatches, resolve, rules_for, spec
 from jaxgpt.presets import PRESETS, preset
 from jaxgpt.trainer.program import build

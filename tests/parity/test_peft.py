@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jaxgpt
-from jaxgpt.config import Config, LoraConfig, OptimConfig, UserError
+from jaxgpt.config import Config, LoraConfig, OptimConfig
 from jaxgpt.convert.models import import_model, open_model
 from jaxgpt.convert.peft import export_adapter, import_adapter, read_adapter, resolve_targets
+from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params

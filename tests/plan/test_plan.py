@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxgpt.cli import plan as command
-from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.errors import UserError
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.estimate import estimate, resolve_mesh, suggestions

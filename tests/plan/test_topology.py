@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxgpt.config import MeshConfig, UserError
+from jaxgpt.config import MeshConfig
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan import topology as room
 from jaxgpt.plan.topology import CHIPS, CLOUD, compiler_missing, devices_of, parse_topology

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.config import Config, DataConfig, ModelConfig, UserError
+from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import Tokens, open_data
 from jaxgpt.data.tokenizer import ByteTokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.report import memorized
 from jaxgpt.report.memorized import Match, longest_match, longest_matches
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import gzip_bits, xz_bits
 from jaxgpt.report.hashes import count_duplicates, document_hashes, gram_hashes, overlap
 from jaxgpt.report.ngrams import Counts, NGrams, log2_bin, trigrams

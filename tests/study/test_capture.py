@@ -11,8 +11,9 @@ import pytest
 from helpers import make
 
 import jaxgpt
-from jaxgpt.config import Config, ModelConfig, UserError
+from jaxgpt.config import Config, ModelConfig
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm import Generation
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params

@@ -21,9 +21,10 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt import study
 from jaxgpt.cli.inspect import table
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import ids_with_text
 from jaxgpt.study import page

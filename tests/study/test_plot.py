@@ -12,7 +12,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
-from jaxgpt.config import UserError
+from jaxgpt.errors import UserError
 from jaxgpt.study import plot
 
 ODD = [

@@ -8,8 +8,9 @@ from helpers import MODELS, make, random_ids, small
 
 import jaxgpt
 from jaxgpt import study
-from jaxgpt.config import Config, TrainConfig, UserError
+from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.kernels.stored import quantize
 from jaxgpt.model.params import flatten_params
 

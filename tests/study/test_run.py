@@ -9,8 +9,9 @@ import pytest
 from helpers import COMMON, MODELS, make, random_ids, repository, small
 
 import jaxgpt
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.kernels.stored import quantize
 from jaxgpt.model import GPT
 from jaxgpt.model.named import Named

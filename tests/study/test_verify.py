@@ -15,10 +15,11 @@ from folders import run_folder
 from helpers import MODELS, jaxgpt, make, small
 
 from jaxgpt import kernels
-from jaxgpt.config import Config, DataConfig, UserError
+from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert import models
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.decoding import sampler
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, engine
 from jaxgpt.model import attention, embedding, gpt
 from jaxgpt.ops import norms

@@ -18,7 +18,8 @@ import optax
 import pytest
 from helpers import make, random_ids, small
 
-from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig, UserError
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops

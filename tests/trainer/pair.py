@@ -6,7 +6,8 @@ import json
 import sys
 from typing import Any
 
-from jaxgpt.config import Config, DistributedConfig, MeshConfig, ModelConfig, TrainConfig, UserError
+from jaxgpt.config import Config, DistributedConfig, MeshConfig, ModelConfig, TrainConfig
+from jaxgpt.errors import UserError
 
 settings = DistributedConfig(coordinator=f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
 

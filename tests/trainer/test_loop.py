@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import Info, checkpoints, read_params, resolve_step, restore, val_losses
-from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
+from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Data, open_data
-from jaxgpt.errors import TrainingFailed
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
 from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics

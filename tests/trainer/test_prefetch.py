@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers import TEXT, small_run
 
-from jaxgpt.config import UserError
 from jaxgpt.data import Batches, Tokens, open_data
+from jaxgpt.errors import UserError
 from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.record import LAG

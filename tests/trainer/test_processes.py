@@ -22,8 +22,8 @@ from jax.errors import JaxRuntimeError
 
 from jaxgpt.checkpoint import store as checkpoint
 from jaxgpt.checkpoint.store import checkpoints, find_damage
-from jaxgpt.config import DistributedConfig, MeshConfig, UserError
-from jaxgpt.errors import TrainingFailed
+from jaxgpt.config import DistributedConfig, MeshConfig
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.parallel import processes as room
 from jaxgpt.parallel.join import _scheduled
 from jaxgpt.parallel.mesh import resolve

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxgpt.config import ModelConfig, UserError
+from jaxgpt.config import ModelConfig
+from jaxgpt.errors import UserError
 from jaxgpt.model.params import abstract_params, flatten_params
 
 WIDTH = 400

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import jax
 
-from jaxgpt.config import Config, UserError
+from jaxgpt.config import Config
 from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.params import init_params

@@ -124,8 +124,8 @@ class Subject:
         Raises:
             Skipped: transformers has no equivalent architecture.
         """
-        from jaxgpt.config import UserError
         from jaxgpt.convert.models import export_model
+        from jaxgpt.errors import UserError
 
         try:
             export_model(self.saved, self.folder / "exported")

@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from jaxgpt.checkpoint import store
-from jaxgpt.config import Config, MeshConfig, OptimConfig, UserError
+from jaxgpt.config import Config, MeshConfig, OptimConfig
+from jaxgpt.errors import UserError
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
