@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GPT2 = "gpt2 --train.microbatch 0"
-XL = "gpt2-xl --train.microbatch 0 --train.remat dots"
+GPT2 = "gpt2 --train.accumulation 1"
+XL = "gpt2-xl --train.accumulation 1 --train.remat dots"
 LLAMA = (
     "llama-tiny --model.n-layer 32 --model.n-head 32 --model.n-kv-head 32 --model.n-embd 4096 --model.n-inner 11008 "
     "--model.vocab-size 32000 --model.block-size 2048 --model.no-tie-embeddings --train.compute-dtype bfloat16 "

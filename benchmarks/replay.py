@@ -82,7 +82,7 @@ def open_recording(path: Path, steps: int) -> Recording:
     ids = Tokens([tokenizer.encode(text)])
     splits = ids.split(int(fraction * len(ids)))
     last = min(steps or config.train.steps - 1, config.train.steps - 1)
-    micro = config.train.batch_size // -config.train.microbatch
+    micro = config.train.batch_size // config.train.accumulation
     if offsets_nB.ndim != 2 or offsets_nB.shape[1] != micro or split_n.shape != offsets_nB.shape[:1]:
         raise UserError(f"{path}: offsets of shape {offsets_nB.shape} do not fit batches of {micro}")
     for number, tokens in enumerate(splits):
@@ -127,7 +127,7 @@ def config_from_recipe(o: Options, vocab_size: int) -> Config:
         train=TrainConfig(
             steps=o.integer("max_iters") + 1,
             batch_size=o.integer("batch_size") * accumulation,
-            microbatch=-accumulation,
+            accumulation=accumulation,
             eval_every=o.integer("eval_interval"),
         ),
     )
@@ -142,7 +142,7 @@ def replay(recording: Recording) -> Iterator[dict[str, float]]:
     draws = _Draws(recording)
     program = build(recording.config)
     state = program.init(recording.params)
-    accumulation = -recording.config.train.microbatch
+    accumulation = recording.config.train.accumulation
     batch = draws.next(TRAIN)
     for step in range(recording.last + 1):
         if step % recording.config.train.eval_every == 0:

@@ -313,7 +313,7 @@ class TrainConfig(Section):
 
     steps: int = setting(1000, "optimizer steps", 1)
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
-    microbatch: int = setting(0, "maximum windows per device and microbatch; 0: one microbatch; -K: K microbatches")
+    accumulation: int = setting(1, "microbatches per step (gradient accumulation), divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
     eval_every: int = setting(250, "steps between evaluations; the last evaluates the whole split", 1)
     eval_windows: int = setting(0, "validation windows per evaluation, except the last; 0: all", 0)
@@ -336,13 +336,6 @@ class TrainConfig(Section):
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
     prompt: str = setting("\n", "prompt of the sample printed at the end")
     sample_tokens: int = setting(300, "number of tokens in that sample; 0: no sample", 0)
-
-    def check(self) -> None:
-        if self.microbatch < 0 and self.batch_size % self.microbatch:
-            raise UserError(
-                f"train.microbatch {self.microbatch}: {-self.microbatch} microbatches do not divide "
-                f"train.batch_size {self.batch_size}; use a divisor, or the number of windows per device, such as 12"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,7 @@ GPT2 = Config(
         grad_clip=1.0,
     ),
     train=TrainConfig(
-        steps=600_001, batch_size=480, microbatch=12, eval_every=1000, compute_dtype="bfloat16", prompt="\n"
+        steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16", prompt="\n"
     ),
 )
 TOKENS = "--data.path FOLDER_OF_BIN_FILES"

@@ -77,7 +77,6 @@ def test_errors_in_a_config_file_are_one_line(text: str, message: str) -> None:
         (lambda: ModelConfig(rope_factor=8.0, rope_low_freq_factor=4.0), "must be below"),
         (lambda: TrainConfig(batch_size=0), r"^train.batch_size must be at least 1, not 0$"),
         (lambda: TrainConfig(steps=2**31), r"at most 2147483647, not 2147483648"),
-        (lambda: TrainConfig(batch_size=10, microbatch=-4), "4 microbatches do not divide train.batch_size 10"),
         (lambda: OptimConfig(learning_rate=float("inf")), "finite"),
         (lambda: OptimConfig(min_lr=1.0), "min_lr 1 is above optim.learning_rate 0.001"),
         (lambda: MeshConfig(data=0), "mesh.data must be at least 1, or -1"),

@@ -22,7 +22,7 @@ def types_of(state: Any) -> set[str]:
 def trained() -> tuple[Any, list[dict[str, Any]], np.ndarray]:
     """Return the state and metrics after two steps, and window losses, for a model that covers every dtype."""
     optim = OptimConfig(warmup_steps=2, ema_decay=0.9, spike_factor=3.0)
-    config = replace(small_run(microbatch=4, steps_per_call=2), optim=optim).with_model(
+    config = replace(small_run(accumulation=2, steps_per_call=2), optim=optim).with_model(
         vocab_size=17, dropout=0.2, n_layer=1
     )
     program = build(config)

@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(missing, BAD_INPUT)
         if type(e).__name__ != "JaxRuntimeError":  # raised by XLA's compiler or a device
             raise
-        full = "; the device is out of memory: lower train.microbatch, or use a smaller model"
+        full = "; the device is out of memory: raise train.accumulation, or use a smaller model"
         reason = " ".join(str(e).split())[:300]
         return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
 

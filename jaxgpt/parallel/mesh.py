@@ -52,7 +52,7 @@ class Microbatches(NamedTuple):
     """The microbatches of a step.
 
     Attributes:
-        accumulation: number of microbatches per step.
+        accumulation: number of microbatches that each device computes per step.
         rows: windows per microbatch, over all devices, including padding.
     """
 
@@ -63,21 +63,19 @@ class Microbatches(NamedTuple):
 def microbatches(train: TrainConfig, ways: int) -> Microbatches:
     """Split a batch of B windows over `ways` groups of devices and, in each, into equal microbatches.
 
-    A device's share is `s = ceil(B / ways)` windows. With `train.microbatch` m > 0, the smallest number of microbatches is
-    `n = ceil(s / m)`; up to twice as many are used where that makes them equal without padding. Otherwise, and where B
-    is not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it does not
-    change the mean loss and its gradient.
+    On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a time. With
+    several, a device's share is `s = ceil(B / ways)` windows, and its smallest number of microbatches `n = ceil(s / m)`. Up to
+    twice as many are used where that makes them equal without padding. Otherwise, and where B is not a multiple of `ways`, the
+    batch is padded to `accumulation * rows` windows. Padding has no targets, so it does not change the mean loss and its
+    gradient.
 
     Args:
-        train: `batch_size` and `microbatch`.
+        train: `batch_size` and `accumulation`.
         ways: product of the sizes of the data and fsdp axes.
     """
     share = math.ceil(train.batch_size / ways)
-    if train.microbatch < 0:
-        count = -train.microbatch
-    else:
-        fewest = math.ceil(share / (train.microbatch or share))
-        count = next((n for n in range(fewest, 2 * fewest) if share % n == 0), fewest)
+    fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
+    count = next((n for n in range(fewest, 2 * fewest) if share % n == 0), fewest)
     return Microbatches(count, ways * math.ceil(share / count))
 
 
@@ -131,7 +129,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         if n_devices % inner:
             flags = _nearest(config, n_devices, whole=True)
         elif config.mesh.data == -1:
-            multiple = n_devices // sizes["tensor"] * max(1, -train.microbatch)
+            multiple = n_devices // sizes["tensor"]
             flags = f"--train.batch-size {math.ceil(train.batch_size / multiple) * multiple}"
         else:
             flags = f"--mesh.data {n_devices // inner}"
@@ -323,11 +321,6 @@ def _fitting(model: ModelConfig, axis: str, most: int) -> list[int]:
 
 def _busy(train: TrainConfig, most: int, fsdp: int) -> int:
     """Return the size of the data axis, at most `most`, with the fastest step and no device that has only padding."""
-    if train.microbatch < 0:
-        # A fixed number of microbatches is for results that do not depend on the devices: prefer no padding.
-        rows = train.batch_size // -train.microbatch
-        if even := [d for d in range(1, most + 1) if rows % (d * fsdp) == 0]:
-            return max(even)
     share = math.ceil(train.batch_size / (most * fsdp))
     return math.ceil(train.batch_size / (share * fsdp))
 

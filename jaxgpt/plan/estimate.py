@@ -80,7 +80,8 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
             tries.append((f"--train.remat {remat}", replace(config, train=replace(train, remat=remat))))
     ways = mesh.data * mesh.fsdp  # number of shards of a batch
     if half := microbatches(train, ways).rows // ways // 2:
-        tries.append((f"--train.microbatch {half}", replace(config, train=replace(train, microbatch=half))))
+        count = math.ceil(train.batch_size / half)
+        tries.append((f"--train.accumulation {count}", replace(config, train=replace(train, accumulation=count))))
     if mesh.data > topology.slices:
         wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
         tries.append((f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", replace(config, mesh=wide)))

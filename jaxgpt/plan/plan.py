@@ -120,7 +120,7 @@ def _compiled(
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:
-            raise UserError(explain_failure(e, layout.mesh, layout.config.train.microbatch)) from None
+            raise UserError(explain_failure(e, layout.mesh, layout.config.train.accumulation)) from None
         needed, available = _too_big(text)
         rest = max(needed - sum(counted.values()), 0.0)
         memory = counted | {"temporaries": rest}

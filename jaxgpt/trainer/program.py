@@ -303,7 +303,7 @@ def compile_lowered(layout: Layout, lowered: jax.stages.Lowered) -> jax.stages.C
     except jax.errors.JaxRuntimeError as e:
         if is_peer_failure(e):
             raise
-        raise UserError(explain_failure(e, layout.mesh, layout.config.train.microbatch)) from None
+        raise UserError(explain_failure(e, layout.mesh, layout.config.train.accumulation)) from None
 
 
 def build(
@@ -366,13 +366,13 @@ def _frozen(layout: Layout, params: Any = None) -> Any:
     return compute_sharded(layout, layout.stacked, params, like)
 
 
-def explain_failure(error: jax.errors.JaxRuntimeError, mesh: Mesh, microbatch: int) -> str:
+def explain_failure(error: jax.errors.JaxRuntimeError, mesh: Mesh, accumulation: int) -> str:
     """Explain a failure of XLA in one line, with the settings that may help."""
     message = " ".join(str(error).split())[:300]
     shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     if "RESOURCE_EXHAUSTED" in message:
         return (
-            f"out of device memory (train.microbatch {microbatch}, {shape}): {message}; lower train.microbatch, "
+            f"out of device memory (train.accumulation {accumulation}, {shape}): {message}; raise train.accumulation, "
             "set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
         )
     return (

@@ -164,7 +164,7 @@ def failures(run: Run, program: Program) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        reason = explain_failure(e, program.layout.mesh, program.layout.config.train.microbatch)
+        reason = explain_failure(e, program.layout.mesh, program.layout.config.train.accumulation)
     except Diverged as e:
         reason, advice = str(e), " (a lower optim.learning_rate may help)"
     except TrainingFailed as e:

@@ -59,7 +59,7 @@ def test_a_run_does_not_depend_on_interruptions_and_devices() -> None:
     assert jaxgpt("train", "--resume", "--out", "cut", "--train.steps", "6").code == 0
     for a, b in zip(*(jax.tree.leaves(load(name).params) for name in ("whole", "cut")), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    finetune("split", *steps, *flags(mesh__data=2, train__microbatch=1, train__steps=6))
+    finetune("split", *steps, *flags(mesh__data=2, train__accumulation=8, train__steps=6))
     whole, split = (
         [line["loss"] for line in read_metrics(Path(name) / "metrics.jsonl") if "loss" in line]
         for name in ("whole", "split")

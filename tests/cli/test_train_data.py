@@ -79,7 +79,7 @@ def test_documents_are_masked_at_end_ids() -> None:
     ids = np.append(np.random.default_rng(1).integers(0, 4, (40, 4)), np.full((40, 1), 4), 1)
     np.asarray(ids, "<u2").tofile("train.bin")
     data = flags(data__tokenizer="tokenizer.json", data__documents="mask", mesh__data=2, train__batch_size=3)
-    more = flags(train__steps=3, train__steps_per_call=2, train__microbatch=1)
+    more = flags(train__steps=3, train__steps_per_call=2, train__accumulation=3)
     result = jaxgpt("train", "nanogpt-cpu", *TINY, *data, *more, "--data.path", "train.bin", "--out", "r")
     assert result.code == 0, result.err
     result = jaxgpt("eval", "r", "--json")

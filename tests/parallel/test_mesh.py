@@ -20,10 +20,8 @@ from jaxgpt.presets import PRESETS, preset
 from jaxgpt.trainer.program import build
 
 
-def config(mesh: MeshConfig, batch_size: int = 12, microbatch: int = 0, **model: int) -> Config:
-    return Config(
-        model=small("gpt2", **model), train=TrainConfig(batch_size=batch_size, microbatch=microbatch), mesh=mesh
-    )
+def config(mesh: MeshConfig, batch_size: int = 12, **model: int) -> Config:
+    return Config(model=small("gpt2", **model), train=TrainConfig(batch_size=batch_size), mesh=mesh)
 
 
 @pytest.mark.parametrize(
@@ -63,54 +61,38 @@ def test_devices_used(mesh: MeshConfig, batch: int, devices: int, expected: tupl
 
 
 @settings(max_examples=300)
-@given(st.integers(1, 600), st.integers(0, 40), st.one_of(st.integers(1, 64), st.just(4096)))
-def test_microbatches_hold_every_window_within_the_limit(batch: int, most: int, ways: int) -> None:
-    train = TrainConfig(batch_size=batch, microbatch=most)
+@given(st.integers(1, 600), st.integers(1, 600), st.one_of(st.integers(1, 64), st.just(4096)))
+def test_microbatches_hold_every_window_and_are_at_most_as_large_as_on_one_device(
+    batch: int, accumulation: int, ways: int
+) -> None:
+    train = TrainConfig(batch_size=batch, accumulation=accumulation)
     count, rows = microbatches(train, ways)
-    each, share = rows // ways, math.ceil(batch / ways)
+    each, share, most = rows // ways, math.ceil(batch / ways), math.ceil(batch / accumulation)
     assert rows == each * ways
-    assert 1 <= each <= (most or share)
+    assert 1 <= each <= most
     assert count * each >= share, "every window is in a microbatch"
     assert (count - 1) * each < share, "no microbatch is all padding"
-    fewest = math.ceil(share / (most or share))
+    fewest = math.ceil(share / most)
     assert fewest <= count < 2 * fewest or count == 1
     assert count * each - share < fewest, "at most one window of padding per device and microbatch"
-    # The batch size that a note suggests needs no padding.
-    full = TrainConfig(batch_size=count * rows, microbatch=most)
-    assert math.prod(microbatches(full, ways)) == count * rows
-
-
-@given(st.integers(1, 64), st.integers(1, 16), st.integers(1, 12))
-def test_the_number_of_microbatches_does_not_depend_on_devices(each: int, count: int, ways: int) -> None:
-    """`microbatch`, the setting of earlier versions, means the same on devices that divide the batch."""
-    batch = each * count * ways
-    assert microbatches(TrainConfig(batch_size=batch, microbatch=-count), ways) == (count, each * ways)
-    assert microbatches(TrainConfig(batch_size=batch, microbatch=each), ways) == (count, each * ways)
-    assert microbatches(TrainConfig(batch_size=batch, microbatch=-count), 1).accumulation == count
-
-
-def test_a_fixed_number_of_microbatches_is_not_padded() -> None:
-    """8 windows in 2 microbatches: 4 devices, though 8 would be as fast."""
-    resolved, note = resolve(config(MeshConfig(), 8, microbatch=-2), 8)
-    assert resolved.data == 4
-    assert "padding" not in note
 
 
 @pytest.mark.parametrize(
-    ("batch", "microbatch", "ways", "expected"),
+    ("batch", "accumulation", "ways", "expected"),
     [
-        (480, 12, 1, (40, 12)),
-        (480, 12, 2, (20, 24)),
-        (480, 12, 3, (16, 30)),  # 14 would be 12 windows and padding
-        (480, 12, 8, (5, 96)),
-        (480, 12, 16, (3, 160)),
-        (480, 12, 4096, (1, 4096)),
-        (13, 12, 1, (2, 7)),  # not 13 times 1
-        (12, 0, 8, (1, 16)),
+        (480, 40, 1, (40, 12)),
+        (480, 40, 2, (20, 24)),
+        (480, 40, 3, (16, 30)),  # 14 would be 12 windows and padding
+        (480, 40, 8, (5, 96)),
+        (480, 40, 16, (3, 160)),
+        (480, 40, 4096, (1, 4096)),
+        (13, 2, 1, (2, 7)),  # not 13 times 1
+        (12, 1, 8, (1, 16)),
+        (12, 99, 1, (12, 1)),
     ],
 )
-def test_microbatches(batch: int, microbatch: int, ways: int, expected: tuple[int, int]) -> None:
-    assert microbatches(TrainConfig(batch_size=batch, microbatch=microbatch), ways) == expected
+def test_microbatches(batch: int, accumulation: int, ways: int, expected: tuple[int, int]) -> None:
+    assert microbatches(TrainConfig(batch_size=batch, accumulation=accumulation), ways) == expected
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -129,7 +129,7 @@ def test_estimates_are_as_accurate_as_documented(
     run, chips = preset(name), parse_topology(topology)
     run = replace(
         run,
-        train=replace(run.train, batch_size=64, microbatch=0, remat=remat),  # type: ignore[arg-type]
+        train=replace(run.train, batch_size=64, accumulation=1, remat=remat),  # type: ignore[arg-type]
         mesh=MeshConfig(fsdp=-1),
     )
     total = estimate(resolve_mesh(run, chips)[0], chips).total / 2**30
@@ -190,7 +190,7 @@ def test_suggestions_are_flags_that_reduce_memory() -> None:
     run, _ = resolve_mesh(config(MeshConfig(data=8)), topology)
     now = estimate(run, topology).total
     offered = suggestions(run, topology)
-    assert {"--train.remat", "--train.microbatch", "--mesh.data"} <= {flags.split()[0] for flags, _ in offered}
+    assert {"--train.remat", "--train.accumulation", "--mesh.data"} <= {flags.split()[0] for flags, _ in offered}
     assert [total for _, total in offered] == sorted(total for _, total in offered)
     assert all(total < now for _, total in offered)
     flags, total = next((f, t) for f, t in offered if f.startswith("--mesh"))
@@ -248,7 +248,7 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
     monkeypatch.setattr(room, "devices_of", lambda topology: jax.devices()[:8])
     monkeypatch.setattr(Program, "lower", refuse)
     run, topology = config(MeshConfig(data=8, tensor=1)), parse_topology("v5e:2x4")
-    cost = compile_step(replace(run, train=replace(run.train, microbatch=-microbatches)), topology)
+    cost = compile_step(replace(run, train=replace(run.train, accumulation=8 * microbatches)), topology)
     rows = command.table(cost, topology).splitlines()
     assert "40.500 GiB of 15.75 GiB: DOES NOT FIT" in rows[-1]
     assert [row.split()[0] for row in rows] == ["parameters", "optimizer", "batch", "temporaries", "total"]

@@ -230,7 +230,7 @@ def test_every_microbatch_draws_its_own_masks() -> None:
     ],
 )
 def test_state_out_has_the_structure_of_state_in(name: str) -> None:
-    p = program("modern", optim={"name": name, "ema_decay": 0.9}, microbatch=4, dropout=0.1)
+    p = program("modern", optim={"name": name, "ema_decay": 0.9}, accumulation=2, dropout=0.1)
     before = p.init()
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
     after, _ = p.step(before, p.put(windows(p)))
@@ -318,7 +318,10 @@ def test_one_program_for_all_steps_takes_the_memory_of_the_state() -> None:
             "INTERNAL: RET_CHECK failure (net_util.cc:3355)\n 8 % 6 == 0",
             "mesh data 1 x fsdp 1 x tensor 1.*; try mesh sizes",
         ),
-        ("RESOURCE_EXHAUSTED: Out of memory", r"out of device memory \(train.microbatch 4, .*; lower train.microbatch"),
+        (
+            "RESOURCE_EXHAUSTED: Out of memory",
+            r"out of device memory \(train.accumulation 2, .*; raise train.accumulation",
+        ),
     ],
 )
 def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
@@ -327,7 +330,7 @@ def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
             raise jax.errors.JaxRuntimeError(said)
 
     with pytest.raises(UserError, match=advice):
-        compile_lowered(program(microbatch=4).layout, Refused())  # type: ignore[arg-type]
+        compile_lowered(program(accumulation=2).layout, Refused())  # type: ignore[arg-type]
 
 
 @pytest.mark.ci
@@ -367,7 +370,7 @@ def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.Monkey
 
 def test_no_random_key_is_used_twice() -> None:
     """JAX's own check finds none in the initial weights and in a step."""
-    layout = program("torch", dropout=0.5, microbatch=4).layout
+    layout = program("torch", dropout=0.5, accumulation=2).layout
     with jax.debug_key_reuse(True):
         jax.eval_shape(layout.fresh, 0)
         jax.eval_shape(jax.jit(bound_step(layout)), layout.abstract_state, layout.batch())
@@ -521,17 +524,17 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["statquest", pytest.param("gpt2", marks=pytest.mark.long)])
 def test_accumulation_and_dropout_on_a_mesh(name: str) -> None:
-    """Masks are drawn per microbatch, so with a fixed number of microbatches they are the same on every mesh."""
-    settings = {"microbatch": -2, "dropout": 0.2, "batch_size": 16}
+    """Masks are the same on every mesh, and a microbatch per group of devices equals the batch."""
+    settings = {"dropout": 0.2, "batch_size": 16}
     whole, _ = train(program(name, **settings), 4)
     split, _ = train(program(name, mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
     np.testing.assert_allclose(split, whole, rtol=1e-5)
 
 
 @functools.cache
-def of_seven(data: int, microbatch: int, dropout: float, ops: Ops) -> tuple[Any, Any]:
+def of_seven(data: int, accumulation: int, dropout: float, ops: Ops) -> tuple[Any, Any]:
     """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
-    p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, microbatch=microbatch, dropout=dropout)
+    p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, accumulation=accumulation, dropout=dropout)
     key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
     with use_mesh(p.layout.mesh, p.layout.config.model):
         params, batch = make(p.layout.config.model)[1], p.put_batches([windows(p)])
@@ -539,18 +542,18 @@ def of_seven(data: int, microbatch: int, dropout: float, ops: Ops) -> tuple[Any,
 
 
 @pytest.mark.parametrize(
-    ("data", "microbatch", "dropout"),
+    ("data", "accumulation", "dropout"),
     [
-        (3, 2, 0.0),  # 2 microbatches of 2 per device: 5 of 12 windows are padding
-        (8, 0, 0.2),  # one device has only padding; masks do not change
-        *(pytest.param(n, 2, 0.0, marks=pytest.mark.long) for n in (1, 2, 4, 6, 8)),
+        (3, 4, 0.0),  # 2 microbatches of 2 per device: 5 of 12 windows are padding
+        (8, 1, 0.2),  # one device has only padding; masks do not change
+        *(pytest.param(n, 4, 0.0, marks=pytest.mark.long) for n in (1, 2, 4, 6, 8)),
     ],
 )
-def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, microbatch: int, dropout: float) -> None:
-    one = of_seven(1, 0, dropout, Ops())
+def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, accumulation: int, dropout: float) -> None:
+    one = of_seven(1, 1, dropout, Ops())
     for ops in (Ops(), *([Ops(over_devices=CPU.over_devices)] if not dropout else [])):
         jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, microbatch, dropout, ops), one
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, accumulation, dropout, ops), one
         )
 
 

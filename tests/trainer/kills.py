@@ -44,7 +44,7 @@ TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n
 FLAGS = (
     "--data.path text.txt --model.n-layer 1 --model.n-embd 16 --model.n-head 2 --model.block-size 16 "
     "--model.dropout 0.2 --optim.ema-decay 0.9 --optim.not-finite skip --optim.warmup-steps 5 "
-    "--train.steps 32 --train.batch-size 8 --train.microbatch 4 --train.eval-every 5 --train.log-every 1 "
+    "--train.steps 32 --train.batch-size 8 --train.accumulation 2 --train.eval-every 5 --train.log-every 1 "
     "--train.checkpoint-seconds 0.3 --train.keep-every 15 --train.sample-tokens 5 --mesh.data 1"
 ).split()
 AIMS = ("start", "file", "file", "folder", "time")

@@ -72,7 +72,7 @@ def without_times(path: Path) -> list[dict[str, float]]:
 )
 def test_resumed_equals_uninterrupted_bit_for_bit(mesh: MeshConfig) -> None:
     """With dropout, accumulation, Muon, a weight average, and an interruption within an epoch."""
-    config = small_run(steps=14, eval_every=5, microbatch=4, steps_per_call=2)
+    config = small_run(steps=14, eval_every=5, accumulation=2, steps_per_call=2)
     optim = OptimConfig(name="muon", warmup_steps=2, ema_decay=0.9, not_finite="skip")
     config = replace(config, mesh=mesh, optim=optim).with_model(dropout=0.2)
     straight = run(config, "straight")
@@ -281,7 +281,7 @@ def test_out_of_memory_errors_come_with_advice(monkeypatch: pytest.MonkeyPatch) 
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes")
 
     monkeypatch.setattr(Program, "step", full)
-    with pytest.raises(TrainingFailed, match=r"out of device memory .* lower train.microbatch, .* no checkpoint yet"):
+    with pytest.raises(TrainingFailed, match=r"out of device memory .* raise train.accumulation, .* no checkpoint yet"):
         run(small_run(), "out")
 
 

@@ -108,7 +108,7 @@ def test_a_step_is_one_of_adamw_on_the_adapters() -> None:
 @pytest.mark.ci
 def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
-    p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, microbatch=1)
+    p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, accumulation=8)
     kernel = p.frozen["h"]["attn"]["q_proj"]["kernel"]
     adapter = p.layout.abstract_state.params["h"]["attn"]["q_proj"]
     assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")

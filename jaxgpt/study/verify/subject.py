@@ -52,7 +52,7 @@ class Subject:
                 attention="auto",
                 compute_dtype="float32",
                 remat="none",
-                microbatch=0,
+                accumulation=1,
                 scan_layers=False,
                 loss_chunk=0,
             ),
