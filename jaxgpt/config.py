@@ -221,10 +221,12 @@ class DataConfig(Section):
 
     @property
     def sources(self) -> list[tuple[DataConfig, int]]:
-        """The settings of each source of `mix`, and its weight as an integer.
+        """The settings of each source, and its weight as an integer; a single one without `mix`.
 
         Weights of few digits are kept exactly; others are rounded to a millionth of their sum.
         """
+        if not self.mix:
+            return [(self, 1)]
         words = [word.rpartition("=") for word in self.mix]
         for word, (path, _, weight) in zip(self.mix, words, strict=True):
             if not path or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or not 0 < float(weight) <= 1e6:
@@ -248,7 +250,7 @@ class DataConfig(Section):
     @property
     def segmented(self) -> bool:
         """Whether windows have segment ids, as windows of conversations always have."""
-        return self.documents != "flow" or self.conversations or any(each.segmented for each, _ in self.sources)
+        return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 
 @dataclass(frozen=True, kw_only=True)

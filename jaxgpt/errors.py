@@ -10,7 +10,8 @@ import math
 import operator
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -36,6 +37,15 @@ class UserError(ValueError):
         line = _BREAKS.sub(lambda match: repr(match[0])[1:-1], message)
         half = MESSAGE_CHARACTERS // 2
         super().__init__(line if len(line) <= 2 * half else f"{line[:half]} ... {line[-half:]}")
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Turn an error of the operating system into a `UserError`, such as "cannot read a.txt: Permission denied"."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"{what}: {e.strerror or e}") from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from io import BufferedIOBase, TextIOBase
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError, did_you_mean, reported, short_repr
 
 JSON_BYTES = 1 << 24  # size limit of a JSON file, 100 times the index of the largest published models
 LOCK = ".lock"  # name of a directory's lock file
@@ -77,10 +77,8 @@ def sole_writer(directory: Path) -> Iterator[None]:
         UserError: if another process holds the lock; the message has its id, host and start time.
     """
     path = directory / LOCK
-    try:
+    with reported(f"cannot write to {directory}"):
         file = path.open("a")
-    except OSError as e:
-        raise UserError(f"cannot write to {directory}: {e.strerror}") from None
     with file:
         try:
             _lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,15 +144,23 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
     Raises:
         UserError: if the file is missing, not a regular file (a pipe would never end), or too large.
     """
-    try:
+    with reported(f"cannot read {path}"):
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path}: it is not a file")
         size = path.stat().st_size
         if size > limit:
             raise UserError(f"{path} is too large: {size:,} bytes, at most {limit:,} are allowed")
         return path.read_bytes()
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None
+
+
+def beside(path: Path | str) -> list[str]:
+    """Return the paths of the directory of a path, for `did_you_mean`."""
+    return [str(other) for other in Path(path).parent.glob("*")]
+
+
+def missing(path: Path | str, fix: str = "") -> UserError:
+    """Return the error for a path that does not exist; it names a similar path of the same directory."""
+    return UserError(f"no such file or directory: {path}{did_you_mean(str(path), beside(path))}{fix}")
 
 
 def read_json(path: Path) -> dict[str, Any]:

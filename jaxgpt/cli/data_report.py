@@ -12,6 +12,7 @@ from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 SHOWN = 5  # files to print; --json has all
@@ -50,8 +51,8 @@ def data_report(target: str, /, *, json: Json = False, settings: Annotated[Setti
                 f"--data.path {target}"
             )
     else:
-        near = did_you_mean(target, PRESETS)
-        raise UserError(f"no preset, run, file or folder {target!r}{near}; jaxgpt presets lists the presets")
+        near = did_you_mean(target, [*PRESETS, *beside(target)])
+        raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     config = with_settings(base, settings)
 
     from jaxgpt.report.report import open_reported, report_on
@@ -66,7 +67,7 @@ def data_report(target: str, /, *, json: Json = False, settings: Annotated[Setti
         activity.stage("counting")
         reports = [report_on(part, activity) for part in data.parts or (data,)]
     weights = [weight for _, weight in config.data.sources]
-    shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=True)]
+    shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=False)]
     if json:
         sources = [share | results for share, results in zip(shares, reports, strict=False)]
         print_json({"name": target} | ({"sources": sources} if sources else reports[0]))

@@ -10,7 +10,7 @@ from typing import Any
 from jaxgpt.cli.output import note
 from jaxgpt.config import Config, from_json
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import read_bytes
+from jaxgpt.files import beside, read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 
@@ -27,7 +27,8 @@ def named_config(target: str) -> Config:
             note(f"{target} is the preset: for the file or directory of this name, write ./{target}")
         return preset(target or DEFAULT)
     if not Path(target).exists():
-        raise UserError(f"no preset or run {target!r}{did_you_mean(target, PRESETS)}; jaxgpt presets lists the presets")
+        near = did_you_mean(target, [*PRESETS, *beside(target)])
+        raise UserError(f"no preset or run {target!r}{near}; jaxgpt presets lists the presets")
     from jaxgpt.checkpoint.run import open_run
 
     return open_run(Path(target)).config()

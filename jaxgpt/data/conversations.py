@@ -15,8 +15,8 @@ from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_spans
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import JSON_BYTES, parse_json
+from jaxgpt.errors import UserError, reported, short_repr
+from jaxgpt.files import missing, parse_json
 
 DATE = "2024-07-26"  # date for templates that write it: a batch is a function of (seed, step), not of the day
 PAIR = '{"prompt": "Hi", "completion": "Hello"}'
@@ -89,29 +89,24 @@ def read_conversations(
     Raises:
         UserError: if the file cannot be read, a line is not a conversation, or the file is empty.
     """
-    if not path.is_file():
-        raise UserError(f"{'not a file' if path.exists() else 'no such file'}: {path}")
-    digest, conversations, done, size = hashlib.sha256(), list[Conversation](), 0, path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(JSON_BYTES + 1), b""), 1):
-                if len(line) > JSON_BYTES:
-                    raise UserError(f"{path}, line {number} is longer than {JSON_BYTES:,} bytes: shorten it")
-                digest.update(line)
-                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if text.strip():
-                    value = parse_json(text.rstrip(b"\r\n"), f"{path}, line {number}")
-                    try:
-                        conversations.append(encode_conversation(value, tokenizer, template))
-                    except UserError as e:
-                        raise UserError(f"{path}, line {number}: {e}") from None
-                done += len(line)
-                progress(done, size)
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None
+    if not path.exists():
+        raise missing(path)
+    with reported(f"cannot read {path}"):
+        data = path.read_bytes()
+    conversations, done = list[Conversation](), 0
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            value = parse_json(line, where)
+            try:
+                conversations.append(encode_conversation(value, tokenizer, template))
+            except UserError as e:
+                raise UserError(f"{where}: {e}") from None
+        done += len(line) + 1
+        progress(min(done, len(data)), len(data))
     if not conversations:
         raise UserError(f"{path} has no conversations: write one per line, as {EXAMPLE}")
-    return conversations, digest.hexdigest()
+    return conversations, hashlib.sha256(data).hexdigest()
 
 
 def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> Conversation:

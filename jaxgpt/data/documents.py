@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 from jaxgpt.data.cuts import Cuts, cut
 from jaxgpt.data.text import is_hidden
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import parse_json
+from jaxgpt.files import missing, parse_json
 
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -267,7 +267,7 @@ def _read_dataset(source: Source, field: str) -> Iterator[Piece]:
 def _files(name: str) -> Source:
     path = Path(name)
     if not path.exists():
-        raise UserError(f"no such file or directory: {name}; a Hugging Face dataset is {HUB}NAME")
+        raise missing(name, f"; a Hugging Face dataset is {HUB}NAME")
     files = [path]
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))

@@ -203,7 +203,7 @@ def _tokenizer(config: Config) -> Tokenizer:
         UserError: if it is made from text, and a source is not text; or if it cannot be made.
     """
     data, texts = config.data, list[Text]()
-    sources = [each for each, _ in data.sources] or [data]
+    sources = [each for each, _ in data.sources]
     for each in sources:
         if each.path and (tokenizer := prepared_tokenizer(Path(each.path), data.tokenizer)):
             return tokenizer

@@ -46,7 +46,7 @@ from jaxgpt.data.shards import (
 )
 from jaxgpt.data.tokenizer import Tokenizer, cuts_of
 from jaxgpt.data.tokenizer_files import TOKENIZERS, load_tokenizer, make_tokenizer, train_bpe
-from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int, short_repr
+from jaxgpt.errors import TrainingFailed, UserError, as_float, as_int, reported, short_repr
 from jaxgpt.files import LOCK, sole_writer
 from jaxgpt.runtime import cores
 
@@ -224,11 +224,9 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 
 def _create(out: Path) -> None:
-    try:
+    with reported(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in out.iterdir()} - {LOCK, f"{INDEX}.tmp"}
-    except OSError as e:
-        raise UserError(f"cannot write to {out}: {e.strerror}") from None
     if names and read_index(out) is None:
         raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose another --out")
 

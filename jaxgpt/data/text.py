@@ -16,8 +16,8 @@ from string import ascii_letters
 import numpy as np
 
 from jaxgpt.config import DataConfig
-from jaxgpt.errors import UserError
-from jaxgpt.files import cache_dir, fetch
+from jaxgpt.errors import UserError, reported
+from jaxgpt.files import cache_dir, fetch, missing
 
 TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory
 DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
@@ -143,7 +143,7 @@ def read_path(path: Path) -> Text:
         UserError: if the path does not exist, is too large, is not text, or is a directory without text files.
     """
     if not path.exists():
-        raise UserError(f"no such file or directory: {path}")
+        raise missing(path)
     if path.is_file():
         if not (data := _read_file(path)):
             raise UserError(f"{path} is empty")
@@ -192,13 +192,12 @@ def _read_file(path: Path) -> bytes:
             f"tokens, then use --data.path tokens",
             path.suffix.lower(),
         )
-    try:
+    with reported(f"cannot read {path}"):
         if path.stat().st_size > TEXT_BYTES:
             raise _too_large(path)
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
         data.decode("utf-8")
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None
     except UnicodeDecodeError as e:
         raise NotText(
             f"{path} is not UTF-8 text (byte {e.start}): convert it to plain text, or rename a file of token ids to .bin"

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import mmap
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -15,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxgpt.config import MAX_VOCAB
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, reported
+from jaxgpt.files import missing
 
 HEADER = 256  # int32 numbers in the header of an llm.c file
 WINDOWS_PER_BLOCK = 32  # windows of documents to process at a time: they fit in the CPU's cache
 CHECKED_IDS = 1 << 20  # ids of each file to check when it is opened; the others are checked when they are read
 HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids of each block of a fingerprint, and their number
-PYTORCH = (b"PK\x03\x04", bytes.fromhex("80028a0a6cfc9c46f920"))  # first bytes of PyTorch files, current and legacy
 SPLIT_WORDS = {"train": {"train", "training"}, "val": {"val", "valid", "validation"}}
 NOT_COUNTED = ("index.json", "tokenizer.json")  # files of `jaxgpt data prepare` next to the shards
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
@@ -267,7 +268,7 @@ def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]
         UserError: if a file is missing, empty, or has an unknown format.
     """
     if not path.exists():
-        raise UserError(f"no such file or directory: {path}")
+        raise missing(path)
     files, skipped = {"train": [path], "val": list[Path]()}, 0
     if path.is_dir():
         visible = [p for p in _visible(path) if p.name not in NOT_COUNTED]
@@ -291,18 +292,10 @@ def open_tokens(path: Path) -> np.ndarray:
     nanoGPT's format is little-endian uint16 without a header. llm.c's has a header of 256 int32 that begins with magic,
     version and number of ids, followed by uint16 (GPT-2) or uint32 (Llama 3).
     """
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as f:
-            head = f.read(4 * HEADER)
-    except OSError as e:
-        raise UserError(f"cannot read {path}: {e.strerror}") from None
+    with reported(f"cannot read {path}"), path.open("rb") as file:
+        size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)
     if size == 0:
         raise UserError(f"{path} is empty")
-    if head.startswith(PYTORCH):
-        raise UserError(
-            f"{path} is a PyTorch file or an archive, not a token file: write the ids as raw 16-bit integers"
-        )
     magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) == 4 * HEADER else (0, 0, 0)
     if magic in LLMC:
         known, dtype = LLMC[magic]

@@ -35,7 +35,7 @@ class UnknownTokenizer(WordTokenizer):
 def open_reported(config: Config, tokenizer: Tokenizer | None = None, progress: Progress = no_progress) -> Data:
     """Open data as for training, except that token files need no tokenizer; args as for `open_data`."""
     data = config.data
-    sources = [each for each, _ in data.sources] or [data]
+    sources = [each for each, _ in data.sources]
     if tokenizer is None and data.tokenizer in (*FROM_TEXT, "ids") and all(map(_lacks_tokenizer, sources)):
         tokenizer = UnknownTokenizer([])
     size = config.model.vocab_size if data.tokenizer == "ids" and tokenizer is None else 0

@@ -28,7 +28,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig, flat
 from jaxgpt.data import Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import sole_writer
+from jaxgpt.files import missing, sole_writer
 from jaxgpt.lm.model import load, load_base
 from jaxgpt.model import GPT
 from jaxgpt.model.params import crop_positions
@@ -135,10 +135,10 @@ def check(start: Start) -> None:
     step = max(checkpoints(run.checkpoints), default=None)
     if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
         raise UserError(f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_anew(run)}")
-    for data, _ in config.data.sources or [(config.data, 1)]:
+    for data, _ in config.data.sources:
         if data.path and not Path(data.path).exists() and start.data is None:
             flag = "--data.mix" if config.data.mix else "--data.path"
-            raise UserError(f"no such file or directory: {data.path}; if the data has moved, set {flag}")
+            raise missing(data.path, f"; if the data has moved, set {flag}")
 
 
 def read_weights(start: Start) -> Weights:
@@ -272,7 +272,7 @@ def _anew(run: Run) -> str:
 
 def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
     """List the sources of the data without their paths."""
-    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources or [(data, 1)]]
+    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources]
 
 
 def _cropped(params: Any, config: ModelConfig) -> Any:

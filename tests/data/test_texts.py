@@ -115,6 +115,9 @@ def test_characters_are_counted(content: str) -> None:
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or directory: nowhere"):
         read_path(Path("nowhere"))
+    Path("shakespeare.txt").touch()
+    with pytest.raises(UserError, match=r"no such file or directory: shakspeare.txt \(did you mean shakespeare.txt"):
+        read_path(Path("shakspeare.txt"))
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UserError, match=r"no text files in .*it is empty"):
         read_path(tmp_path / "nothing")

@@ -19,7 +19,7 @@ from helpers import jaxgpt, repository
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert.files import Weights
 from jaxgpt.data import open_data
-from jaxgpt.data.tokens import Tokens, open_tokens
+from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 
 ENTRY = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
@@ -128,10 +128,3 @@ def test_pickles_raise_without_being_opened(name: str, content: Any, tmp_path: P
     (folder / "model.safetensors").write_bytes(content())
     assert jaxgpt("import", str(folder), "run").code == 2
     assert not (tmp_path / "it-ran").exists()
-
-
-@pytest.mark.parametrize("start", [torch_zip(), bytes.fromhex("80028a0a6cfc9c46f920") + b"\0" * 100])
-def test_a_torch_file_is_not_a_token_file(start: bytes, tmp_path: Path) -> None:
-    (tmp_path / "train.bin").write_bytes(start + b"\0" * (len(start) % 2))
-    with pytest.raises(UserError, match="a PyTorch file"):
-        open_tokens(tmp_path / "train.bin")

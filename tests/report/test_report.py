@@ -174,7 +174,7 @@ def test_conversations(tmp_path: Path) -> None:
     [
         (["report"], "TARGET requires an argument"),
         (["reprot", "x"], "did you mean jaxgpt data prepare or jaxgpt data report?"),
-        (["report", "nosuch"], "no preset, run, file or folder 'nosuch'; jaxgpt presets lists the presets"),
+        (["report", "nosuch"], "no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "gpt2"], "no text is named: add --data.path FILE"),
         (
