@@ -201,7 +201,8 @@ class DataConfig(Section):
         0.9, "leading fraction of the tokens to train on; 1: train and evaluate on all", above=0.0, high=1.0
     )
     sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
-    stride: int = setting(0, "tokens between starts of windows; 0: block_size, with a new offset each epoch", 0)
+    window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
+    stride: int = setting(0, "tokens between starts of windows; 0: the window, with a new offset each epoch", 0)
     documents: Literal["flow", "mask", "pack"] = setting(
         "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, short documents intact"
     )
@@ -481,6 +482,10 @@ class Config(Section):
                 f"train.scan_layers needs the same sliding window in all layers, but model.window_pattern is "
                 f"{self.model.window_pattern}: set train.scan_layers to false"
             )
+        if self.data.window > self.model.block_size:
+            raise UserError(
+                f"data.window {self.data.window} exceeds the context, model.block_size {self.model.block_size}: lower it"
+            )
         if self.lora.rank and self.optim.name == "muon":
             raise UserError("optim.name muon does not support adapters (lora.rank): use --optim.name adamw")
         train, several = self.train, self.train.steps_per_call > 1
@@ -490,12 +495,22 @@ class Config(Section):
         self._check_batch(train.eval_batch_size, f"train.eval_batch_size {train.eval_batch_size}", "batch")
 
     def _check_batch(self, windows: int, settings: str, unit: str) -> None:
-        ids = windows * (self.model.block_size + 1)
+        ids = windows * (self.window + 1)
         if ids > MAX_BATCH:
             raise UserError(
-                f"{settings} x (model.block_size {self.model.block_size} + 1) is {ids:,} token ids: "
+                f"{settings} x ({self.window_setting} + 1) is {ids:,} token ids: "
                 f"at most {MAX_BATCH:,} are allowed per {unit}"
             )
+
+    @property
+    def window(self) -> int:
+        """T, tokens per training window."""
+        return self.data.window or self.model.block_size
+
+    @property
+    def window_setting(self) -> str:
+        """The setting of the window, and its value."""
+        return f"data.window {self.window}" if self.data.window else f"model.block_size {self.window}"
 
     @property
     def decay_steps(self) -> int:

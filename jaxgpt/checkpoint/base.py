@@ -20,7 +20,7 @@ from jaxgpt.errors import UserError
 
 
 class FrozenBase(NamedTuple):
-    """Frozen weights of a run with adapters, and their checksum before any change, such as a shorter context."""
+    """Frozen weights of a run with adapters, and their checksum."""
 
     params: Any
     checksum: str

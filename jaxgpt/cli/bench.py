@@ -53,7 +53,7 @@ def report(config: Config, results: dict[str, Any]) -> str:
     from jaxgpt.study.trace import WORK
 
     step, start, limits = (results[name] for name in ("step", "start_seconds", "limits"))
-    train, T = config.train, config.model.block_size
+    train, T = config.train, config.window
     low, high = (1e3 * seconds for seconds in step["range"])
     source = "compiled (cached)" if start["from_cache"] else "compiled"
     lines = [

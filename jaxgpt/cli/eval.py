@@ -93,7 +93,7 @@ def eval(
             weights: change,
             "perplexity": f"{results['perplexity']:.3f}",
             "bits per byte": f"{bits:.4f}" if size else "",
-            "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.model.block_size}",
+            "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
         }
     )
     return 0

@@ -81,7 +81,7 @@ def describe(config: Config) -> dict[str, Any]:
         "parameters": parameter_count(params),
         "trainable_parameters": parameter_count(trained),
         "modules": parameter_table(params),
-        "flops_per_token": flops_per_token(config.model, params, config.lora),
+        "flops_per_token": flops_per_token(config.model, params, config.window, config.lora),
         "bytes": state_bytes(config, params),
     }
 

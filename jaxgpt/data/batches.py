@@ -72,7 +72,7 @@ class Batches:
         for source in self._sources:
             if source.count < 1:
                 raise UserError(
-                    f"model.block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
+                    f"block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
                     f"there are {len(source.split)}"
                 )
 
@@ -80,7 +80,7 @@ class Batches:
     def of(config: Config, split: Split, first: int = 0) -> Batches:
         """Return the batches of a config."""
         train, data = config.train, config.data
-        return Batches(split, config.model.block_size, train.batch_size, train.seed, data.sampling, data.stride, first)
+        return Batches(split, config.window, train.batch_size, train.seed, data.sampling, data.stride, first)
 
     def at(self, step: int) -> Windows:
         """Return the batch of a step."""

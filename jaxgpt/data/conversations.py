@@ -57,7 +57,8 @@ def load_conversations(
     kept = [each for each in truncated if each.is_target[1:].any()]
     if not kept:
         raise UserError(
-            f"no conversation of {path} has an assistant's token among its first {size:,}: raise model.block_size"
+            f"no conversation of {path} has an assistant's token among its first {size:,}: raise data.window "
+            f"(or model.block_size)"
         )
     n = min(max(int(train_fraction * len(kept)), 1), len(kept))
     train, val = pack_conversations(kept[:n], block_size), pack_conversations(kept[n:], block_size)
@@ -67,7 +68,7 @@ def load_conversations(
         f"{len(kept):,} conversation{'s' * (len(kept) > 1)} in {path}",
         f"loss on {targets:.1%} of the tokens",
         f"windows {train.fill(block_size):.1%} full",
-        f"{longer:,} cut at the context of {block_size:,} tokens" * (longer > 0),
+        f"{longer:,} cut at {block_size:,} tokens" * (longer > 0),
         f"{dropped:,} left out without an assistant's token" * (dropped > 0),
     ]
     return train, val, "; ".join(filter(None, notes)), sha256

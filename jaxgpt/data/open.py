@@ -96,12 +96,12 @@ class Data:
         Raises:
             UserError: if a split is shorter than a window, or no document ends.
         """
-        T, setting = config.model.block_size, config.data.documents
+        T, setting = config.window, config.data.documents
         for part in self.parts or (self,):
             for kind, split in (("training", part.train), ("validation", part.val)):
                 if len(split) <= T and not part.is_conversations:
                     raise UserError(
-                        f"model.block_size {T} needs at least {T + 1} {kind} tokens, but there are {len(split)} in "
+                        f"{config.window_setting} needs at least {T + 1} {kind} tokens, but there are {len(split)} in "
                         f"{part.name}: lower it, change data.train_fraction, or use a longer text"
                     )
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
@@ -117,7 +117,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     """Read, tokenize and split the data of a config.
 
     Args:
-        config: config of a run or preset; its `data`, `model.vocab_size` and `model.block_size` are used.
+        config: config of a run or preset; its `data`, `model.vocab_size` and `window` are used.
         tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or `data.tokenizer`.
         progress: called with the number of characters or bytes tokenized so far, and the total.
 
@@ -175,7 +175,7 @@ def _open_ids(config: Config, tokenizer: Tokenizer | None, progress: Progress) -
 def _open_conversations(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
     tokenizer = tokenizer or _tokenizer(config)
     _model_size(config, tokenizer)
-    T, fraction = config.model.block_size, config.data.train_fraction
+    T, fraction = config.window, config.data.train_fraction
     train, val, source, sha256 = load_conversations(Path(config.data.path), tokenizer, T, fraction, progress)
     return Data(train, val, True, tokenizer, source, sha256)
 
@@ -239,7 +239,7 @@ def _model_size(config: Config, tokenizer: Tokenizer) -> int:
 
 def _as_documents(config: Config, data: Data) -> Data:
     """Mark where documents end, and pack them into windows, as `data.documents` specifies."""
-    setting, T, ends = config.data.documents, config.model.block_size, data.tokenizer.end_ids
+    setting, T, ends = config.data.documents, config.window, data.tokenizer.end_ids
     if setting == "flow" or not (isinstance(data.train, Tokens) and isinstance(data.val, Tokens)):
         return data
     if not ends:

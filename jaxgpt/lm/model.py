@@ -23,7 +23,7 @@ from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.model.lora import abstract_trained, merge
-from jaxgpt.model.params import abstract_params, crop_positions, flatten_params
+from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel import use_mesh
@@ -108,7 +108,7 @@ def read_base(run: Run, config: Config, step: int) -> Any:
 
 
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
-    """Read the weights that adapters of a model change, without the positions past its context, and their tokenizer.
+    """Read the weights that adapters of a model change, and their tokenizer.
 
     Args:
         path: a run, or one of its checkpoints. A run with adapters is merged first.
@@ -119,12 +119,11 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
     """
     run, which = parse_checkpoint(str(path))
     _, params, tokenizer, _ = load(run, which)
-    cropped = crop_positions(params, model)
-    if _shapes(cropped) != _shapes(abstract_params(model)):
+    if _shapes(params) != _shapes(abstract_params(model)):
         raise UserError(
             f"{path} is not the base of these adapters: its architecture differs; restore it, or choose a different path"
         )
-    return FrozenBase(cropped, checksum(params)), tokenizer
+    return FrozenBase(params, checksum(params)), tokenizer
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:

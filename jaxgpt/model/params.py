@@ -102,13 +102,6 @@ def forward_order(config: ModelConfig) -> list[str]:
     return list(weights(replace(config, n_layer=1)))
 
 
-def crop_positions(params: Any, config: ModelConfig) -> Any:
-    """Return the parameters without the learned positions past the context of a config."""
-    if "wpe" not in params:
-        return params
-    return params | {"wpe": {"embedding": params["wpe"]["embedding"][: config.block_size]}}
-
-
 def abstract_params(config: ModelConfig) -> Any:
     """Return the shapes and dtypes of a model's parameters, without computing them."""
     table = sorted(weights(config).items())  # the order of JAX's trees

@@ -72,7 +72,7 @@ def keep_memory(config: Config) -> None:
     process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
-    tokens = microbatches(config.train, devices).rows * config.model.block_size / cores()
+    tokens = microbatches(config.train, devices).rows * config.window / cores()
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
         # Allocate no blocks outside the heap, return none, and use one heap, which the command line has done already.
         set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})

@@ -111,8 +111,8 @@ def argument_bytes(layout: Layout) -> dict[str, float]:
 def step_flops(layout: Layout) -> float:
     """Compute the FLOPs of a step on one device by the formula for the model, padding included."""
     config = layout.config
-    tokens = math.prod(layout.microbatches) * config.model.block_size
-    flops = flops_per_token(config.model, layout.abstract_weights, config.lora)
+    tokens = math.prod(layout.microbatches) * config.window
+    flops = flops_per_token(config.model, layout.abstract_weights, config.window, config.lora)
     return flops * tokens / math.prod(asdict(config.mesh).values())
 
 
@@ -148,7 +148,7 @@ def _residual_bytes(layout: Layout) -> float:
     sizes = [0.0]
     for aval in _roots(jaxpr, jaxpr.outvars):
         shape = aval.shape
-        if rows in shape[:2] or rows * model.block_size in shape[:2]:
+        if rows in shape[:2] or rows * config.window in shape[:2]:
             part = config.mesh.tensor if split & set(shape[1:]) else 1
             sizes.append(math.prod(shape) * aval.dtype.itemsize / ways / part)
     return sum(sizes) + max(sizes)
@@ -206,7 +206,7 @@ def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:
     )
     table = 0 if config.model.tie_embeddings else layout.abstract_weights["wte"]["embedding"].size * width / mesh.tensor
     rows = layout.microbatches.rows // batch_ways(layout.mesh)
-    block = rows * config.model.block_size * config.model.n_embd * width
+    block = rows * config.window * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (
         Collective("all-gather", whole - table, mesh.fsdp, 2 * count),

@@ -105,7 +105,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}
     cost = _compiled(lowered, counted, layout, topology, quick)
     # The forward pass is a third of the training FLOPs.
-    flops = flops_per_token(model, params) / 3 * B / mesh.devices.size
+    flops = flops_per_token(model, params, model.block_size) / 3 * B / mesh.devices.size
     return replace(cost, model_flops=flops)
 
 

@@ -75,12 +75,12 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     count = min(max(round(TRACED / (step * steps.each)), 2), 10)
     trace = record_trace(lambda: steps.run(count))
     where = device_time(trace, instruction_kinds(compiled.as_text() or ""), len(program.layout.mesh.local_devices))
-    tokens = config.train.batch_size * config.model.block_size
+    tokens = config.train.batch_size * config.window
     say("measuring peak FLOP/s and bandwidth")
     peak = product_peak(program.layout.mesh, config.train.compute_dtype)
     bandwidth = read_bandwidth(program.layout.mesh)
     params, memory = program.layout.abstract_weights, compiled.memory_analysis()
-    flops = flops_per_token(config.model, params, config.lora)
+    flops = flops_per_token(config.model, params, config.window, config.lora)
     device = program.layout.mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
@@ -114,7 +114,7 @@ class _Steps:
 
     def __init__(self, program: Program, state: Any) -> None:
         config = program.layout.config
-        T, V = config.model.block_size, config.model.vocab_size
+        T, V = config.window, config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program, self.state = program, state
         self.batches = Batches.of(config, Tokens([ids], end_ids=(0,) if config.data.segmented else ()))

@@ -76,8 +76,8 @@ def evaluate(
     """
     began = time.perf_counter()
     config, mesh = program.layout.config, program.layout.mesh
-    block_size = config.model.block_size
-    starts = np.asarray(tokens.eval_starts(block_size, max(config.data.stride, block_size)))
+    T = config.window
+    starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
     batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
     # The split limits the batch, not the evaluated windows: all evaluations of a run have the same shape.
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
@@ -87,7 +87,7 @@ def evaluate(
     progress(0, len(windows))
 
     def batch(first: int) -> jax.Array:
-        rows = Windows(tokens, starts[windows[first : first + batch_size]], block_size)
+        rows = Windows(tokens, starts[windows[first : first + batch_size]], T)
         return put(mesh, [rows], (batch_size, *rows.shape[1:]))
 
     with prefetched(batch, range(0, len(windows), batch_size)) as batches:

@@ -77,7 +77,7 @@ class Layout:
 
         With segment ids, windows are `[T, 3]` (see `train.loss.split_windows`).
         """
-        T = self.config.model.block_size
+        T = self.config.window
         one = math.prod(self.microbatches), *((T, 3) if self.config.data.segmented else (T + 1,))
         shape = one if steps == 1 else (steps, *one)
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.mesh, steps > 1))

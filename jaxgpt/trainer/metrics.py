@@ -93,12 +93,12 @@ def multiplied_parameters(config: ModelConfig, params: Any) -> int:
     return sum(math.prod(leaf.shape) for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
 
 
-def flops_per_token(config: ModelConfig, params: Any, lora: LoraConfig | None = None) -> int:
+def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig | None = None) -> int:
     """Compute the floating-point operations of training on one token: `6 P + 12 L N H T`.
 
-    P: parameters in matrix products, 2 operations forward and 4 backward. The second term is attention over a full context,
-    without a deduction for the causal mask (PaLM, appendix B). With adapters `4 P + 2 P_a` replaces `6 P`: of the weights,
-    only the adapted matrices, with P_a parameters, have a gradient.
+    P: parameters in matrix products, 2 operations forward and 4 backward. The second term is attention over T tokens,
+    without a deduction for the causal mask (PaLM, appendix B). With adapters `4 P + 2 P_a` replaces `6 P`: of the weights, only
+    the adapted matrices, with P_a parameters, have a gradient.
     """
     count = gradients = multiplied_parameters(config, params)
     if lora is not None and lora.rank:
@@ -106,7 +106,7 @@ def flops_per_token(config: ModelConfig, params: Any, lora: LoraConfig | None = 
         leaves = jax.tree_util.tree_leaves_with_path(params)
         kernels = [leaf for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names]
         gradients = sum(math.prod(kernel.shape) for kernel in kernels)
-    attention = 12 * config.n_layer * config.n_head * config.head_width * config.block_size
+    attention = 12 * config.n_layer * config.n_head * config.head_width * T
     return 4 * count + 2 * gradients + attention
 
 

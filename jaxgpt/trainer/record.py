@@ -59,7 +59,7 @@ class Record:
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.about["base"] = program.base.checksum
-        flops = flops_per_token(config.model, program.layout.abstract_weights, config.lora)
+        flops = flops_per_token(config.model, program.layout.abstract_weights, config.window, config.lora)
         peak = peak_flops(mesh)
         self.speed = Speed(config, file.elapsed_seconds, flops / peak if peak else 0.0)
         self._in_flight: deque[tuple[range, Metrics]] = deque()

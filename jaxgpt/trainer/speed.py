@@ -21,7 +21,7 @@ class Speed:
 
     def __init__(self, config: Config, elapsed_seconds: float, mfu: float = 0.0) -> None:
         self.steps, self.mfu = config.train.steps, mfu
-        self.tokens_per_step = config.train.batch_size * config.model.block_size
+        self.tokens_per_step = config.train.batch_size * config.window
         now = time.perf_counter()
         self._began, self._last_save, self._excluded = now - elapsed_seconds, now, 0.0
         self._first: tuple[float, int] | None = None  # end of the first call, and the steps done at that time

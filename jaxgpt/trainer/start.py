@@ -31,15 +31,12 @@ from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import missing, sole_writer
 from jaxgpt.lm.model import load, load_base
 from jaxgpt.model import GPT
-from jaxgpt.model.params import crop_positions
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
-
-FREE = ("dropout", "block_size")  # model settings that may differ from those of the initial weights
 
 
 class Start(NamedTuple):
@@ -150,11 +147,11 @@ def read_weights(start: Start) -> Weights:
     if config.lora.rank:
         path = locate_base(run, config) if run else Path(config.init_from)
         base, its_tokenizer = load_base(path, config.model)
-        return Weights(None, base._replace(params=_cropped(base.params, config.model)), tokenizer or its_tokenizer)
+        return Weights(None, base._replace(params=_on_host(base.params)), tokenizer or its_tokenizer)
     if run and checkpoints(run.checkpoints):
         return Weights(tokenizer=tokenizer)
     _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
-    return Weights(_cropped(params, config.model), None, tokenizer or its_tokenizer)
+    return Weights(_on_host(params), None, tokenizer or its_tokenizer)
 
 
 def first_state(program: Program, run: Run, last: Info | None, params: Any) -> TrainState:
@@ -245,13 +242,13 @@ def _change_notes(old: Config, new: Config) -> list[str]:
 
 
 def check_same_model(old: ModelConfig, new: ModelConfig) -> None:
-    """Check that a model can start from the weights of another: only dropout and a shorter context may differ."""
-    for field in fields(ModelConfig):
-        was, now = getattr(old, field.name), getattr(new, field.name)
-        if was != now and field.name not in FREE:
-            raise UserError(f"model.{field.name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it")
-    if new.block_size > old.block_size and old.positions == "learned":
-        raise UserError(f"model.block_size {new.block_size}: the run to start from has only {old.block_size} positions")
+    """Check that a model can start from the weights of another: only dropout, and a context without a table, may differ."""
+    free = {"dropout"} if old.positions == "learned" else {"dropout", "block_size"}
+    for name in [each.name for each in fields(ModelConfig) if each.name not in free]:
+        was, now = getattr(old, name), getattr(new, name)
+        if was != now:
+            window = "; to train on shorter windows, use --data.window" if name == "block_size" else ""
+            raise UserError(f"model.{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
 
 
 def _check_overwrite(out: Path, init_from: str) -> None:
@@ -275,6 +272,5 @@ def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
     return [(bool(each.path), each.conversations, weight) for each, weight in data.sources]
 
 
-def _cropped(params: Any, config: ModelConfig) -> Any:
-    """Return the weights on the host, without the positions past the context."""
-    return crop_positions(jax.tree.map(np.asarray, params), config)
+def _on_host(params: Any) -> Any:
+    return jax.tree.map(np.asarray, params)

@@ -110,7 +110,7 @@ def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[ran
     A run that was resumed with a different batch size continues after the windows that it has used.
     """
     config = program.layout.config
-    used = last.tokens // config.model.block_size - last.step * config.train.batch_size if last else 0
+    used = last.tokens // config.window - last.step * config.train.batch_size if last else 0
     batches = Batches.of(config, data.train, used)
     return lambda steps: program.put_batches([batches.at(step) for step in steps])
 

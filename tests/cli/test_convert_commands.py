@@ -9,6 +9,7 @@ import pytest
 from folders import SMALL, TEXT, hf_folder, run_folder
 
 from jaxgpt.cli import main
+from jaxgpt.trainer.metrics import read_metrics
 
 
 def test_import_and_export(tmp_path, capsys):
@@ -42,26 +43,18 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
     run_folder(tmp_path / "base", SMALL)
     (tmp_path / "my.txt").write_text(TEXT * 40)
     start = ["finetune", "--init-from", "base", "--data.path", "my.txt", "--train.sample-tokens", "0"]
-    flags = [
-        "--train.steps",
-        "1",
-        "--optim.learning-rate",
-        "1e-30",
-        "--optim.weight-decay",
-        "0",
-        "--model.block-size",
-        "8",
-        "--mesh.data",
-        "1",
-    ]
+    optim = ["--optim.learning-rate", "1e-30", "--optim.weight-decay", "0"]
+    flags = [*optim, "--train.steps", "1", "--data.window", "8", "--mesh.data", "1"]
     with jax.numpy_dtype_promotion("standard"):
         assert main(["train", *start, *flags, "--out", "tuned"]) == 0
     import jaxgpt
 
     old, new = jaxgpt.load("base"), jaxgpt.load("tuned")
     np.testing.assert_array_equal(old.params["wte"]["embedding"], new.params["wte"]["embedding"])
-    np.testing.assert_array_equal(old.params["wpe"]["embedding"][:8], new.params["wpe"]["embedding"])
-    assert new.config.model.block_size == 8
+    np.testing.assert_array_equal(old.params["wpe"]["embedding"], new.params["wpe"]["embedding"])
+    assert (new.config.window, new.config.model.block_size) == (8, 16), "the context is the base's"
+    [step, *_] = read_metrics(tmp_path / "tuned" / "metrics.jsonl")
+    assert step["tokens"] == 8 * new.config.train.batch_size
     assert new.tokenizer.encode(TEXT).tolist() == old.tokenizer.encode(TEXT).tolist()
     capsys.readouterr()
 
@@ -72,7 +65,7 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
         (["--data.path", "my.txt"], "--init-from RUN"),
         (["--init-from", "nowhere", "--data.path", "my.txt"], "no run at nowhere"),
         (["--init-from", "base", "--data.path", "my.txt", "--model.n-layer", "7"], "model.n_layer must be 2"),
-        (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "has only 16 positions"),
+        (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "model.block_size must be 16"),
     ],
 )
 def test_finetune_errors(tmp_path, capsys, monkeypatch, flags, message):

@@ -14,7 +14,7 @@ from test_chat import talker
 from jaxgpt import load, save
 from jaxgpt.trainer.metrics import read_metrics
 
-SETTINGS = flags(data__path="chats.jsonl", model__block_size=64, train__batch_size=4, optim__learning_rate=0.02)
+SETTINGS = flags(data__path="chats.jsonl", data__window=64, train__batch_size=4, optim__learning_rate=0.02)
 
 
 @pytest.fixture(autouse=True)

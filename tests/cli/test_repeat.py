@@ -54,7 +54,7 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
 def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Config]) -> None:
     run_folder(Path("base"), SMALL)
     Path("text.txt").write_text(TEXT)
-    args = ["finetune", "--init-from", "base", "--data.path", "text.txt", "--model.block-size", "8"]
+    args = ["finetune", "--init-from", "base", "--data.path", "text.txt", "--data.window", "8"]
     assert jaxgpt("train", *args).code == 0
     run = Run(run_folder(Path("tuned"), SMALL))
     write_settings(run, trained[-1], run.tokenizer())

@@ -119,7 +119,7 @@ def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
 
 RUN = flags(
     data__path="text.txt",
-    model__block_size=8,
+    data__window=8,
     train__steps=4,
     train__batch_size=4,
     train__eval_every=2,
@@ -292,13 +292,14 @@ def test_a_run_does_not_replace_the_base_of_its_base(folder: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_repeated_run_with_other_weights_keeps_its_context_and_dropout(folder: Path) -> None:
-    changed = ["--model.block-size", "6", "--model.dropout", "0.1", "--train.steps", "1"]
+def test_a_repeated_run_with_other_weights_keeps_its_window_and_dropout(folder: Path) -> None:
+    changed = ["--data.window", "6", "--model.dropout", "0.1", "--train.steps", "1"]
     assert jaxgpt("train", "finetune", "--init-from", "base", *RUN, *changed, "--out", "first").code == 0
     shutil.copytree("base", "moved")
     result = jaxgpt("train", "first", "--init-from", "moved", "--out", "second")
     assert "using the settings of first, starting from the weights of moved" in result.err
-    assert open_config("second").model == open_config("first").model
+    first, second = open_config("first"), open_config("second")
+    assert (second.model, second.data.window) == (first.model, 6)
 
 
 def test_a_run_can_be_repeated(folder: Path) -> None:
