@@ -29,7 +29,8 @@ MAX_ROWS = 2**16  # texts generated for one prompt
 
 NEW_TOKENS = 200  # default number of new tokens, if they fit the context
 SEED = 1337  # default seed for sampling
-Overflow = Literal["error", "slide"]  # when a text exceeds the context: raise an error, or slide the window
+# When a text exceeds the context: auto continues with RoPE and raises an error otherwise; slide drops the beginning.
+Overflow = Literal["auto", "error", "slide"]
 
 # Names of functions in jaxgpt/ops. A program may add its own: docs/own/activation.md, docs/own/norm.md.
 NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]

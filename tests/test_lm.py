@@ -28,6 +28,8 @@ from jaxgpt.lm.model import sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params, boxed_params
 from jaxgpt.model.scan import stack_layers
+from jaxgpt.ops.activations import ACTIVATIONS
+from jaxgpt.ops.norms import NORMS
 from jaxgpt.parallel import make_mesh, shardings
 
 LETTERS = "abcdefghijklmnop\n"
@@ -361,8 +363,10 @@ def test_streamed_pieces_join_to_the_text(kind: str, block: int | None) -> None:
 )
 def test_a_sliding_window_equals_cropping_without_a_cache(positions: str, length: int) -> None:
     lm = tiny(block_size=16, positions=positions, n_layer=2)
-    prompts = [np.random.default_rng(length).integers(0, 16, length).tolist(), [3, 1]]
-    outs = jaxgpt.generate(lm, prompts, temperature=0, max_new_tokens=40, overflow="slide")
+    later = np.random.default_rng(length).integers(8, 16, length).tolist()
+    prompts = [[*range(8), *later][:length], [3, 1]]  # ids 0 to 7 are penalized although outside the window
+    settings: dict[str, Any] = {"temperature": 0, "repetition_penalty": 2.0}
+    outs = jaxgpt.generate(lm, prompts, max_new_tokens=40, overflow="slide", **settings)
     apply = jax.jit(lambda t: GPT(lm.config.model).apply({"params": lm.params}, t))
     for prompt, out in zip(prompts, outs, strict=True):
         ids = list(prompt)
@@ -371,7 +375,10 @@ def test_a_sliding_window_equals_cropping_without_a_cache(positions: str, length
             window = ids[-16:]
             padded = np.zeros((1, 16), np.int32)
             padded[0, : len(window)] = window
-            assert int(apply(padded)[0, len(window) - 1].argmax()) == token
+            logits = np.array(apply(padded)[0, len(window) - 1])
+            seen = list(set(ids))
+            logits[seen] *= np.where(logits[seen] > 0, 0.5, 2.0)
+            assert int(logits.argmax()) == token
             ids.append(token)
 
 
@@ -383,7 +390,26 @@ def test_exceeding_the_context_raises_with_both_numbers_by_default() -> None:
     with pytest.raises(UserError, match=r"20 tokens .* context length of 16"):
         jaxgpt.generate(lm, [[1] * 20], max_new_tokens=1)
     rope = tiny(block_size=16, positions="rope")
+    with pytest.raises(UserError, match=r"20 tokens and 30 new .* context length of 16"):
+        jaxgpt.generate(rope, [[1] * 20], max_new_tokens=30, overflow="error")
     assert len(jaxgpt.generate(rope, [[1] * 20], max_new_tokens=30)[0].ids) == 30
+
+
+@pytest.mark.parametrize(("registry", "name"), [(ACTIVATIONS, "relu"), (NORMS, "rmsnorm")])
+def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = tiny(activation="relu", norm="rmsnorm", n_embd=16)
+    apply = jax.jit(GPT(lm.config.model).apply)
+    found = []
+    for function in (registry[name], lambda x, *args: -3 * jnp.cos(x)):
+        monkeypatch.setitem(registry, name, function)
+        with jax.disable_jit():
+            expected = GPT(lm.config.model).apply({"params": lm.params}, jnp.array([[0, 1]]))[0, -1]  # type: ignore[index]
+        [out] = jaxgpt.generate(lm, [[0, 1]], max_new_tokens=1, temperature=0)
+        assert out.ids == [expected.argmax()]
+        for logits in (apply({"params": lm.params}, jnp.array([[0, 1]])), jaxgpt.study.run(lm, [[0, 1]]).logits):
+            np.testing.assert_allclose(logits[0, -1], expected, atol=1e-5)
+        found.append(out.ids)
+    assert found[0] != found[1]
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def sample(
     max_length: int | None = None,
     stop: tuple[str, ...] = (),
     stop_ids: tuple[int, ...] = (),
-    overflow: Overflow = "error",
+    overflow: Overflow = "auto",
     lookup: int = 0,
     seed: Seed = SEED,
     stream: bool = False,
@@ -58,7 +58,7 @@ def sample(
         max_length: maximum number of tokens including the prompt, instead of --max-new-tokens
         stop: end the sample before the first of these strings
         stop_ids: end the sample before the first of these ids
-        overflow: when the text exceeds the context: error, or slide the window; with error, models with RoPE continue
+        overflow: when the text exceeds the context: error, slide the window, or auto: continue with RoPE, otherwise error
         lookup: faster decoding of one repetitive text: draft what followed the last N tokens earlier; 0: off
         stream: print the text as it is generated
         check_memorized: find the longest span of each sample that occurs verbatim in the training data

@@ -41,7 +41,7 @@ HEAD = "lm_head"
 
 # Options that do not change what an adapter computes; init_lora_weights may, by changing the base (see `KEEPS_BASE`).
 HARMLESS = """
-    auto_mapping base_model_name_or_path exclude_modules fan_in_fan_out inference_mode megatron_core peft_version
+    auto_mapping base_model_name_or_path eva_config exclude_modules fan_in_fan_out inference_mode megatron_core peft_version
     qalora_group_size revision target_modules
 """.split()
 MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged model"
@@ -186,7 +186,7 @@ def read_adapter(folder: Path, model: ModelConfig, params: Any) -> tuple[LoraCon
     Raises:
         UserError: if a feature is not supported, or tensors do not match the model.
     """
-    rank, alpha = _read_config(folder / CONFIG)
+    rank, alpha = read_config(folder / CONFIG)
     weights, rows, shapes, of_base = Weights(folder), _matrix_rows(model), leaf_shapes(model), flatten_params(params)
     rows = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.lora_") for name in weights.tensors)]
     if not rows:
@@ -220,8 +220,12 @@ def read_adapter(folder: Path, model: ModelConfig, params: Any) -> tuple[LoraCon
     return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), nest(leaves)
 
 
-def _read_config(path: Path) -> tuple[int, float]:
-    """Read the rank and alpha, and reject options that are not supported."""
+def read_config(path: Path) -> tuple[int, float]:
+    """Read the rank and alpha of an adapter_config.json.
+
+    Raises:
+        UserError: if an option is not supported.
+    """
     values = read_json(path)
     used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
     options = Options(used, str(path))

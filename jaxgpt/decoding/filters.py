@@ -157,15 +157,17 @@ def _max(logits_BV: jax.Array) -> jax.Array:
 
 
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the index at which the cumulative sum first exceeds the target, and the target minus the sum before it.
+    """Return the index of a positive weight at which the sum first exceeds the target, and the target minus the sum before it.
 
-    If rounding leaves no such index, use the last positive weight.
+    Sums are rounded, and a parallel prefix sum may even fall: an index without weight is never returned, and if no sum exceeds
+    the target, the last positive weight is.
     """
-    sum_BN = jnp.cumsum(weight_BN, axis=-1)
-    last_B = weight_BN.shape[-1] - 1 - jnp.argmax(weight_BN[:, ::-1] > 0, axis=-1)
-    first_B = jnp.minimum((sum_BN <= target_B[:, None]).sum(-1), last_B)
-    taken_BN = jnp.where(jnp.arange(weight_BN.shape[-1])[None, :] < first_B[:, None], weight_BN, 0.0)
-    return first_B, target_B - taken_BN.sum(-1)
+    slot_1N, positive_BN = jnp.arange(weight_BN.shape[-1])[None, :], weight_BN > 0
+    last_B1 = jnp.max(jnp.where(positive_BN, slot_1N, 0), axis=-1, keepdims=True)
+    above_BN = (jnp.cumsum(weight_BN, axis=-1) > target_B[:, None]) | (slot_1N == last_B1)
+    first_B = jnp.argmax(positive_BN & above_BN, axis=-1)
+    taken_B = jnp.where(slot_1N < first_B[:, None], weight_BN, 0.0).sum(-1)
+    return first_B, jnp.maximum(target_B - taken_B, 0.0)
 
 
 def _marks(logits_BV: jax.Array, ids_BS: jax.Array, which_BS: jax.Array) -> jax.Array:

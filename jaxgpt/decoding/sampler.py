@@ -76,9 +76,10 @@ def prefill(sampler: Sampler, params: Any, text: TokenBuffer, rows: Rows, size: 
         text: the prompts, which fill `text.ids_BS`.
         rows: keys and limits.
         size: slots for the whole text, prompt included.
-        slots: slots of the cache.
+        slots: slots of the cache. The model reads the last `slots` tokens of longer prompts.
     """
-    logits_B1V, cache = sampler.model.prefill(params, text.ids_BS, text.positions(), slots, True)
+    seen = text if text.ids_BS.shape[1] <= slots else text.last(slots)
+    logits_B1V, cache = sampler.model.prefill(params, seen.ids_BS, seen.positions(), slots, True)
     ids_BS = jnp.pad(text.ids_BS, ((0, 0), (0, size - text.ids_BS.shape[1])))
     state = SamplerState(text._replace(ids_BS=ids_BS), cache, rows.limit_B < 1, jnp.int32(0))
     return _append(sampler, state, logits_B1V, cache, rows)

@@ -132,7 +132,7 @@ def fit_context(
     prompts: Sequence[Prompt],
     max_new_tokens: int | None,
     max_length: int | None,
-    overflow: Overflow = "error",
+    overflow: Overflow = "auto",
 ) -> tuple[list[list[int]], list[int]]:
     """Fit prompts to the context; return the ids of each prompt that the model reads, and its maximum number of new tokens.
 
@@ -141,15 +141,17 @@ def fit_context(
         prompts: encoded prompts.
         max_new_tokens: maximum number of new tokens; None: `NEW_TOKENS`, or what fits the context.
         max_length: maximum number of tokens including the prompt, instead of `max_new_tokens`.
-        overflow: when a text exceeds the context: raise an error, or slide the window. Models with RoPE have no last position:
-            with "error" they continue.
+        overflow: when a text exceeds the context: "error", "slide" the window over the last tokens, or "auto": models with RoPE
+            continue past the trained context, others raise an error.
 
     Raises:
         UserError: if a number is invalid, or a prompt does not fit.
     """
     if overflow not in get_args(Overflow):
-        raise UserError(f"overflow must be error or slide: {short_repr(overflow)}")
-    rows, bounded = [prompt.ids for prompt in prompts], model.positions != "rope" and overflow == "error"
+        raise UserError(f"overflow must be one of {', '.join(get_args(Overflow))}: {short_repr(overflow)}")
+    rows, bounded = [prompt.ids for prompt in prompts], overflow == "error"
+    if overflow == "auto":
+        bounded = model.positions != "rope"
     if max_length is not None:
         if max_new_tokens is not None:
             raise UserError(
@@ -174,7 +176,7 @@ def fit_context(
                 f"generate at most {max(model.block_size - len(ids) + 1, 0)}, or use overflow slide, "
                 f"which drops the beginning of the text"
             )
-    return [ids[-model.block_size :] for ids in rows] if overflow == "slide" else rows, new
+    return rows, new
 
 
 def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterable[int]) -> tuple[int, ...]:

@@ -51,8 +51,9 @@ def blocks(n: int) -> int:
 
 def cache_shape(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int, slide: bool) -> tuple[int, int]:
     """Return the rows and slots of the cache for a batch. A sliding window needs no slots beyond the context."""
+    longest = max(map(len, prompts))
     new = min(max(limits), context) if slide else max(limits)
-    return bucket(len(prompts)), bucket(max(map(len, prompts)), 8, context) + blocks(new)
+    return bucket(len(prompts)), context if slide and longest > context else bucket(longest, 8, context) + blocks(new)
 
 
 class Prefix(NamedTuple):
@@ -93,7 +94,7 @@ class DecodeSession:
         Args:
             sampler: model, sampling parameters and stop ids.
             params: the weights.
-            prompts: ids, at least one per row; with `slide`, at most `context`.
+            prompts: ids, at least one per row.
             keys: one key per row.
             limits: the maximum number of new tokens of each row.
             context: the model's context length in tokens.

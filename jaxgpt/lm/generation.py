@@ -75,14 +75,14 @@ def generate(
     max_length: int | None = None,
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
-    overflow: Overflow = "error",
+    overflow: Overflow = "auto",
     lookup: int = 0,
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> list[Generation]:
-    """Continue each prompt. Prompts may differ in length; no text depends on the others.
+    """Continue each prompt. Prompts may differ in length; in float32, no text depends on the others.
 
     Always returns a list: one `Generation` per prompt and sequence, in the order of the prompts. A string, or a sequence of
     ids, is one prompt.
@@ -94,8 +94,8 @@ def generate(
         max_length: maximum number of tokens including the prompt, instead of max_new_tokens.
         stop: strings that end a text; not part of the text.
         stop_ids: ids that end a text, in addition to the end tokens of the tokenizer; not part of the text.
-        overflow: when a text exceeds the context: "error", or "slide" the window over the last tokens. Models with RoPE have
-            no last position: with "error" they continue past the trained context.
+        overflow: when a text exceeds the context: "error", "slide" the window over the last tokens, or "auto": models with RoPE
+            continue past the trained context, others raise an error.
         lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
             that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
             0 disables.
@@ -130,7 +130,7 @@ def stream(
     max_length: int | None = None,
     stop: str | Sequence[str] = (),
     stop_ids: int | Sequence[int] = (),
-    overflow: Overflow = "error",
+    overflow: Overflow = "auto",
     lookup: int = 0,
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
@@ -241,7 +241,7 @@ def _pieces(
 
 def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
     W, V, defaults = beams.num_beams, lm.config.model.vocab_size, SamplingParams()
-    others = {"overflow": "error", "lookup": 0}
+    others = {"overflow": request.overflow.replace("slide", "auto"), "lookup": 0}
     unused = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     for name, value in (unused | {name: getattr(request, name) for name in others}).items():
         if value != getattr(defaults, name, others.get(name)):

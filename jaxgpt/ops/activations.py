@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxgpt.ops.registry import Registry
+
 Activation = Callable[[jax.Array], jax.Array]
 
 
@@ -31,13 +33,7 @@ def relu2(x: jax.Array) -> jax.Array:
     return jnp.square(jax.nn.relu(x))
 
 
-ACTIVATIONS: dict[str, Activation] = {
-    "gelu": gelu,
-    "gelu_new": gelu_new,
-    "relu": jax.nn.relu,
-    "relu2": relu2,
-    "silu": silu,
-}
+ACTIVATIONS: Registry[Activation] = Registry(gelu=gelu, gelu_new=gelu_new, relu=jax.nn.relu, relu2=relu2, silu=silu)
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:

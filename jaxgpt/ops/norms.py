@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from jaxgpt.ops.attention import Edit
+from jaxgpt.ops.registry import Registry
 
 
 def unedited(name: str, x: jax.Array) -> jax.Array:
@@ -33,7 +36,7 @@ def std_norm(x: jax.Array, eps: float, edit: Edit = unedited) -> jax.Array:
     return x / edit("scale", jnp.where(variance > 0, jnp.sqrt(safe), 0.0) + eps)
 
 
-NORMS = {"layernorm": layer_norm, "rmsnorm": rms_norm, "stdnorm": std_norm}
+NORMS: Registry[Callable[..., jax.Array]] = Registry(layernorm=layer_norm, rmsnorm=rms_norm, stdnorm=std_norm)
 
 
 def norm(

@@ -10,7 +10,14 @@ import pytest
 import jaxgpt
 from jaxgpt.config import Config, LoraConfig, OptimConfig
 from jaxgpt.convert.models import import_model, open_model
-from jaxgpt.convert.peft import export_adapter, import_adapter, read_adapter, resolve_targets
+from jaxgpt.convert.peft import (
+    KEEPS_BASE,
+    export_adapter,
+    import_adapter,
+    read_adapter,
+    read_config,
+    resolve_targets,
+)
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
@@ -136,3 +143,9 @@ def test_all_linear_names_the_modules_that_peft_names(tmp_path):
         lora = LoraConfig(rank=RANK, targets=resolve_targets(ours, LoraConfig(rank=RANK, targets="all-linear")))
         count = sum(leaf.size for leaf in jax.tree.leaves(abstract_trained(ours, lora)))
         assert count == sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("init", KEEPS_BASE)
+def test_initializations_that_keep_the_base_are_read(init, tmp_path):
+    peft.LoraConfig(r=RANK, task_type="CAUSAL_LM", init_lora_weights=init).save_pretrained(tmp_path)
+    assert read_config(tmp_path / "adapter_config.json") == (RANK, 8.0)

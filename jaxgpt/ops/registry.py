@@ -1,0 +1,23 @@
+"""A registry: functions by name, which a program may extend."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import TypeVar
+
+import jax
+
+F = TypeVar("F")
+
+
+class Registry(UserDict[str, F]):
+    """Functions by name. Replacing a function clears JAX's caches: JAX finds a compiled program by the name of the function."""
+
+    def __setitem__(self, name: str, function: F) -> None:
+        if name in self.data:
+            jax.clear_caches()
+        self.data[name] = function
+
+    def __delitem__(self, name: str) -> None:
+        jax.clear_caches()
+        del self.data[name]
