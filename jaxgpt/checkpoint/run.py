@@ -106,10 +106,6 @@ def open_run(path: Path) -> Run:
     return run
 
 
-class _Taken(UserError):
-    """The directory contains a run."""
-
-
 @contextmanager
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
     """Create a run in `out`, or in the first unused one of `runs/PRESET`, `runs/PRESET-2`, ..., and lock it in the context.
@@ -129,9 +125,9 @@ def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = Fa
                         if not path.exists():
                             lock.enter_context(sole_writer(draft.path))  # the lock moves with the directory
                     break
-                except _Taken:
-                    if out:
-                        raise
+                except UserError:
+                    if out or not path.exists():
+                        raise  # otherwise another process has just created a run here: try the next name
         yield Run(path)
 
 
@@ -156,7 +152,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     """
     if Run(path).exists():
         if not overwrite:
-            raise _Taken(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
+            raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
     elif (path / "checkpoints").exists():
         raise UserError(f"{path} holds checkpoints but no config.json: choose another --out")
 
@@ -182,7 +178,7 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool, lo
             draft.rename(path)
     except OSError as e:
         if not inside and path.is_dir():
-            raise _Taken(f"{path} has just been created by another process; choose another --out") from None
+            raise UserError(f"{path} has just been created by another process; choose another --out") from None
         raise UserError(f"cannot write the run to {path}: {e.strerror or e}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)

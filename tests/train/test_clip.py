@@ -64,7 +64,7 @@ def test_norms_tell_which_gradient_is_not_finite(bad: float, ops: Ops) -> None:
     assert not np.isfinite(global_norm(grads))
 
 
-@pytest.mark.parametrize(("mesh", "ops"), [(MeshConfig(data=2), CPU), (MeshConfig(fsdp=2), Ops())])
+@pytest.mark.parametrize(("mesh", "ops"), [(MeshConfig(data=2), CPU), (MeshConfig(data=1, fsdp=2), Ops())])
 def test_norms_move_no_gradients_between_devices(mesh: MeshConfig, ops: Ops) -> None:
     """Weights that are divided over devices are summed there: only sums travel."""
     devices = make_mesh(mesh)
