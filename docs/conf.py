@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,8 +41,10 @@ copybutton_prompt_text = "$ "
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
-# This page compares with PyTorch, which the extra `docs` does not install. Without it, the page has no outputs.
-nb_execution_excludepatterns = [] if find_spec("torch") else ["course/originals*"]
+# This page compares with PyTorch, which the extra `docs` does not install. Without it, a note replaces the outputs.
+NEEDS_TORCH = "course/originals"
+TORCH = find_spec("torch") is not None
+nb_execution_excludepatterns = [] if TORCH else [f"{NEEDS_TORCH}*"]
 nb_merge_streams = True
 nb_render_markdown_format = "gfm"
 html_math_renderer = "mathml"  # browsers display it without a script
@@ -63,9 +69,30 @@ nitpicky = False
 def setup(app: Any) -> None:
     """Render formulas as MathML; leave the fields of named tuples to the docstrings of their classes."""
     app.add_html_math_renderer("mathml", (_math, None), (_math_block, None))
+    _quiet_kernels()
+    app.connect("source-read", _note_missing_torch)
     app.connect("html-page-context", _link_notebook)
     app.connect("build-finished", _write_notebooks)
     app.connect("autodoc-skip-member", lambda app, what, name, obj, skip, options: skip or _is_field(obj))
+
+
+def _quiet_kernels() -> None:
+    """Start kernels that log errors only: their transport is local, and the build prints its own progress."""
+    kernel = Path(tempfile.mkdtemp(), "kernels", "python3")
+    kernel.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+    spec = {"argv": command, "display_name": "Python 3", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
+    os.environ["JUPYTER_PATH"] = os.pathsep.join([str(kernel.parents[1]), os.environ.get("JUPYTER_PATH", "")])
+    logging.getLogger("traitlets").setLevel(logging.WARNING)  # the client of the kernels
+
+
+def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:
+    if page == NEEDS_TORCH and not TORCH:
+        title = "# Four decoders, each beside its original\n"
+        note = "This site was built without PyTorch, so this page has no outputs and figures."
+        fix = "Run `pip install torch` and build the site again to see them."
+        source[0] = source[0].replace(title, f"{title}\n:::{{warning}}\n{note} {fix}\n:::\n", 1)
 
 
 def _link_notebook(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

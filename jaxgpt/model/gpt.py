@@ -70,7 +70,8 @@ class Block(Named):
 class GPT(Named):
     """A decoder-only transformer.
 
-    `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`. `method="prefill"` also returns a cache, which
+    A GPT has no weights, so it is not called: `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`, with
+    `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
     `method="extend"` extends. Weights of `stack_layers` run as a scan over one block, which supports no cache.
 
     Attributes:
@@ -109,7 +110,10 @@ class GPT(Named):
 
         Raises:
             ValueError: if the row is longer than the table of learned positions.
+            TypeError: if the model is called outside `apply` and `init`.
         """
+        if self.scope is None:
+            raise TypeError('GPT has no weights: use model.apply({"params": params}, tokens), with init_params(model)')
         return self.head(self.hidden(tokens_BT, key, positions))
 
     def hidden(

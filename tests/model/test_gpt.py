@@ -495,6 +495,12 @@ def test_a_weight_of_another_shape_raises() -> None:
         GPT(config).apply({"params": params}, random_ids(config, (1, 3)))
 
 
+def test_a_model_called_without_its_weights_says_what_to_write() -> None:
+    """As in PyTorch: `model(ids)`."""
+    with pytest.raises(TypeError, match=r'use model\.apply\(\{"params": params\}, tokens\)'):
+        GPT(small("gpt2"))(jnp.zeros((1, 4), jnp.int32))
+
+
 def test_a_model_without_a_vocabulary_says_so() -> None:
     with pytest.raises(UserError, match=r"model\.vocab_size is 0: set it"):
         abstract_params(ModelConfig())
