@@ -166,11 +166,12 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
     count, rows = microbatches(train, ways)
     lines = [
         f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
-        f"mesh      data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}" + (f" ({remark})" if remark else ""),
+        f"mesh      data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}",
         f"step      {train.batch_size:,} x {config.window:,} = {tokens:,} tokens in {count} "
         f"microbatch{'es' if count > 1 else ''} of {rows // ways} per device, {train.compute_dtype}, remat {train.remat}",
         f"device    {_si(chip.flops)}FLOP/s, {chip.hbm / 2**30:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
         f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
+        *([f"note      {remark}"] if remark else []),
     ]
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
+PADDED_VOCAB = 128  # suggest a vocabulary that is a multiple of this, as matrix units prefer
 
 # Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, other wide axes by tensor. Activations: the
 # batch is split by data and fsdp, and the width is not split, except while embeddings are looked up.
@@ -92,53 +93,76 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         tpu: whether the devices are TPUs; their compiler needs a mesh of all devices, or of a divisor of their number.
 
     Returns:
-        The sizes, and a note about idle devices and padding (else "").
+        The sizes, and a note about idle devices, padding and work that is not divided (else "").
 
     Raises:
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
             idle that must be used.
     """
-    train, sizes = config.train, sizes_of(config.mesh)
     whole = processes > 1 or tpu
-    fixed = math.prod(size for size in sizes.values() if size > 0)
-    if fixed > n_devices:
-        flags = _nearest(config, n_devices, whole)
-        raise UserError(f"the mesh needs {fixed} devices ({_product(sizes)}), there are {n_devices}: use {flags}")
-    rest = n_devices // fixed
+    sizes = _sizes(config, n_devices, whole)
+    if problem := _problem(config.model, sizes, n_devices, processes, tpu):
+        raise UserError(f"{problem}: use {_nearest(config, n_devices, whole)}")
+    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, n_devices))
+
+
+def _sizes(config: Config, n_devices: int, whole: bool) -> dict[str, int]:
+    """Replace each -1 in a mesh; `whole`: all devices must be used."""
+    sizes = sizes_of(config.mesh)
+    rest = max(n_devices // math.prod(size for size in sizes.values() if size > 0), 1)
     if free := next((axis for axis in ("fsdp", "tensor") if sizes[axis] == -1), None):
         even = whole or sizes["data"] == -1  # data takes the rest, which must divide evenly
         fits = [size for size in _fitting(config.model, free, rest) if not (even and rest % size)]
         sizes[free] = max(fits)
         rest //= sizes[free]
     if sizes["data"] == -1:
-        sizes["data"] = rest if whole else _busy(train, rest, sizes["fsdp"])
-    for value, name, axis in _split_widths(config.model):
+        sizes["data"] = rest if whole else _busy(config.train, rest, sizes["fsdp"])
+    return sizes
+
+
+def _problem(model: ModelConfig, sizes: dict[str, int], n_devices: int, processes: int, tpu: bool) -> str:
+    """Return why a mesh cannot be used, or ""."""
+    used = math.prod(sizes.values())
+    if used > n_devices:
+        return f"the mesh needs {used} devices ({_product(sizes)}), there are {n_devices}"
+    for value, name, axis in _split_widths(model):
         if value % sizes[axis]:
-            flags = _nearest(config, n_devices, whole)
-            raise UserError(f"mesh.{axis} {sizes[axis]} does not divide {name} {value}: use {flags}")
-    used, inner = math.prod(sizes.values()), sizes["fsdp"] * sizes["tensor"]
+            return f"mesh.{axis} {sizes[axis]} does not divide {name} {value}"
     idle = f"{used} of {n_devices} devices in use ({_product(sizes)})"
     if processes > 1 and used < n_devices:
-        flags = _nearest(config, n_devices, whole)
-        raise UserError(f"{idle}, but {processes} processes must use all of their devices: use {flags}")
+        return f"{idle}, but {processes} processes must use all of their devices"
     if tpu and n_devices % used:
-        flags = _nearest(config, n_devices, whole)
-        raise UserError(f"{idle}: a mesh of TPUs needs all of them, or a divisor of their number; use {flags}")
-    notes = []
+        return f"{idle}, but a mesh of TPUs needs all of them, or a divisor of their number"
+    return ""
+
+
+def _advice(config: Config, sizes: dict[str, int], n_devices: int) -> Iterator[str]:
+    """Yield what a mesh wastes, each with the flags that avoid it."""
+    model, train, tensor = config.model, config.train, sizes["tensor"]
+    used, inner = math.prod(sizes.values()), sizes["fsdp"] * tensor
     if used < n_devices:
         if n_devices % inner:
             flags = _nearest(config, n_devices, whole=True)
         elif config.mesh.data == -1:
-            multiple = n_devices // sizes["tensor"]
+            multiple = n_devices // tensor
             flags = f"--train.batch-size {math.ceil(train.batch_size / multiple) * multiple}"
         else:
             flags = f"--mesh.data {n_devices // inner}"
-        notes.append(f"{idle}: {flags} would use all")
+        yield f"{used} of {n_devices} devices in use ({_product(sizes)}): {flags} would use all"
     count, rows = microbatches(train, sizes["data"] * sizes["fsdp"])
     if padding := count * rows - train.batch_size:
         wasted = f"{padding:,} of {count * rows:,} windows per step are padding"
-        notes.append(f"{wasted}: --train.batch-size {count * rows} would use them")
-    return MeshConfig(**sizes), "; ".join(notes)
+        yield f"{wasted}: --train.batch-size {count * rows} would use them"
+    if model.vocab_size % tensor:
+        multiple = math.lcm(PADDED_VOCAB, tensor)
+        padded = math.ceil(model.vocab_size / multiple) * multiple
+        whole = f"mesh.tensor {tensor} does not divide model.vocab_size {model.vocab_size}, so each device computes all logits"
+        yield f"{whole}: --model.vocab-size {padded} would divide them"
+    if model.kv_heads % tensor:
+        whole = (
+            f"mesh.tensor {tensor} does not divide model.n_kv_head {model.kv_heads}, so each device computes all keys"
+        )
+        yield f"{whole} and values: --model.n-kv-head {math.lcm(model.kv_heads, tensor)} would divide them"
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -173,9 +197,11 @@ def change_rules(changes: Rules) -> Rules:
     """Return the table with some of its rules replaced.
 
     Raises:
-        UserError: if a logical axis is unknown, or is not split by a tuple of mesh axes.
+        UserError: if a logical axis is unknown, is not split by a tuple of mesh axes, or is the batch.
     """
     for name, axes in changes.items():
+        if name == "batch" and axes != RULES[name]:  # data are read, and losses summed, by these rows
+            raise UserError(f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: use --mesh.fsdp 1")
         if name not in RULES:
             raise UserError(f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")
         if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):

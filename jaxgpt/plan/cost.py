@@ -34,12 +34,12 @@ class StepCost:
     Attributes:
         memory: bytes of memory by kind.
         available: bytes of memory available.
-        model_flops: FLOPs by the formula for the model, without recomputation.
+        model_flops: FLOPs by the formula for the model, without recomputation, as this device computes them.
         hbm_bytes: bytes read from and written to memory.
         traffic: collectives by kind.
         compiled_flops: FLOPs counted by the compiler, with each loop body once; 0 for an estimate.
         compiled: whether the numbers are the compiler's; otherwise they are estimates.
-        unpadded_share: share of windows that are not padding.
+        useful_share: share of these FLOPs that is neither padding nor computed by several devices.
         loops_once: whether compiled_flops and hbm_bytes count some loop bodies only once.
         out_of_memory: whether the compiler ran out of memory. Then there is no program, and hbm_bytes, traffic and
             compiled_flops are unknown.
@@ -52,7 +52,7 @@ class StepCost:
     traffic: dict[str, Traffic]
     compiled_flops: float = 0.0
     compiled: bool = False
-    unpadded_share: float = 1.0
+    useful_share: float = 1.0
     loops_once: bool = False
     out_of_memory: bool = False
 
@@ -83,8 +83,8 @@ class StepCost:
         return {
             "seconds_overlapped": overlapped,
             "seconds_serial": serial,
-            "mfu_overlapped": self.unpadded_share * seconds["compute"] / overlapped,
-            "mfu_serial": self.unpadded_share * seconds["compute"] / serial,
+            "mfu_overlapped": self.useful_share * seconds["compute"] / overlapped,
+            "mfu_serial": self.useful_share * seconds["compute"] / serial,
         }
 
     def to_json(self, chip: Chip) -> dict[str, Any]:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.errors import UserError
-from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import AXES, batch_ways, microbatches, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
+from jaxgpt.plan.residuals import residual_bytes
 from jaxgpt.plan.topology import Topology
 from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.metrics import flops_per_token, parameter_count
-from jaxgpt.trainer.program import objective_of
 
-ELEMENTWISE = frozenset(
-    "abs add add_any and bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy cos div empty2 eq erf "
-    "exp exp2 ge gt integer_pow iota le log logistic lt max min mul ne neg not one_minus_square or platform_index polynomial "
-    "pow reshape rsqrt select_n sign sin slice split sqrt square squeeze stop_gradient sub tanh transpose".split()
-)
+T = TypeVar("T")
+KINDS = ("parameters", "optimizer", "average", "batch", "gradients", "activations")
 
 
 def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
@@ -45,29 +40,81 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
     return replace(config, mesh=mesh), note
 
 
+class _Counts(NamedTuple):
+    """What a step needs on one device. Each number grows linearly with the number of layers.
+
+    Attributes:
+        memory: bytes of memory by kind.
+        flops: FLOPs.
+        weights: elements of the weights that one device multiplies.
+        gradients: elements of the gradients of these weights.
+        table: elements of an untied token table.
+    """
+
+    memory: dict[str, float]
+    flops: StepFlops
+    weights: float
+    gradients: float
+    table: float
+
+
 def estimate(config: Config, topology: Topology) -> StepCost:
     """Estimate the cost of a training step. Memory of parameters and optimizer is exact, the rest approximate.
 
-    Activations: the residuals of the backward pass, found by tracing; a compiled program needs less where it recomputes cheap
-    operations, and more where it pads. Memory traffic: state, gradients and activations are written and read once, weights are
-    read twice per microbatch. Communication: the collectives that the sharding table implies.
+    Activations: the residuals of the backward pass, found by tracing, and with rematerialization those of one block, which it
+    recomputes. A compiled program needs less where it recomputes cheap operations, and more where it pads. Memory traffic:
+    state, gradients and activations are written and read once, weights are read twice per microbatch. Communication: the
+    collectives that the sharding table implies.
 
     Args:
         config: the run, with its mesh resolved.
         topology: the hardware.
     """
-    layout = make_layout(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
-    memory = argument_bytes(layout) | {
-        "gradients": shard_bytes(layout.abstract_state.params),
-        "activations": _residual_bytes(layout),
-    }
+    layers, train = config.model.n_layer, config.train
+    counts = _by_layers(lambda n: _counts(config, n), layers)
+    memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
+    if train.remat != "none":
+        unsaved = replace(config, train=replace(train, remat="none"))
+        one, two = (residual_bytes(_layout(unsaved, n)) for n in (1, 2))
+        memory["activations"] = min(memory["activations"], one + (layers - 2) * (two - one)) + two - one
+    layout = _layout(config)
     count = layout.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
-    weights = memory["parameters"]
-    moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * weights)
-    traffic = _implied_traffic(layout, topology)
+    moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * memory["parameters"])
     return StepCost(
-        memory, topology.chip.hbm, step_flops(layout), moved, traffic, unpadded_share=unpadded_share(layout)
+        memory,
+        topology.chip.hbm,
+        counts.flops.computed,
+        moved,
+        _implied_traffic(layout, topology, counts),
+        useful_share=counts.flops.useful / counts.flops.computed,
+    )
+
+
+def _by_layers(count: Callable[[int], T], layers: int) -> T:
+    """Return `count(layers)`, numbers that grow linearly, from those of one and of two layers, which are faster to trace."""
+    one, two = count(1), count(2)
+    result: T = jax.tree.map(lambda first, both: first + (layers - 1) * (both - first), one, two)
+    return result
+
+
+def _layout(config: Config, layers: int = 0) -> Layout:
+    """Return the layout on devices that are not here, with this number of layers; 0: the config's."""
+    config = config.with_model(n_layer=layers) if layers else config
+    return make_layout(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
+
+
+def _counts(config: Config, layers: int) -> _Counts:
+    """Count for a model with this number of layers."""
+    layout = _layout(config, layers)
+    weights, trained = (_multiplied(layout, t) for t in (layout.abstract_weights, layout.abstract_state.params))
+    gradients = shard_bytes(layout.abstract_state.params)
+    return _Counts(
+        argument_bytes(layout) | {"gradients": gradients, "activations": residual_bytes(layout)},
+        step_flops(layout),
+        parameter_count(weights),
+        parameter_count(trained),
+        0.0 if config.model.tie_embeddings else weights["wte"]["embedding"].size,
     )
 
 
@@ -108,17 +155,43 @@ def argument_bytes(layout: Layout) -> dict[str, float]:
     }
 
 
-def step_flops(layout: Layout) -> float:
-    """Compute the FLOPs of a step on one device by the formula for the model, padding included."""
-    config = layout.config
-    tokens = math.prod(layout.microbatches) * config.window
-    flops = flops_per_token(config.model, layout.abstract_weights, config.window, config.lora)
-    return flops * tokens / math.prod(asdict(config.mesh).values())
+class StepFlops(NamedTuple):
+    """FLOPs of a step on one device by the formula for the model.
+
+    Attributes:
+        computed: all that the device computes, including padding and products that other devices compute as well.
+        useful: an equal share of the model's.
+    """
+
+    computed: float
+    useful: float
 
 
-def unpadded_share(layout: Layout) -> float:
-    """Compute the share of a step's windows that are not padding."""
-    return layout.config.train.batch_size / math.prod(layout.microbatches)
+def step_flops(layout: Layout) -> StepFlops:
+    """Compute the FLOPs of a step on one device."""
+    config, ways = layout.config, batch_ways(layout.mesh)
+    computed = token_flops(layout, config.window) * math.prod(layout.microbatches) / ways
+    model = flops_per_token(config.model, layout.abstract_weights, config.window, config.lora)
+    useful = model * config.train.batch_size / ways / layout.mesh.shape["tensor"]
+    return StepFlops(config.window * computed, config.window * useful)
+
+
+def token_flops(layout: Layout, T: int) -> float:
+    """Compute the FLOPs of training on one token that one device computes, in a context of T tokens."""
+    config, weights = layout.config, _multiplied(layout, layout.abstract_weights)
+    attention = flops_per_token(config.model, {}, T)
+    return flops_per_token(config.model, weights, T, config.lora) - attention + attention / layout.mesh.shape["tensor"]
+
+
+def _multiplied(layout: Layout, tree: Any) -> Any:
+    """Return the shapes of the parts of weights that a device multiplies: weights are gathered along fsdp, not tensor."""
+    mesh = cast(Any, AbstractMesh((1, 1, layout.mesh.shape["tensor"]), AXES))
+
+    def part(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, cast(NamedSharding, leaf.sharding).spec)
+        return jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
+
+    return jax.tree.map(part, tree)
 
 
 def shard_bytes(tree: Any) -> float:
@@ -131,68 +204,7 @@ def shard_bytes(tree: Any) -> float:
     )
 
 
-def _residual_bytes(layout: Layout) -> float:
-    """Estimate the bytes on one device of a microbatch's residuals, plus the gradient of the largest one."""
-    config, model = layout.config, layout.config.model
-    rows = layout.microbatches.rows
-    key = named_key(0, "dropout") if model.dropout > 0 else None
-
-    def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: objective_of(layout, frozen)(p, windows, key).loss_B.sum(), params)[1]
-
-    trees = (layout.abstract_state.params, layout.abstract_base)
-    params, frozen = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), trees)
-    windows = jax.ShapeDtypeStruct((rows, *layout.batch().shape[1:]), jnp.int32)
-    jaxpr = jax.make_jaxpr(residuals)(params, frozen, windows).jaxpr
-    ways, split = batch_ways(layout.mesh), {model.n_head, model.kv_heads, model.mlp_width, model.vocab_size}
-    sizes = [0.0]
-    for aval in _roots(jaxpr, jaxpr.outvars):
-        shape = aval.shape
-        if rows in shape[:2] or rows * config.window in shape[:2]:
-            part = config.mesh.tensor if split & set(shape[1:]) else 1
-            sizes.append(math.prod(shape) * aval.dtype.itemsize / ways / part)
-    return sum(sizes) + max(sizes)
-
-
-def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
-    """Return the shapes and dtypes of the arrays that must be stored for results of a jaxpr, its arguments excluded.
-
-    A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
-    """
-    made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    pending, seen, found = list(results), set(), []
-    while pending:
-        var = pending.pop()
-        eqn = made_by.get(id(var))
-        if eqn is None or id(var) in seen:
-            continue
-        seen.add(id(var))
-        if _elementwise(eqn, eqn.outvars.index(var)):
-            pending += [v for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)]
-        elif hasattr(var.aval, "dtype"):
-            found.append(var.aval)
-    return found
-
-
-def _elementwise(eqn: Any, result: int) -> bool:
-    """Return whether a result of an equation, or all of a call that leads to it, is computed elementwise."""
-    if eqn.primitive.name in ELEMENTWISE:
-        return True
-    body = _body(eqn)
-    return body is not None and not _roots(body, [body.outvars[result]])
-
-
-def _body(eqn: Any) -> Any:
-    """Return the jaxpr of a call (of `jax.lax.platform_dependent`, the one for accelerators), or None for other equations."""
-    if platforms := eqn.params.get("branches_platforms"):
-        branches = zip(platforms, eqn.params["branches"], strict=True)
-        return next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)
-    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):
-        return next((value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")), None)
-    return None
-
-
-def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:
+def _implied_traffic(layout: Layout, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
     Per microbatch, over fsdp: weights are gathered twice, gradients scattered, embeddings exchanged forward and back (an untied
@@ -200,21 +212,18 @@ def _implied_traffic(layout: Layout, topology: Topology) -> dict[str, Traffic]:
     """
     config, mesh = layout.config, layout.config.mesh
     width = jnp.dtype(config.train.compute_dtype).itemsize
-    count, layers = layout.microbatches.accumulation, config.model.n_layer
-    whole, grads = (
-        parameter_count(t) * width / mesh.tensor for t in (layout.abstract_weights, layout.abstract_state.params)
-    )
-    table = 0 if config.model.tie_embeddings else layout.abstract_weights["wte"]["embedding"].size * width / mesh.tensor
+    count = layout.microbatches.accumulation
+    weights, grads, table = (width * each for each in (counts.weights, counts.gradients, counts.table))
     rows = layout.microbatches.rows // batch_ways(layout.mesh)
     block = rows * config.window * config.model.n_embd * width
     within = max(mesh.data // topology.slices, 1)
     collectives = (
-        Collective("all-gather", whole - table, mesh.fsdp, 2 * count),
-        Collective("reduce-scatter", (grads - table * (not layout.abstract_base)) / mesh.fsdp, mesh.fsdp, count),
+        Collective("all-gather", weights - table, mesh.fsdp, 2 * count),
+        Collective("reduce-scatter", (grads - table * (not config.lora.rank)) / mesh.fsdp, mesh.fsdp, count),
         Collective("all-to-all", block, mesh.fsdp, 2 * count),
         Collective("all-reduce", grads / mesh.fsdp, within, count),
         # Between slices, each device sums its shard of the gradients of its slice.
         Collective("all-reduce", grads / mesh.fsdp / within, topology.slices, count, True),
-        Collective("all-reduce", block, mesh.tensor, 4 * layers * count),
+        Collective("all-reduce", block, mesh.tensor, 4 * config.model.n_layer * count),
     )
     return traffic_by_kind(one for one in collectives if one.group > 1)

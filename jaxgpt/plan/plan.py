@@ -20,13 +20,12 @@ from jaxgpt.model import GPT, KVCache
 from jaxgpt.model.cache import KeysValues
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
-from jaxgpt.parallel.mesh import make_mesh, rules_for, spec, use_mesh
+from jaxgpt.parallel.mesh import batch_ways, make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
-from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, unpadded_share
+from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.trainer.layout import Layout, make_layout
-from jaxgpt.trainer.metrics import flops_per_token
 from jaxgpt.trainer.program import Program, explain_failure
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
@@ -59,7 +58,8 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
     cost = _compiled(lowered, counted, layout, topology, quick)
     if count > 1 and not cost.out_of_memory:
         cost = replace(cost, hbm_bytes=fixed + count * max(cost.hbm_bytes - fixed, 0.0))
-    return replace(cost, model_flops=step_flops(layout), unpadded_share=unpadded_share(layout))
+    computed, useful = step_flops(layout)
+    return replace(cost, model_flops=computed, useful_share=useful / computed)
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
@@ -105,8 +105,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}
     cost = _compiled(lowered, counted, layout, topology, quick)
     # The forward pass is a third of the training FLOPs.
-    flops = flops_per_token(model, params, model.block_size) / 3 * B / mesh.devices.size
-    return replace(cost, model_flops=flops)
+    return replace(cost, model_flops=token_flops(layout, model.block_size) / 3 * B / batch_ways(mesh))
 
 
 def _compiled(

@@ -21,7 +21,8 @@ from jaxgpt.trainer.program import build
 
 
 def config(mesh: MeshConfig, batch_size: int = 12, **model: int) -> Config:
-    return Config(model=small("gpt2", **model), train=TrainConfig(batch_size=batch_size), mesh=mesh)
+    small_model = small("gpt2", **{"vocab_size": 64} | model)
+    return Config(model=small_model, train=TrainConfig(batch_size=batch_size), mesh=mesh)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,18 @@ def test_devices_used(mesh: MeshConfig, batch: int, devices: int, expected: tupl
     resolved, note = resolve(config(mesh, batch), devices)
     assert (resolved.data, resolved.fsdp, resolved.tensor) == expected
     assert note.startswith(says) if says else not note
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "flag"),
+    [("gpt2", {}, "--model.vocab-size 50304"), ("llama-tiny", {"vocab_size": 64}, "--model.n-kv-head 4")],
+)
+def test_work_that_tensor_does_not_divide_is_noted_with_a_fix(name: str, asked: dict[str, int], flag: str) -> None:
+    run = replace(preset(name), mesh=MeshConfig(tensor=4)).with_model(**asked)
+    assert ", so each device computes all" in resolve(run, 8)[1]
+    assert resolve(run, 8)[1].endswith(f": {flag} would divide them")
+    setting, value = flag.removeprefix("--model.").replace("-", "_").split()
+    assert not resolve(run.with_model(**{setting: int(value)}), 8)[1]
 
 
 @settings(max_examples=300)
@@ -137,7 +150,7 @@ def test_indivisible_sizes_raise_with_both_numbers(made: Config, message: str) -
 
 
 def test_partial_tpu_slices_that_do_not_compile_raise() -> None:
-    with pytest.raises(UserError, match=r"6 of 8 devices in use \(data 6\): .* use --mesh.data 8 --mesh.fsdp 1 "):
+    with pytest.raises(UserError, match=r"6 of 8 devices in use \(data 6\), but .* use --mesh.data 8 --mesh.fsdp 1 "):
         resolve(config(MeshConfig(data=6)), 8, tpu=True)
     assert resolve(config(MeshConfig(data=4)), 8, tpu=True)[0].data == 4
     assert resolve(config(MeshConfig()), 8, tpu=True) == (
@@ -201,6 +214,7 @@ def test_eight_devices_for_these_tests() -> None:
         ({"length": "tensor"}, "the rule of length must be a tuple of mesh axes"),
         ({"length": ("tensors",)}, r"\(data, fsdp, tensor\), not"),
         ({"length": ("fsdp", "fsdp")}, "the rule of length"),
+        ({"batch": ("data",)}, r"the rule of batch must be \('data', 'fsdp'\)"),
     ],
 )
 def test_invalid_rules_raise(changes: dict, message: str) -> None:  # type: ignore[type-arg]
