@@ -30,11 +30,11 @@ TARGET = 1.898  # of the whole validation split, where nanoGPT's recipe for a CP
 CURVE = {
     1.88: "",
     1.70: "--model.n-layer 3 --model.n-embd 96 --train.steps 420 --train.batch-size 28 "
-    "--optim.learning-rate 0.02 --optim.muon-learning-rate 0.05",
+    "--optim.learning-rate 0.02 --optim.muon-ratio 2.5",
     1.60: "--model.n-layer 3 --model.n-embd 128 --model.block-size 96 --train.steps 450 --train.batch-size 32 "
-    "--optim.learning-rate 0.015 --optim.muon-learning-rate 0.04",
+    "--optim.learning-rate 0.015 --optim.muon-ratio 2.667",
     1.50: "--model.n-layer 4 --model.n-head 6 --model.n-embd 192 --model.block-size 128 --train.steps 580 "
-    "--train.batch-size 32 --optim.learning-rate 0.01 --optim.muon-learning-rate 0.03",
+    "--train.batch-size 32 --optim.learning-rate 0.01 --optim.muon-ratio 3",
 }
 
 

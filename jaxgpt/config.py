@@ -266,7 +266,7 @@ class OptimConfig(Section):
     )
     learning_rate: float = setting(
         1e-3,
-        "peak; lion: about 1/10 of AdamW's; adafactor: relative to the RMS of a weight",
+        "peak; muon: of embeddings, head and vectors; lion: about 1/10 of AdamW's; adafactor: relative to a weight's RMS",
         above=0.0,
         high=1e3,
     )
@@ -282,7 +282,9 @@ class OptimConfig(Section):
     eps: float = setting(1e-8, "AdamW: epsilon added to the root of the second moment", above=0.0, high=1e3)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", 0.0, 1e6)
     grad_clip: float = setting(1.0, "clip gradients to this global norm; 0: off", 0.0, 1e6)
-    muon_learning_rate: float = setting(0.02, "Muon: peak learning rate of the blocks' matrices", above=0.0, high=1e3)
+    muon_ratio: float = setting(
+        5.0, "Muon: learning rate of the blocks' matrices, as a multiple of learning_rate", above=0.0, high=1e3
+    )
     muon_momentum: float = setting(0.95, "Muon: momentum decay rate", 0.0, below=1.0)
     muon_steps: int = setting(5, "Muon: Newton-Schulz iterations", 1, 100)
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")

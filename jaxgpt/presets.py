@@ -128,7 +128,7 @@ PRESETS = {
                 warmup_steps=5,
                 learning_rate=0.03,
                 beta1=0.8,
-                muon_learning_rate=0.06,
+                muon_ratio=2.0,
                 muon_momentum=0.85,
                 muon_steps=4,
             ),

@@ -58,7 +58,8 @@ def numbers_of(optim: OptimConfig) -> Numbers:
         low = optim.min_lr / optim.learning_rate * peak
         return Rates(peak, low, peak - low)
 
-    return Numbers(rates(optim.learning_rate), rates(optim.muon_learning_rate), optim.weight_decay, optim.grad_clip)
+    muon_rates = rates(optim.learning_rate * optim.muon_ratio)
+    return Numbers(rates(optim.learning_rate), muon_rates, optim.weight_decay, optim.grad_clip)
 
 
 def schedule(config: Config, rates: Rates | None = None) -> optax.Schedule:
@@ -110,7 +111,7 @@ def groups(params: Any, model: ModelConfig) -> Any:
 # Settings that only some optimizers read; all read the schedule, weight_decay and grad_clip.
 READS = {
     "adamw": ("beta1", "beta2", "eps", "momentum_dtype"),
-    "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_learning_rate", "muon_momentum", "muon_steps"),
+    "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_ratio", "muon_momentum", "muon_steps"),
     "lion": ("beta1", "beta2", "momentum_dtype"),
     "sgd": ("beta1", "momentum_dtype"),
     "adafactor": (),

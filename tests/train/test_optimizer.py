@@ -53,7 +53,7 @@ def test_schedule(optim: dict, step: int, rate: float) -> None:  # type: ignore[
 
 
 def test_schedules_scale_with_the_peak() -> None:
-    c = config(muon_learning_rate=0.02)
+    c = config(muon_ratio=20.0)
     rates = numbers_of(c.optim).muon_rate
     for step in (0, 5, 10, 60, 100):
         np.testing.assert_allclose(schedule(c, rates)(step), 20 * schedule(c)(step), rtol=1e-5)
@@ -105,7 +105,7 @@ def test_muon_updates_are_orthogonal_over_the_right_axes() -> None:
     """The singular values of an update are nearly equal."""
     model, params = make(small("gpt2", n_embd=16, n_layer=1))
     c = config(
-        model.config, name="muon", weight_decay=0.0, grad_clip=0.0, muon_learning_rate=1.0, min_lr=1e-3, warmup_steps=0
+        model.config, name="muon", weight_decay=0.0, grad_clip=0.0, muon_ratio=1000.0, min_lr=1e-3, warmup_steps=0
     )
     optimizer = make_optimizer(c)
     updates = jax.jit(lambda grads: optimizer.update(grads, optimizer.init(params), params)[0])(random_like(params))

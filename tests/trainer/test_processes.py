@@ -42,7 +42,6 @@ TINY = flags(
     optim__warmup_steps=2,
     # Small steps: the order of sums depends on the number of processes, and large steps amplify that beyond 1e-5.
     optim__learning_rate=4e-4,
-    optim__muon_learning_rate=2e-3,
     train__batch_size=8,
     train__eval_every=4,
     train__log_every=1,
