@@ -318,10 +318,12 @@ class TrainConfig(Section):
     prefix = "train"
 
     steps: int = setting(1000, "optimizer steps", 1)
+    epochs: float = setting(0.0, "passes over the training data, instead of train.steps; 0: train.steps", 0.0, 1e6)
     batch_size: int = setting(32, "windows per optimizer step, over all devices", 1)
     accumulation: int = setting(1, "microbatches per step (gradient accumulation), divided among the devices", 1)
     steps_per_call: int = setting(1, "optimizer steps per jitted call; raise it if host overhead dominates", 1)
     eval_every: int = setting(250, "steps between evaluations; the last evaluates the whole split", 1)
+    patience: int = setting(0, "stop after this many evaluations without a lower validation loss; 0: off", 0)
     eval_windows: int = setting(0, "validation windows per evaluation, except the last; 0: all", 0)
     eval_batch_size: int = setting(0, "windows per evaluation batch; 0: train.batch_size", 0)
     log_every: int = setting(10, "steps between lines of metrics.jsonl", 1)
@@ -342,6 +344,10 @@ class TrainConfig(Section):
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
     prompt: str = setting("\n", "prompt of the sample printed at the end")
     sample_tokens: int = setting(300, "number of tokens in that sample; 0: no sample", 0)
+
+    def check(self) -> None:
+        if self.patience and not self.keep_best:
+            raise UserError("train.patience needs the best checkpoint: set train.keep_best to 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -536,14 +542,16 @@ class Config(Section):
         for name, other, empty in (("data.path", "data.mix", ()), ("data.mix", "data.path", "")):
             if name in given:
                 given.setdefault(other, empty)
-        changes: dict[str, Any] = {}
+        if given.get("train.epochs") and "train.steps" in given:
+            raise UserError("train.steps and train.epochs both set the length of the run: leave one of them out")
+        changed: dict[str, Any] = {}
         for name, value in given.items():
             if name not in known:
                 raise UserError(f"unknown setting {name}{did_you_mean(name, known)}")
             section, _, last = name.rpartition(".")
-            (changes.setdefault(section, {}) if section else changes)[last] = value
+            (changed.setdefault(section, {}) if section else changed)[last] = value
         return replace(
-            self, **{k: replace(getattr(self, k), **v) if isinstance(v, dict) else v for k, v in changes.items()}
+            self, **{k: replace(getattr(self, k), **v) if isinstance(v, dict) else v for k, v in changed.items()}
         )
 
 
@@ -558,6 +566,12 @@ def flat(config: Any) -> dict[str, Any]:
     sections = {name: flat(value) for name, value in names.items() if is_dataclass(value)}
     nested = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     return {name: value for name, value in names.items() if name not in sections} | nested
+
+
+def changes(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ by dotted name, each with its old and its new value."""
+    before, after = flat(old), flat(new)
+    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 
 def from_json(text: bytes | str, where: str = "config.json") -> Config:

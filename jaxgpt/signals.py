@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -17,7 +17,19 @@ UNFINISHED = 75  # exit code of a training run that stopped before its last step
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TWICE = 2.0  # seconds between two presses of Ctrl-C that end the process
 STOPPING = "jaxgpt: stopping after this step, then saving; press Ctrl-C twice to stop now\n"
+_advice: Callable[[], str] = str
 SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # erase the progress line and show the cursor
+
+
+def set_advice(advice: Callable[[], str]) -> None:
+    """Set the advice for a process that ends early: which checkpoint is kept, and how to resume."""
+    global _advice
+    _advice = advice
+
+
+def advice() -> str:
+    """Return the advice for a process that ends early, or ""."""
+    return _advice()
 
 
 @dataclass
@@ -86,5 +98,5 @@ def _exit() -> None:
         for stream in (1, 2):
             if os.isatty(stream) and os.environ.get("TERM") not in ("dumb", "unknown"):
                 os.write(stream, SHOW_CURSOR)
-        os.write(2, b"jaxgpt: interrupted\n")
+        os.write(2, f"jaxgpt: interrupted{f': {text}' if (text := advice()) else ''}\n".encode())
     os._exit(INTERRUPTED)

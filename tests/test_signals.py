@@ -19,9 +19,10 @@ from jaxgpt.signals import SIGNALS, Stop, stop_on_signal
 # An entry point that prints a line and then runs native code for half an hour, which lets other threads run.
 ENTRY = """
 import hashlib
-from jaxgpt import cli
+from jaxgpt import cli, signals
 
 def command(words):
+    signals.set_advice(lambda: "the checkpoint of step 4 is kept")
     print("ready", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
 
@@ -118,7 +119,7 @@ def test_two_presses_end_native_code(before: str) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=60) == ("", "jaxgpt: interrupted\n")
+        assert process.communicate(timeout=60) == ("", "jaxgpt: interrupted: the checkpoint of step 4 is kept\n")
         assert process.returncode == 130
     finally:
         process.kill()

@@ -105,6 +105,11 @@ class Saver:
             info = replace(read_info(path), val_loss=val_loss, temporary=False)
             write_atomically(path / SEAL, _render(info))
 
+    def check(self) -> None:
+        """Raise the error of a checkpoint that could not be written in the background."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk.
 

@@ -6,12 +6,13 @@ import codecs
 import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from jaxgpt.errors import TrainingFailed, UserError, did_you_mean
 from jaxgpt.runtime import keep_compiled, tune_memory
-from jaxgpt.signals import INTERRUPTED, exit_on_second_signal
+from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes; signals has UNFINISHED and INTERRUPTED.
 FAILED, BAD_INPUT = 1, 2  # the work failed; bad usage or input
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = None  # type: ignore[assignment]
         return 0
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        return _fail(f"interrupted{f': {text}' if (text := advice()) else ''}", INTERRUPTED)
     except TrainingFailed as e:
         return _fail(str(e), FAILED)
     except OSError as e:
@@ -130,6 +131,7 @@ def entry(*before: str) -> None:
         before: arguments to insert before those of the command line.
     """
     tune_memory()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
         sys.stdout.reconfigure(

@@ -32,7 +32,6 @@ PEERS = {  # options of other programs
     "optimizer": "--optim.name",
     "max-iters": "--train.steps",
     "max-steps": "--train.steps",
-    "epochs": "--train.steps",
     "eval-interval": "--train.eval-every",
     "dtype": "--train.compute-dtype",
     "context-length": "--model.block-size",

@@ -25,13 +25,13 @@ from jaxgpt.cli.console import Console
 from jaxgpt.cli.output import command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig
-from jaxgpt.data import Data, Packed, Split, Tokenizer
+from jaxgpt.data import Batches, Data, Packed, Split, Tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import start_ids
 from jaxgpt.model.scan import unstack_layers
-from jaxgpt.parallel.join import on_peer_failure
 from jaxgpt.parallel.processes import collected, count, leader
+from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluation import Evaluation, eval_params
 from jaxgpt.trainer.metrics import parameter_count
 from jaxgpt.trainer.program import Program
@@ -91,7 +91,7 @@ class TrainReport(Report):
         self._step, self._total = step, config.train.steps
         self._prompt = first_prompt(config, data.tokenizer, data.val)
         self._introduce(config)
-        on_peer_failure(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
+        set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         if leader():
             title = f"{config.preset}: {run.path}"
             plot = LossPlot(run, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
@@ -140,6 +140,11 @@ class TrainReport(Report):
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
         config = self.program.layout.config
+        if outcome.step < config.train.steps:
+            self.note(
+                f"stopped early at step {outcome.step}: no lower validation loss in {config.train.patience} evaluations "
+                f"(train.patience)"
+            )
         prompt, ids = self._prompt
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
         params = collected(params if params is None else self.program.weights(params))
@@ -147,7 +152,7 @@ class TrainReport(Report):
             return
         if params is not None:
             try:
-                with progress("sampling"):
+                with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, prompt, ids)
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{prompt}{text}\n---\n")
             except UserError as e:  # too little memory for train.sample_tokens, after a complete run
@@ -206,7 +211,9 @@ class TrainReport(Report):
         held_out = f"{len(self.data.val):,} validation tokens" if self.data.held_out else "no validation tokens"
         tokens = f"{len(self.data.train):,} training tokens, {held_out}"
         write(f"         {text}{tokens}, vocabulary of {tokenizer.vocab_size:,}")
-        size = config.model.vocab_size
+        train, size = config.train, config.model.vocab_size
+        epochs = train.steps * train.batch_size / Batches.of(config, self.data.train).per_epoch
+        write(f"         {train.steps:,} steps of {train.batch_size:,} x {config.window:,} tokens: {epochs:.3g} epochs")
         write(f"         uniform baseline: ln {size:,} = {math.log(size):.2f}")
         for advice in self._advice(config, tokenizer):
             self.note(advice)

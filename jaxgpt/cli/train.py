@@ -1,9 +1,8 @@
-"""jaxgpt train: four ways to begin a run. Each returns what to train."""
+"""jaxgpt train: start a run, repeat one with the same settings, fine-tune weights, or resume a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from jaxgpt.signals import UNFINISHED
 
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.trainer.start import Start
 
 
 def train(
@@ -43,7 +41,7 @@ def train(
     Args:
         target: preset or run
         out: run directory; empty: a new one under runs/
-        resume: resume the run in --out; with a preset, start a new run if there is none
+        resume: resume the run in --out; with a preset, start a new run if --out has no run
         overwrite: delete the run in --out and start a new one there
         config: read the settings from this file, such as the config.json of a run, instead of a preset
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
@@ -58,28 +56,24 @@ def train(
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import train as trainer
+    from jaxgpt.trainer.start import Start
 
     with joined(distributed):
         with TrainReport() as report:
-            begin: Start | None
             if resume and (run := Run(Path(out or source))).exists():
-                begin = resume_run(run, "" if source else target, settings, init_from, report.note)
+                wanted = resumed_config(run, "" if source else target, settings, init_from, report.note)
+                if wanted is None:
+                    return 0  # the run is finished
+                begin = Start(wanted, run=run)
             elif resume and not target:
                 raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
-            elif init_from or base.init_from:
-                begin = finetune(base, init_from or base.init_from, settings, keep=bool(source or config))
-            elif source:
-                begin = repeat(Run(Path(source)), base, settings)
             else:
-                begin = start(base, settings)
-            if begin is None:
-                return 0  # the run is finished
-            if begin.run is None:
-                begin = begin._replace(out=out, overwrite=overwrite)
+                wanted = new_config(base, source, init_from or base.init_from, settings, keep=bool(source or config))
+                begin = Start(wanted, out, overwrite)
                 if resume:
                     report.note(f"no run at {out} yet: starting a new one")
                 if source:
-                    weights = f"the weights of {begin.config.init_from}" if begin.config.init_from else "random weights"
+                    weights = f"the weights of {wanted.init_from}" if wanted.init_from else "random weights"
                     report.note(f"using the settings of {source}, starting from {weights}")
             try:
                 outcome = trainer.train(begin, report)
@@ -89,64 +83,35 @@ def train(
     return UNFINISHED if outcome.stopped else 0
 
 
-def start(base: Config, settings: Mapping[str, Any]) -> Start:
-    """Start a new run from random weights."""
-    from jaxgpt.trainer.start import Start
+def new_config(base: Config, source: str, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
+    """Return the settings of a new run. With `keep`, it keeps the dropout and the context of `base` when it fine-tunes."""
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.trainer.start import on_weights, with_weights
 
+    if init_from:
+        return with_weights(with_settings(on_weights(base, init_from, keep), settings), init_from)
     if base.preset == "finetune" or "lora.rank" in settings:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
-    return Start(with_settings(base, settings))
-
-
-def repeat(source: Run, base: Config, settings: Mapping[str, Any]) -> Start:
-    """Start a new run with the settings of a run that started from random weights."""
-    if base.model.vocab_size == source.tokenizer().vocab_size:
+    if source and base.model.vocab_size == Run(Path(source)).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # it came from the tokenizer, and the new run may have different data
-    return start(base, settings)
+    return with_settings(base, settings)
 
 
-def finetune(base: Config, init_from: str, settings: Mapping[str, Any], keep: bool) -> Start:
-    """Start a new run from the weights of a run, with its model and tokenizer; train all weights or adapters.
-
-    With `keep`, dropout and context, the model settings that may differ, are taken from `base`.
-    """
-    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
-    from jaxgpt.trainer.start import Start, check_same_model, weights_at
-
-    directory, _ = parse_checkpoint(init_from)
-    model = open_run(directory).config().model
-    initial = replace(model, dropout=base.model.dropout, block_size=base.model.block_size) if keep else model
-    tokenizer = directory / "tokenizer.json"
-    config = replace(base, model=initial, data=replace(base.data, tokenizer=str(tokenizer)))
-    config = with_settings(config, settings)
-    check_same_model(model, config.model)
-    if Path(config.data.tokenizer).absolute() != tokenizer.absolute():
-        raise UserError(
-            f"--data.tokenizer {config.data.tokenizer} cannot be used with --init-from: the weights need the tokenizer of "
-            f"{init_from}; omit it"
-        )
-    weights = weights_at(init_from)
-    if not config.lora.rank:
-        return Start(replace(config, init_from=str(weights)))
-    # Adapters need their base, so its path is valid in every directory.
-    data = replace(config.data, tokenizer=str(tokenizer.absolute()))
-    return Start(replace(config, init_from=str(weights.absolute()), data=data))
-
-
-def resume_run(
+def resumed_config(
     run: Run, preset: str, settings: Mapping[str, Any], init_from: str, note: Callable[[str], None]
-) -> Start | None:
-    """Continue a run from its last checkpoint; None if it is finished."""
+) -> Config | None:
+    """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
     from jaxgpt.cli.background import plot_losses
-    from jaxgpt.trainer.start import Start, is_finished, moved_base, resumed
+    from jaxgpt.trainer.resume import check_resume, is_finished
+    from jaxgpt.trainer.start import moved_base
 
     old = run.config()
     if preset not in ("", old.preset):
         raise UserError(
-            f"{run.path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose a different --out"
+            f"{run.path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out"
         )
-    config = resumed(old, with_settings(old, settings))
+    config = check_resume(old, with_settings(old, settings))
     if init_from:
         config = moved_base(run, config, init_from)
     if is_finished(run, old, config) and config.init_from == old.init_from:
@@ -155,7 +120,7 @@ def resume_run(
         if not run.plot.exists():
             plot_losses(run, f"{config.preset}: {run.path}")
         return None
-    return Start(config, run=run)
+    return config
 
 
 def _check_options(source: str, out: str, resume: bool, anew: bool) -> None:

@@ -37,7 +37,6 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     Args:
         target: preset or run; empty: a small model
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hide XLA's warnings about partitioning
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=8))

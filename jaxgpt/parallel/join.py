@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -17,13 +17,12 @@ import jax
 from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.processes import count, is_peer_failure, leader, set_place
+from jaxgpt.signals import advice, set_advice
 
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
 MESSAGE_CHARACTERS = 160  # length of XLA's message in an error
 GRACE = 60  # seconds for saving after the launcher has exited
 TASKS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))  # number and index
-
-_advice: Callable[[], str] = str  # advice to print if a different process fails
 
 
 @contextlib.contextmanager
@@ -49,7 +48,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     except Exception as e:
         if is_peer_failure(e):
             reason = " ".join(str(e).split())[:MESSAGE_CHARACTERS]
-            print(f"jaxgpt: a different process exited, so this one stops: {_advice()} ({reason})", file=sys.stderr)
+            print(f"jaxgpt: a different process exited, so this one stops: {advice()} ({reason})", file=sys.stderr)
             leave(1)
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
             raise  # the command line reports it, and exits
@@ -66,12 +65,6 @@ def leave(code: int) -> NoReturn:
     if leader() and jax.distributed.is_initialized():
         time.sleep(LAST_WORDS)
     os._exit(code)
-
-
-def on_peer_failure(advice: Callable[[], str]) -> None:
-    """Set the advice to print if a different process fails: the state of the run, and how to resume it."""
-    global _advice
-    _advice = advice
 
 
 def _scheduled() -> bool:
@@ -124,7 +117,7 @@ def _initialize(config: DistributedConfig) -> None:
             f"cannot join the other processes through {coordinator} within {config.join_seconds} s ({reason}): "
             "check that all of them run and can reach its port"
         ) from None
-    on_peer_failure(lambda: "nothing has been written yet")
+    set_advice(lambda: "nothing has been written yet")
 
 
 def _follow_launcher() -> None:

@@ -180,7 +180,7 @@ def losses(
     )
     for axes, kind in zip(panels, kinds, strict=True):
         scale = divide if kind == "seconds" else 1.0
-        for number, (train, val) in enumerate(curves.values()):
+        for number, (name, (train, val)) in enumerate(curves.items()):
             line: dict[str, Any] = {"color": RUNS[number % len(RUNS)], "linestyle": STYLES[number // len(RUNS) % 4]}
             label = str(number) if axes is panels[0] else "_"  # the legend omits labels with "_"
             both = len(val["loss"]) > 0
@@ -188,6 +188,14 @@ def losses(
             axes.plot(train[kind] / scale, train["loss"], **line, **faint)
             if both:
                 axes.plot(val[kind] / scale, val["loss"], **line, **VALIDATION, label=label)
+            at = train if len(train["loss"]) else val
+            for step, what in _changes(runs[name]).items():
+                x_changed = np.interp(step, at["step"], at[kind]) / scale
+                axes.axvline(x_changed, color=line["color"], linewidth=0.8, linestyle=":", zorder=0.5)
+                axes.annotate(
+                    drawable(what), (x_changed, 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
+                    textcoords="offset points", rotation=90, va="top", fontsize=7, color=GRAY, **TEXT,
+                )  # fmt: skip
             if both and len(curves) == 1:
                 best = val["loss"].argmin()
                 point = val[kind][best] / scale, val["loss"][best]
@@ -290,6 +298,16 @@ def _curves(name: str, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np
         return out
 
     return curve(train, "loss", 1), curve(val, "val_loss", 0)
+
+
+def _changes(lines: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the settings that changed when a run was resumed, by step: `{300: "learning_rate 0.001"}`."""
+    changed = {line["step"]: line["changed"] for line in lines if isinstance(line.get("changed"), Mapping)}
+    texts = {
+        step: ", ".join(f"{name.rpartition('.')[2]} {value[-1]}" for name, value in values.items() if value)
+        for step, values in changed.items()
+    }
+    return {step: text for step, text in texts.items() if text}
 
 
 def _array(name: str, values: ArrayLike, dimensions: tuple[int, ...]) -> np.ndarray:

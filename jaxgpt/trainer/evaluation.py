@@ -52,7 +52,7 @@ def evaluate(
     params: Any,
     tokens: Split,
     interrupted: Callable[[], bool] = lambda: False,
-    whole: bool = True,
+    all_windows: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation | None:
     """Compute the loss of `params` on a split.
@@ -65,7 +65,7 @@ def evaluate(
         params: trained parameters, on their devices.
         tokens: the split.
         interrupted: called before each batch; True stops the evaluation.
-        whole: evaluate all windows instead of `train.eval_windows`.
+        all_windows: evaluate all windows instead of `train.eval_windows`.
         progress: called with the number of evaluated windows and the total.
 
     Returns:
@@ -82,7 +82,7 @@ def evaluate(
     # The split limits the batch, not the evaluated windows: all evaluations of a run have the same shape.
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)
-    windows = np.arange(len(starts)) if whole else shared
+    windows = np.arange(len(starts)) if all_windows else shared
     sums, counts = [], []
     progress(0, len(windows))
 

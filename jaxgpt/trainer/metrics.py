@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.config import Config, LoraConfig, ModelConfig
+from jaxgpt.checkpoint.versions import versions
+from jaxgpt.config import Config, LoraConfig, ModelConfig, changes, from_json
 from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
@@ -40,7 +47,7 @@ class MetricsFile:
             self.elapsed_seconds = max((line.get("elapsed_seconds", 0.0) for line in kept), default=0.0)
         self._file = path.open("a" if last else "w")
 
-    def write(self, **values: float | int) -> None:
+    def write(self, **values: Any) -> None:
         """Write a line without non-finite values, which JSON cannot hold."""
         line = {k: v for k, v in values.items() if not isinstance(v, float) or math.isfinite(v)}
         self._file.write(json.dumps(line) + "\n")
@@ -67,7 +74,40 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 def _before(line: dict[str, Any], step: int) -> bool:
     # A line with the loss of step s is written after its update, one with val_loss before the checkpoint of step s.
-    return line["step"] < step or (line["step"] == step and "val_loss" in line)
+    return line["step"] < step or (line["step"] == step and "loss" not in line)
+
+
+def start_line(config: Config, last: Info | None) -> dict[str, Any]:
+    """Return the line that records a start of the run: date, command, machine, versions, and changed settings.
+
+    Args:
+        config: settings of the run.
+        last: the checkpoint that training resumes from; None: a new run.
+    """
+    line = {"step": last.step if last else 0, "started": datetime.now().astimezone().isoformat(timespec="seconds")}
+    line |= {
+        "command": shlex.join(sys.argv),
+        "directory": str(Path.cwd()),
+        "commit": _commit(),
+        "host": platform.node(),
+    }
+    line |= {"devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}", "versions": versions()}
+    before = from_json(json.dumps(last.about["config"])) if last else config
+    return line | {"changed": changes(before, config)}
+
+
+def _commit() -> str:
+    """Return the git commit of the current directory, with -dirty if files have changed; "" outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return ""
+
+
+def comparable(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of a metrics file that are equal in identical runs: without starts and times."""
+    lines = (line for line in read_metrics(path) if "started" not in line)
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def parameter_count(params: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message
+from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message, val_losses
 from jaxgpt.checkpoint.versions import versions
 from jaxgpt.data import Data
 from jaxgpt.errors import TrainingFailed
@@ -38,6 +38,7 @@ class Record:
     Attributes:
         done: steps taken, including steps in flight.
         evaluated: step of the last evaluation; None: no evaluation.
+        best: lowest validation loss and its step.
     """
 
     def __init__(
@@ -56,6 +57,8 @@ class Record:
         self.done = last.step if last else 0
         self.saved = last.step if last else None
         self.evaluated = last.step if last and last.val_loss is not None else None
+        kept = val_losses(saver.directory) if last and config.train.patience else {}
+        self.best = min(((loss, step) for step, loss in kept.items()), default=(math.inf, 0))
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.about["base"] = program.base.checksum
@@ -68,6 +71,7 @@ class Record:
         """Add the metrics of a call, and read the metrics of the call `LAG` calls ago. Block on the first call."""
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
+        self.saver.check()
         self.read(LAG if self.speed.started else 0)
 
     def read(self, leave: int = 0) -> None:
@@ -99,6 +103,7 @@ class Record:
         else:
             self.save(state, result.ranking)
         self.evaluated = self.done
+        self.best = min(self.best, (result.ranking, self.done))
         self.speed.exclude(time.perf_counter() - began)
         return result
 
@@ -120,6 +125,11 @@ class Record:
         self.report.stage("saving a checkpoint")
         self.saver.wait()
         self.report.stage("")
+
+    def out_of_patience(self) -> bool:
+        """Return whether the validation loss was not lower in the last `train.patience` evaluations than before."""
+        train = self.config.train
+        return bool(train.patience) and (self.evaluated or 0) - self.best[1] >= train.patience * train.eval_every
 
     def save_is_due(self) -> bool:
         """Return whether `train.checkpoint_seconds` have passed since the last checkpoint."""

@@ -16,12 +16,12 @@ from jaxgpt.parallel.processes import Poll, count, leader, on_leader, same_on_al
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
-from jaxgpt.trainer.metrics import MetricsFile
+from jaxgpt.trainer.metrics import MetricsFile, start_line
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program, build, compiling
 from jaxgpt.trainer.record import LAG, Record, failures
 from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.start import Start, Weights, check, first_state, opened, read_weights
+from jaxgpt.trainer.start import Start, Weights, check, completed, first_state, open_for_training, read_weights
 
 SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
 
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
         state: the final state.
         step: steps taken.
         evaluation: the last evaluation; None: no evaluation.
-        stopped: whether the run ended before its last step and evaluation.
+        stopped: whether the run ended before its last step and evaluation, and not by `train.patience`.
     """
 
     state: TrainState
@@ -61,13 +61,12 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     weights = same_on_all(lambda: read_weights(start), Weights.facts)
     reading = partial(report.stage, "tokenizing")
     data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
-    config = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size)
-    data.check(config)
+    config = completed(config, data)
     program = build(config, start.optimizer, None, weights.base, start.model, start.objective, start.ops)
     settings, end = config.train, min(until or config.train.steps, config.train.steps)
 
     with (
-        opened(start, config, data, program.base, report) as (run, last),
+        open_for_training(start, config, data, program.base, report) as (run, last),
         stop_on_signal(STOPPING if leader() else "") as stop,
         failures(run, program),
     ):
@@ -79,11 +78,12 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
             poll = Poll(program.layout.mesh, LAG)
+            file.write(**start_line(config, last))
             record = Record(program, data, saver, file, report, poll, last)
             ask = lambda: poll.ask(STOP if stop.requested else SAVE if record.save_is_due() else 0)  # noqa: E731
             for steps, batches in prepared:
                 request = ask()
-                if request == STOP:
+                if request == STOP or record.out_of_patience():
                     break
                 if request == SAVE and steps.start > first:
                     record.save(state, temporary=True)
@@ -92,16 +92,17 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     record.steps(steps, metrics)  # reads the metrics of two calls ago, which are ready
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises if the run has diverged
-                    whole, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
+                    all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
                     params = eval_params(state, config)
-                    result = evaluate(program, params, data.val, lambda: ask() == STOP, whole, progress)
+                    result = evaluate(program, params, data.val, lambda: ask() == STOP, all_windows, progress)
                     if result is None:
                         break
                     evaluation = record.evaluation(state, result)
                 elif settings.checkpoint_every and steps.stop % settings.checkpoint_every == 0:
                     record.save(state)
             record.close(state)
-    return Outcome(state, record.done, evaluation, record.done < settings.steps or record.evaluated != settings.steps)
+    stopped = record.evaluated != settings.steps and not record.out_of_patience()
+    return Outcome(state, record.done, evaluation, stopped)
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], jax.Array]:

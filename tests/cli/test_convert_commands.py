@@ -53,7 +53,7 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
     np.testing.assert_array_equal(old.params["wte"]["embedding"], new.params["wte"]["embedding"])
     np.testing.assert_array_equal(old.params["wpe"]["embedding"], new.params["wpe"]["embedding"])
     assert (new.config.window, new.config.model.block_size) == (8, 16), "the context is the base's"
-    [step, *_] = read_metrics(tmp_path / "tuned" / "metrics.jsonl")
+    [_, step, *_] = read_metrics(tmp_path / "tuned" / "metrics.jsonl")
     assert step["tokens"] == 8 * new.config.train.batch_size
     assert new.tokenizer.encode(TEXT).tolist() == old.tokenizer.encode(TEXT).tolist()
     capsys.readouterr()

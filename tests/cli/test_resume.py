@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import TEXT, Result, flags, jaxgpt
 
+from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
-from jaxgpt.data import Batches
+from jaxgpt.data import Batches, open_data
 from jaxgpt.files import LOCK
-from jaxgpt.trainer.metrics import TIMES, read_metrics
+from jaxgpt.trainer.metrics import comparable, read_metrics
+from jaxgpt.trainer.start import completed
 
 TINY = flags(
     data__path="text.txt",
@@ -42,7 +45,7 @@ def resume(out: str, *changes: str) -> Result:
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in m.items() if k not in TIMES} for m in read_metrics(run / "metrics.jsonl")]
+    return comparable(run / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,12 @@ def test_the_step_and_every_changed_setting_are_printed(run: Path, monkeypatch: 
     )
     assert schedule.endswith("at step 6 instead of 4, as optim.decay_steps is 0 (train.steps); "
                              "to keep the old schedule: --optim.decay-steps 4")  # fmt: skip
+    first, second = (line for line in read_metrics(run / "metrics.jsonl") if "started" in line)
+    assert (first["step"], first["changed"], second["step"]) == (0, {}, 2)
+    assert {"command", "directory", "host", "commit", "devices", "versions"} <= second.keys()
+    assert second["changed"] == {
+        "optim.learning_rate": [0.004, 0.003], "train.steps": [4, 6], "train.batch_size": [4, 8]
+    }  # fmt: skip
     tokens = {line["step"]: line["tokens"] for line in lines(run) if "loss" in line}
     assert tokens == {0: 64, 1: 128, 2: 256, 3: 384, 4: 512, 5: 640}
     assert read_info(run / "checkpoints/6").tokens == 640
@@ -87,6 +96,18 @@ def test_the_old_schedule_is_kept_without_a_note(run: Path) -> None:
     result = resume("run", "--train.steps", "5", "--optim.decay-steps", "4")
     assert result.code == 0
     assert len(result.err.splitlines()) == 2, result.err
+
+
+def test_epochs_set_the_steps(run: Path) -> None:
+    old = Run(run).config()
+    data = open_data(old)
+    windows = Batches.of(old, data.train).per_epoch
+    train = completed(replace(old, train=replace(old.train, epochs=1.5)), data).train
+    assert (train.steps, train.epochs) == (math.ceil(1.5 * windows / old.train.batch_size), 0)
+    result = resume("run", "--train.epochs", "1e-9")
+    assert result.code == 2
+    assert "train.steps 1 is not above the current step 4" in result.err
+    assert "leave one of them out" in resume("run", "--train.epochs", "1", "--train.steps", "9").err
 
 
 def test_a_finished_run_has_nothing_to_do(run: Path) -> None:

@@ -14,7 +14,7 @@ from helpers import TEXT, flags, jaxgpt
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.tokenizer import WordTokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.trainer.start import resumed
+from jaxgpt.trainer.resume import check_resume
 
 TINY = flags(
     model__n_layer=1,
@@ -136,14 +136,14 @@ def test_moved_data_is_named_at_a_resume(kind: str) -> None:
 def test_paths_of_data_may_change_at_a_resume_and_nothing_else(old: DataConfig, new: DataConfig, message: str) -> None:
     before, after = (replace(Config(), data=data) for data in (old, new))
     with pytest.raises(UserError, match=re.escape(message)) if message else nullcontext():
-        assert resumed(before, after).data == new
+        assert check_resume(before, after).data == new
 
 
 def test_a_resumed_run_keeps_its_validation_windows() -> None:
     """`best` would compare losses over different windows."""
     old = Config()
     with pytest.raises(UserError, match=r"keeps train\.eval_windows: 0, not 7"):
-        resumed(old, replace(old, train=replace(old.train, eval_windows=7)))
+        check_resume(old, replace(old, train=replace(old.train, eval_windows=7)))
 
 
 @pytest.mark.ci

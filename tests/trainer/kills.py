@@ -37,7 +37,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, restore, val_losses
 from jaxgpt.cli import main
 from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
-from jaxgpt.trainer.metrics import TIMES, read_metrics
+from jaxgpt.trainer.metrics import comparable, read_metrics
 from jaxgpt.trainer.program import build
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(80))
@@ -146,8 +146,8 @@ def differences(a: Path, b: Path) -> list[str]:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    """Return the lines of metrics.jsonl in order, without times."""
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(run / "metrics.jsonl")]
+    """Return the lines of metrics.jsonl in order, without starts and times."""
+    return comparable(run / "metrics.jsonl")
 
 
 def _start(folder: Path, name: str, always: bool, kill_at_event: int) -> BaseProcess:

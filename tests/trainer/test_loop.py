@@ -23,7 +23,7 @@ from jaxgpt.data import Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.loss import next_token_loss
 from jaxgpt.trainer.evaluation import evaluate, evenly_spaced, loss_difference, summarize
-from jaxgpt.trainer.metrics import TIMES, MetricsFile, read_metrics
+from jaxgpt.trainer.metrics import MetricsFile, comparable, read_metrics
 from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start
@@ -59,10 +59,6 @@ def same_bits(a: object, b: object) -> bool:
     return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
 
 
-def without_times(path: Path) -> list[dict[str, float]]:
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in read_metrics(path)]
-
-
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -82,7 +78,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(mesh: MeshConfig) -> None:
     assert 5 < int(cut.state.step) < 14
     resumed = run(config, "cut", resume=True)
     assert same_bits(resumed.state, straight.state)
-    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert comparable(Path("cut/metrics.jsonl")) == comparable(Path("straight/metrics.jsonl"))
     assert same_bits(resumed.evaluation[:-1], straight.evaluation[:-1])
 
 
@@ -108,9 +104,9 @@ def test_steps_per_call_do_not_change_a_run() -> None:
     assert int(cut.state.step) == 10
     resumed = run(config, "cut", resume=True)
     assert same_bits(resumed.state, straight.state)
-    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert comparable(Path("cut/metrics.jsonl")) == comparable(Path("straight/metrics.jsonl"))
     one = run(replace(config, train=replace(config.train, steps_per_call=1)), "one")
-    lines = [without_times(Path(name) / "metrics.jsonl") for name in ("one", "straight")]
+    lines = [comparable(Path(name) / "metrics.jsonl") for name in ("one", "straight")]
     for expected, line in zip(*lines, strict=True):
         assert line == pytest.approx(expected, rel=1e-5)
     for x, y in zip(jax.tree.leaves(one.state), jax.tree.leaves(straight.state), strict=True):
@@ -138,20 +134,20 @@ def test_a_stop_during_an_evaluation(last: bool, monkeypatch: pytest.MonkeyPatch
     assert list(val_losses(Path("cut/checkpoints"))) == [4] * last
     resumed = run(config, "cut", resume=True)
     assert same_bits(resumed.state, straight.state)
-    assert without_times(Path("cut/metrics.jsonl")) == without_times(Path("straight/metrics.jsonl"))
+    assert comparable(Path("cut/metrics.jsonl")) == comparable(Path("straight/metrics.jsonl"))
     assert val_losses(Path("cut/checkpoints")) == val_losses(Path("straight/checkpoints"))
 
 
 @pytest.mark.ci
 def test_a_damaged_checkpoint_is_set_aside() -> None:
     straight = run(small_run(), "out")
-    lines = without_times(Path("out/metrics.jsonl"))
+    lines = comparable(Path("out/metrics.jsonl"))
     file = max(Path("out/checkpoints/8/opt_state").rglob("d/*"), key=lambda p: p.stat().st_size)
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     reporter = Silent()
     resumed = run(small_run(), "out", resume=True, reporter=reporter)
     assert same_bits(resumed.state, straight.state)
-    assert without_times(Path("out/metrics.jsonl")) == lines
+    assert comparable(Path("out/metrics.jsonl")) == lines
     damaged, resuming = reporter.notes
     assert damaged.startswith("checkpoint 8 is not used: opt_state/")
     assert resuming == "resuming from out/checkpoints/4 at step 4/8"
@@ -175,7 +171,7 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
     lines = list(read_metrics(Path("out/metrics.jsonl")))
     assert [line["step"] for line in lines if "loss" in line] == list(range(8))
     assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
-    assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[0])
+    assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[1])
     assert lines[-2]["tokens"] == 8 * 8 * 16
 
 
@@ -392,7 +388,7 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     lines = {m["step"]: m for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
     program, data = prepare(small_run(eval_windows=3))
     state = restore(Path("out/checkpoints"), 8, program.layout.abstract_checkpoint)
-    some = evaluate(program, state.params, data.val, whole=False)
+    some = evaluate(program, state.params, data.val, all_windows=False)
     every = evaluate(program, state.params, data.val)
     assert some.windows == lines[4]["val_windows"] == 3
     assert every.windows == lines[8]["val_windows"] > 3
@@ -414,7 +410,7 @@ def test_an_evaluated_batch_has_no_more_rows_than_the_split_has_windows(
 
     monkeypatch.setattr(type(program), "eval", staticmethod(recorded))
     result = evaluate(program, None, data.val)
-    evaluate(program, None, data.val, whole=False)
+    evaluate(program, None, data.val, all_windows=False)
     assert {rows for rows, _ in shapes} == {result.windows}
 
 

@@ -86,12 +86,15 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             return state
 
     class Saver:
+        directory = Path("none")
+
         def __init__(self, *_: Any) -> None: ...
         def __enter__(self) -> Saver:
             return self
 
         def __exit__(self, *_: Any) -> None: ...
         def wait(self) -> None: ...
+        def check(self) -> None: ...
         def note_val_loss(self, step: int, loss: float) -> None:
             log(("note", step))
 
@@ -104,7 +107,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         elapsed_seconds = 0.0
 
         def write(self, **values: float) -> None:
-            log(("line", values["step"], "val_loss" if "val_loss" in values else "loss"))
+            if "started" not in values:
+                log(("line", values["step"], "val_loss" if "val_loss" in values else "loss"))
 
     class Poll:
         def __init__(self, *_: Any) -> None: ...
@@ -114,11 +118,11 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             return STOP if stops else SAVE if len(case.events) in case.save else 0
 
     @contextmanager
-    def opened(*_: Any) -> Iterator[Any]:
+    def open_for_training(*_: Any) -> Iterator[Any]:
         yield SimpleNamespace(checkpoints=Path("none"), metrics=None, path=Path("run")), case.last
 
-    def evaluate(program: Any, params: Any, tokens: Any, interrupted: Any, whole: bool, progress: Any) -> Any:
-        assert whole == (params.step == case.train.steps)
+    def evaluate(program: Any, params: Any, tokens: Any, interrupted: Any, all_windows: bool, progress: Any) -> Any:
+        assert all_windows == (params.step == case.train.steps)
         result = SimpleNamespace(loss=1.0, stderr=0.0, windows=1, ranking=1.0, seconds=0.0)
         return None if interrupted() else result
 
@@ -130,7 +134,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "check": lambda start: None,
         "first_state": lambda *_: SimpleNamespace(step=case.last.step if case.last else 0),
         "eval_params": lambda state, config: state,
-        "opened": opened,
+        "open_for_training": open_for_training,
+        "completed": lambda config, data: config,
+        "start_line": lambda config, last: {"started": ""},
         "evaluate": evaluate,
         "MetricsFile": File,
         "Saver": Saver,
@@ -264,6 +270,17 @@ def test_a_stopped_and_resumed_run_has_the_events_of_an_uninterrupted_one(monkey
             last = Info(step, loss, step * settings.batch_size * CONFIG.model.block_size)
         for kind in ("read", "line", "evaluated"):
             assert [e for e in events if e[0] == kind] == [e for e in straight.events if e[0] == kind]
+
+
+def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The validation loss stays the same: the first evaluation is the best, and two more are waited for."""
+    case = Case(replace(CONFIG.train, steps=25, eval_every=3, patience=2))
+    outcome = simulate(case, monkeypatch)
+    assert (outcome.step, outcome.stopped) == (9, False)
+    monkeypatch.setattr(record_module, "val_losses", lambda directory: {3: 1.0, 9: 1.0})
+    case = replace(case, last=Info(9, 1.0, 9 * CONFIG.train.batch_size * CONFIG.window), events=[])
+    outcome = simulate(case, monkeypatch)
+    assert (outcome.step, outcome.stopped, case.of("steps")) == (9, False, [])
 
 
 def test_calls_end_at_evaluations_and_checkpoints() -> None:
