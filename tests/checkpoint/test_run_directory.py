@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.run import REPLACED, Run, check_free, complete_run, new_run, open_run
+from jaxgpt.checkpoint.run import REPLACED, check_free, new_run
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK
@@ -51,55 +49,3 @@ def test_a_run_may_start_among_other_files() -> None:
     Path("old/checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"old holds checkpoints but no config\.json"):
         check_free(Path("old"), overwrite=True)
-
-
-class Killed(BaseException):
-    """A kill: nothing but the draft is cleaned up after it."""
-
-
-def replaced(moves: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Replace a run by another one in a process that is killed after a number of renames; return whether it was."""
-    old = small_run(steps=1)
-    with complete_run(Path("run"), old, TOKENIZER) as run:
-        (run.checkpoints / "weights").write_text("old")
-    Path("run/notes.txt").touch()
-    rename, left = os.rename, iter(range(moves))
-
-    def rename_or_die(source: str, target: str) -> None:
-        if next(left, None) is None:
-            raise Killed
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename_or_die)
-        try:
-            with complete_run(Path("run"), CONFIG, TOKENIZER, overwrite=True) as run:
-                (run.checkpoints / "weights").write_text("new")
-        except Killed:
-            return True
-    return False
-
-
-@pytest.mark.parametrize("moves", range(7))
-def test_a_kill_while_a_run_is_replaced_loses_no_weights(moves: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three files are moved out and three are moved in. In between, a message names the old ones."""
-    assert replaced(moves, monkeypatch) is (moves < 6)
-    run = Run(Path("run"))
-    if moves in (0, 6):
-        assert open_run(run.path).config().train.steps == (CONFIG.train.steps if moves else 1)
-        assert (run.checkpoints / "weights").read_text() == ("new" if moves else "old")
-        assert names(run.path) - {LOCK} == RUN | {"notes.txt"}
-        with complete_run(run.path, CONFIG, TOKENIZER, overwrite=True):
-            pass
-        assert names(run.path) - {LOCK} == RUN | {"notes.txt"}
-        return
-    for command in (lambda: open_run(run.path), lambda: check_free(run.path, True)):
-        with pytest.raises(
-            UserError, match=r"replacing run was interrupted: move the files of run/\.replaced back over"
-        ):
-            command()
-    for file in (run.path / REPLACED).iterdir():  # what the message says
-        shutil.rmtree(run.path / file.name, ignore_errors=True)
-        os.replace(file, run.path / file.name)
-    assert open_run(run.path).config().train.steps == 1
-    assert (run.checkpoints / "weights").read_text() == "old"

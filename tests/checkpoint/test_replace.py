@@ -1,0 +1,125 @@
+"""Replacing a run: at every moment the old or the new run can be read, whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from folders import SMALL, run_folder
+
+import jaxgpt
+from jaxgpt.checkpoint.run import REPLACED, Run, new_run
+from jaxgpt.errors import UserError
+
+RUN, NOTES = Path("place/run"), "notes.txt"
+WRITES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+_observers: list[Callable[[str, tuple[Any, ...]], None]] = []
+sys.addaudithook(lambda event, values: [each(event, values) for each in _observers] and None)  # type: ignore[arg-type]
+
+
+@contextmanager
+def observed(act: Callable[[int, str], None]) -> Iterator[list[str]]:
+    """Call a function before each operation on a file below `RUN.parent` with its number; yield the operations."""
+    seen, lock = list[str](), threading.RLock()
+
+    def observe(event: str, values: tuple[Any, ...]) -> None:
+        if event not in WRITES or (event == "open" and (not isinstance(values[1], str) or values[1][0] == "r")):
+            return
+        with lock:
+            if _observers and "place" in Path(str(values[0])).parts:
+                _observers.clear()  # the function itself may use files
+                seen.append(event)
+                try:
+                    act(len(seen), event)
+                finally:
+                    _observers.append(observe)
+
+    _observers.append(observe)
+    try:
+        yield seen
+    finally:
+        _observers.clear()
+
+
+def weights(run: Path) -> bytes:
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(jaxgpt.load(run).params))
+
+
+@pytest.fixture
+def new() -> jaxgpt.LM:
+    """A model to save over the run in `RUN`."""
+    RUN.parent.mkdir()
+    run_folder(RUN, SMALL)
+    (RUN / NOTES).touch()
+    lm = jaxgpt.load(RUN)
+    return lm._replace(params=jax.tree.map(lambda w: w + 1, lm.params))
+
+
+def save(lm: jaxgpt.LM) -> None:
+    """As a program does."""
+    jaxgpt.save(lm, RUN, overwrite=True)
+
+
+def start(lm: jaxgpt.LM) -> None:
+    """As `jaxgpt train --overwrite` does before its first step."""
+    with new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
+        pass
+
+
+@pytest.mark.parametrize("replace", [save, start])
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
+    """What a process leaves that is killed before an operation is a copy of the directory at that moment."""
+    old = weights(RUN)
+
+    def copy(number: int, event: str) -> None:
+        with suppress(shutil.Error, OSError):  # Orbax's threads write the new run meanwhile
+            shutil.copytree(RUN, f"killed-{number}")
+
+    with observed(copy) as events:
+        replace(new)
+    found = {"old": 0, "new": 0, "moved": 0}
+    for number in range(1, len(events) + 1):
+        run = Path(f"killed-{number}")
+        assert (run / NOTES).exists()
+        try:
+            Run(run).exists()
+        except UserError as e:
+            assert f"move the files of {run}/{REPLACED} back over its files" in str(e)
+            for file in (run / REPLACED).iterdir():
+                shutil.rmtree(run / file.name, ignore_errors=True)
+                file.replace(run / file.name)
+            found["moved"] += 1
+        if (run / "checkpoints" / "0").exists() and weights(run) == old:
+            found["old"] += 1
+        else:  # a new run has all its settings, and a saved model its weights
+            assert Run(run).config() == Run(RUN).config()
+            assert replace is start or weights(run) == weights(RUN)
+            found["new"] += 1
+    assert min(found.values()) > 0, found
+
+
+@pytest.mark.parametrize("replace", [pytest.param(save, marks=pytest.mark.ci), start])
+def test_a_full_disk_at_any_write_keeps_the_old_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
+    old, last = weights(RUN), 0
+
+    def fill(number: int, event: str) -> None:
+        if number == last and event in ("open", "os.mkdir"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with observed(lambda *_: None) as events:
+        replace(new)
+    for last in [number for number, event in enumerate(events, 1) if event in ("open", "os.mkdir")]:
+        shutil.rmtree(RUN)
+        run_folder(RUN, SMALL)
+        with observed(fill), suppress(UserError, jaxgpt.errors.TrainingFailed):
+            replace(new)
+        assert weights(RUN) == old or Run(RUN).config() == new.config, (last, events[last - 1])
