@@ -13,22 +13,13 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.kernels import activations, cpu
-from jaxgpt.kernels.devices import over_data
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import Attend, Ops
 from jaxgpt.ops.attention import Edit, Visible, attend
 
 PLAIN = Ops(activate=activations.activate)
-CPU = PLAIN._replace(
-    linear=cpu.linear,
-    norm=cpu.norm,
-    rotation=cpu.rotation,
-    attend=cpu.attend,
-    log_likelihood=cpu.log_likelihood,
-    squared_norm=cpu.squared_norm,
-    over_devices=over_data,
-)
+CPU = PLAIN._replace(linear=cpu.linear, attend=cpu.attend)
 
 
 class KernelAttention(NamedTuple):
@@ -87,23 +78,12 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
     if isinstance(mesh, AbstractMesh):
         return PLAIN._replace(dtype=jnp.dtype(config.train.compute_dtype))
     device = jax.local_devices()[0] if mesh is None else mesh.devices.flat[0]
-    ops = of_device(device, config.train.compute_dtype)
-    sizes = {} if mesh is None else dict(mesh.shape)
-    if any(size > 1 for axis, size in sizes.items() if axis != "data"):
-        ops = for_divided_weights(ops)
-    if sizes.get("data", 1) == 1 or config.model.dropout:  # dropout masks are drawn for the whole batch
-        ops = ops._replace(over_devices=PLAIN.over_devices)
-    return ops._replace(attend=choose_attention(config, device)[0])
+    return of_device(device, config.train.compute_dtype)._replace(attend=choose_attention(config, device)[0])
 
 
 def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     """Return the operations of a device for any model: for generation, where `train.attention` does not apply."""
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
-
-
-def for_divided_weights(ops: Ops) -> Ops:
-    """Return the operations for a mesh that divides weights, which divides their gradients: sums are left to the compiler."""
-    return ops._replace(norm=PLAIN.norm, squared_norm=PLAIN.squared_norm, over_devices=PLAIN.over_devices)
 
 
 def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:

@@ -6,7 +6,6 @@ Measurements are in docs/log.md.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jaxgpt.kernels.tiled import SHORTEST, fold, tiled_attention
-from jaxgpt.ops import attention, norms
+from jaxgpt.kernels.tiled import SHORTEST, tiled_attention
+from jaxgpt.ops import attention
 from jaxgpt.ops.attention import Edit, Visible
-from jaxgpt.ops.rotary import Rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: jax.Array, small: bool = True) -> Any:
@@ -65,50 +63,11 @@ def _product_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tupl
 product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def broadcast_to_tokens(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Broadcast a vector to `[..., D]`; its gradient, a sum over all tokens, is a product with a row of ones."""
-    return jnp.broadcast_to(x, shape)
-
-
-@broadcast_to_tokens.defjvp
-def _(shape: tuple[int, ...], primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    (x,), (dx,) = primals, tangents
-    # Reverse mode transposes this. If the ones were the right operand, the compiler would transpose dy first.
-    ones = jnp.ones((math.prod(shape[:-1]), 1), dx.dtype)
-    return broadcast_to_tokens(x, shape), jax.lax.dot(ones, dx.reshape(1, -1)).reshape(shape)
-
-
 def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
     """Compute `ops.linear.linear`."""
     x, w = x.astype(dtype), w.astype(dtype)
     y = product(x, w) if isinstance(w, jax.Array) else (x @ w).astype(dtype)
-    return y if b is None else y + broadcast_to_tokens(b.astype(dtype), y.shape)
-
-
-def norm(
-    kind: str,
-    x: jax.Array,
-    eps: float,
-    scale: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    edit: Edit | None = None,
-) -> jax.Array:
-    """Compute `ops.norms.norm`."""
-    y = norms.norm(kind, x, eps, edit=edit)
-    y = y if scale is None else y * broadcast_to_tokens(scale, y.shape)
-    return y if bias is None else y + broadcast_to_tokens(bias, y.shape)
-
-
-def rotation(position_BT: jax.Array, frequency_h: Any) -> Rotation:
-    """Compute `ops.rotary.rope_rotation`. Inlined, cosine and sine would be computed again for each head."""
-    angle_BTh = position_BT.astype(jnp.float32)[..., None] * jnp.asarray(frequency_h, jnp.float32)[None, None]
-    turned: Rotation = call_without_inlining(_cos_sin, angle_BTh)
-    return turned
-
-
-def _cos_sin(angle_BTh: jax.Array) -> Rotation:
-    return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
+    return y if b is None else y + jnp.broadcast_to(b, y.shape).astype(dtype)
 
 
 def attend(
@@ -139,15 +98,3 @@ def _scores(q_BKGH: jax.Array, k_BKSH: jax.Array) -> jax.Array:
 
 def _weighted_sum(weights_BKGS: jax.Array, v_BKHS: jax.Array) -> jax.Array:
     return jnp.einsum("BKGS,BKHS->BKGH", weights_BKGS, v_BKHS)
-
-
-def log_likelihood(logits_BTV: jax.Array, ids_BT: jax.Array) -> jax.Array:
-    """Compute `ops.linear.log_likelihood` by lookup."""
-    logit_BT = jnp.take_along_axis(logits_BTV, ids_BT[..., None], axis=-1)[..., 0]
-    return logit_BT - jax.nn.logsumexp(logits_BTV, axis=-1)
-
-
-@jax.jit  # traced once for each shape
-def squared_norm(x: jax.Array) -> jax.Array:
-    """Compute `ops.linear.squared_norm`: add eight parts first, which is vectorized."""
-    return fold(jnp.add, jnp.square(x.astype(jnp.float32)).reshape(-1)).sum()

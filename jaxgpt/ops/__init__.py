@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops import activations, attention, norms, rotary
+from jaxgpt.ops import activations, attention, norms
 from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
 
@@ -37,11 +37,6 @@ class Norm(Protocol):
     ) -> Array: ...
 
 
-def same(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function: the compiler adds its sums over devices."""
-    return sums
-
-
 class Ops(NamedTuple):
     """The functions that compute each operation. Defaults are definitions; `jaxgpt.kernels.best` chooses faster ones.
 
@@ -53,11 +48,7 @@ class Ops(NamedTuple):
         linear: `x W + b`; W is an array `[in, out]`, or a stored weight that implements `x @ W`.
         norm: normalization by name, with scale and bias.
         activate: activation function by name.
-        rotation: cosine and sine of the RoPE angles of positions.
         attend: `softmax(scale q k^T) v` over the visible keys.
-        log_likelihood: logarithm of the probability of an id.
-        squared_norm: sum of the squares of one gradient.
-        over_devices: turns a function `(params, rows) -> sums over rows` into one that adds the sums over devices.
         edit: called with the path and array of each named activation; returns the array to use. None: no activation is read.
     """
 
@@ -65,9 +56,5 @@ class Ops(NamedTuple):
     linear: Linear = products.linear
     norm: Norm = norms.norm
     activate: Callable[[str, Array], Array] = activations.activate
-    rotation: Callable[[Array, Any], rotary.Rotation] = rotary.rope_rotation
     attend: Attend = attention.attend
-    log_likelihood: Callable[[Array, Array], Array] = products.log_likelihood
-    squared_norm: Callable[[Array], Array] = products.squared_norm
-    over_devices: Callable[[Callable[..., Any]], Callable[..., Any]] = same
     edit: Edit | None = None

@@ -10,10 +10,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import document_positions
-
-PLAIN = Ops()
+from jaxgpt.ops.linear import log_likelihood
 
 
 class RowSums(NamedTuple):
@@ -34,13 +32,12 @@ class RowSums(NamedTuple):
 Objective = Callable[[Any, Any, jax.Array | None], RowSums]
 
 
-def next_token_loss(apply_fn: Callable[..., Any], ops: Ops = PLAIN, chunk: int = 0) -> Objective:
+def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
     """Make the objective of language models: cross entropy of the next token, `-log softmax(logits)[target]` in nats.
 
     Args:
         apply_fn: `GPT(config).apply`, or any `(variables, tokens_BT, key) -> logits_BTV`. For windows with documents, the
             `Positions` of the tokens are a fourth argument.
-        ops: computes the log likelihood.
         chunk: number of positions of a window whose logits are computed at a time, to save memory (`chunked`, for a model
             with the methods `hidden` and `head`); 0: all.
 
@@ -52,12 +49,11 @@ def next_token_loss(apply_fn: Callable[..., Any], ops: Ops = PLAIN, chunk: int =
         inputs_BT, targets_BT, *documents = split_windows(windows_BT1)
         positions = map(document_positions, documents)
         call = partial(apply_fn, {"params": params})
-        entropy = partial(cross_entropy, ops=ops)
         if chunk:
             x_BTD = call(inputs_BT, key, *positions, method="hidden")
-            losses_BT = chunked(lambda x, y: entropy(call(x, method="head"), y), x_BTD, targets_BT, chunk)
+            losses_BT = chunked(lambda x, y: cross_entropy(call(x, method="head"), y), x_BTD, targets_BT, chunk)
         else:
-            losses_BT = entropy(call(inputs_BT, key, *positions), targets_BT)
+            losses_BT = cross_entropy(call(inputs_BT, key, *positions), targets_BT)
         return RowSums(losses_BT.sum(-1), (targets_BT >= 0).sum(-1, dtype=jnp.float32))
 
     return objective
@@ -75,10 +71,10 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
     return jnp.maximum(parts[0], 0), *parts[1:]
 
 
-def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array, ops: Ops = PLAIN) -> jax.Array:
+def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
     """Compute the cross entropy of every token, float32 `[B, T]` in nats; 0 where the target is negative (not counted)."""
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
-    return jnp.where(targets_BT >= 0, -ops.log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)
+    return jnp.where(targets_BT >= 0, -log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)
 
 
 def chunked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxgpt.ops import Ops
+from jaxgpt.ops.linear import squared_norm
 from jaxgpt.ops.random import named_key
 from jaxgpt.train.loss import Objective, RowSums
 from jaxgpt.train.skip import skip_state
 
-PLAIN = Ops()
+# (params, batch) -> sums over rows, turned into a function that adds the sums over the devices
+OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class TrainState(NamedTuple):
@@ -48,14 +50,20 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool =
 
 
 def gradients(
-    params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, ops: Ops, accumulation: int
+    params: Any,
+    batch: Any,
+    key: jax.Array | None,
+    *,
+    objective: Objective,
+    accumulation: int = 1,
+    over_devices: OverDevices | None = None,
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss of a batch, the means of the objective's other sums, and the gradient of the mean loss.
 
     Sums are added over microbatches and devices, and divided once by the count: the result does not depend on their number.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
-    (loss, count, others), grads = ops.over_devices(sums)(params, batch)
+    (loss, count, others), grads = (over_devices(sums) if over_devices else sums)(params, batch)
     count = jnp.maximum(count, 1)  # without a counted target, loss and gradients are 0
     inverse = 1 / count
     means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
@@ -103,10 +111,10 @@ def train_step(
     *,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    ops: Ops = PLAIN,
     learning_rate: optax.Schedule | None = None,
     seed: int = 0,
     accumulation: int = 1,
+    over_devices: OverDevices | None = None,
     dropout: bool = False,
     ema_decay: float = 0.0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -120,10 +128,10 @@ def train_step(
         batch: argument of the objective: any tree of arrays with rows as their first axis.
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: any optax transformation. Its `update` receives the loss as `value`, and `grad_norm`.
-        ops: adds sums over devices and computes squared norms.
         learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
         seed: seed of the dropout masks, which are a function of (seed, step).
         accumulation: number of microbatches; divides the number of rows. The result does not depend on it.
+        over_devices: adds the sums of the gradient over devices; None: the compiler adds them.
         dropout: whether the objective receives a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
@@ -134,8 +142,9 @@ def train_step(
         `skipped` and `skipped_in_a_row`.
     """
     key = named_key(seed, "dropout", state.step) if dropout else None
-    metrics, grads = gradients(state.params, batch, key, objective=objective, ops=ops, accumulation=accumulation)
-    squares = jnp.stack([ops.squared_norm(g) for g in jax.tree.leaves(grads)])
+    means = partial(gradients, objective=objective, accumulation=accumulation, over_devices=over_devices)
+    metrics, grads = means(state.params, batch, key)
+    squares = jnp.stack([squared_norm(g) for g in jax.tree.leaves(grads)])
     metrics |= {"grad_norm": jnp.sqrt(squares.sum()), "grad_squares": squares}
     update = optax.with_extra_args_support(optimizer).update
     extra = {"value": metrics["loss"], "grad_norm": metrics["grad_norm"]}

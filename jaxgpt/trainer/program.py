@@ -15,12 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint.base import FrozenBase
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import choose_attention, for_divided_weights
+from jaxgpt.kernels import choose_attention
+from jaxgpt.kernels.devices import over_data
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.lora import merge
@@ -210,7 +211,7 @@ def objective_of(layout: Layout, frozen: Any = ()) -> Objective:
     """
     config, alpha = layout.config, layout.config.lora.alpha
     model = layout.model or GPT(config.model, layout.ops, POLICIES[config.train.remat])
-    objective = layout.objective or next_token_loss(model.apply, layout.ops, config.train.loss_chunk)
+    objective = layout.objective or next_token_loss(model.apply, config.train.loss_chunk)
     if not config.lora.rank:
         return objective
     return lambda adapters, *batch_and_key: objective(merge(frozen, adapters, alpha), *batch_and_key)
@@ -230,10 +231,10 @@ def bound_step(layout: Layout, frozen: Any = (), numbers: Numbers | None = None)
         train_step,
         objective=objective_of(layout, frozen),
         optimizer=make_optimizer(config, own, numbers),
-        ops=layout.ops,
         learning_rate=schedule(config, numbers.rate) if own is None else None,
         seed=config.train.seed,
         accumulation=layout.microbatches.accumulation,
+        over_devices=over_data if sums_by_device(layout) else None,
         dropout=config.model.dropout > 0,
         ema_decay=config.optim.ema_decay,
     )
@@ -348,11 +349,22 @@ def build(
     layout = replace(layout, model=model, objective=objective, ops=layout.ops if ops is None else ops)
     if rules:
         _ = layout.abstract_state, layout.abstract_base  # applies the rules to every array, which checks them
-        if any(not each.is_fully_replicated for each in jax.tree.leaves(shardings_of(layout.abstract_state.params))):
-            layout = replace(layout, ops=for_divided_weights(layout.ops))
     if base is not None:
         base = base._replace(params=_frozen(layout, base.params))
     return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])), base)
+
+
+def sums_by_device(layout: Layout) -> bool:
+    """Return whether each device adds the gradients of its rows first: on CPUs, if each has all weights.
+
+    Dropout masks are drawn for the whole batch, so a batch with dropout is not divided.
+    """
+    mesh = layout.mesh
+    if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or layout.config.model.dropout:
+        return False
+    weights = layout.abstract_state.params, layout.abstract_base
+    whole = all(each.is_fully_replicated for each in jax.tree.leaves(shardings_of(weights)))
+    return whole and 1 < mesh.shape["data"] == mesh.size
 
 
 def _frozen(layout: Layout, params: Any = None) -> Any:

@@ -84,14 +84,9 @@ def changed(ops: Ops, other: Ops) -> set[str]:
 
 
 def test_operations_of_a_mesh() -> None:
-    """Those of its device; sums of divided gradients, and of batches with dropout, are left to the compiler."""
-    made, free = config(dtype="float32", block_size=128), {"attend"}
-    assert changed(best(made), CPU) == {"over_devices"}  # one device
-    assert changed(best(made, make_mesh(MeshConfig(data=2))), CPU) == set()
-    dropped = config(dtype="float32", dropout=0.1)
-    assert changed(best(dropped, make_mesh(MeshConfig(data=2))), CPU) - free == {"over_devices"}
-    for mesh in (MeshConfig(data=1, fsdp=2), MeshConfig(data=2, tensor=2)):
-        assert changed(best(made, make_mesh(mesh)), CPU) == {"norm", "squared_norm", "over_devices"}
+    made = config(dtype="float32", block_size=128)
+    for mesh in (None, make_mesh(MeshConfig(data=2)), make_mesh(MeshConfig(data=2, tensor=2))):
+        assert best(made, mesh) == CPU
     for device in (TPU, HOPPER, AMD):
         assert changed(of_device(device, "float32"), PLAIN) == set()  # type: ignore[arg-type]
     assert best(config(), make_mesh(MeshConfig(data=2))).dtype == jnp.bfloat16

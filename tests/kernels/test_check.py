@@ -1,4 +1,4 @@
-"""The check of an operation against its definition accepts kernels and finds faults."""
+"""The check of an operation against its definition finds faults. It accepts the kernels of the package: test_table.py."""
 
 from __future__ import annotations
 
@@ -8,22 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgpt.kernels import CPU
 from jaxgpt.kernels.check import differences
-from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import Visible, attend
 from jaxgpt.ops.norms import norm
-
-NAMES = ("linear", "norm", "activate", "rotation", "attend", "log_likelihood", "squared_norm")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_operations_of_a_cpu_pass(name: str) -> None:
-    with jax.numpy_dtype_promotion("standard"):
-        found = differences(name, getattr(CPU, name))
-    assert found.pop("bfloat16", 0) < 0.02
-    assert found["value"] < 1e-5
-    assert max(found.values()) < 1e-5
 
 
 def detached(*args: Any) -> jax.Array:
@@ -45,7 +32,6 @@ def mixing_rows(kind: str, x: jax.Array, *args: Any) -> jax.Array:
         ("attend", without_window, {"value", "gradient", "vmap", "mesh", "bfloat16"}),
         ("norm", mixing_rows, {"value", "gradient", "vmap", "mesh"}),
         ("norm", lambda *args: norm(*args).astype(jnp.bfloat16), {"value", "gradient", "vmap", "mesh"}),
-        ("squared_norm", lambda x: Ops().squared_norm(x[..., :-1]), {"value", "gradient", "vmap", "bfloat16", "mesh"}),
     ],
 )
 def test_faults_are_found(name: str, entry: Any, failing: set[str]) -> None:

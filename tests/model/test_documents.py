@@ -13,7 +13,7 @@ import pytest
 from helpers import every_model, make, random_ids, small
 
 from jaxgpt.config import MeshConfig, ModelConfig
-from jaxgpt.kernels import CPU, KernelAttention, for_divided_weights
+from jaxgpt.kernels import CPU, KernelAttention
 from jaxgpt.kernels.flash import splash_attention
 from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.kernels.tiled import tiled_attention
@@ -52,7 +52,7 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 def mean_gradient(model: GPT, accumulation: int = 1) -> Callable[..., Any]:
     """Return the means of the metrics and the gradient, as the train step computes them."""
     objective = next_token_loss(model.apply)
-    return functools.partial(gradients, key=None, objective=objective, ops=Ops(), accumulation=accumulation)
+    return functools.partial(gradients, key=None, objective=objective, accumulation=accumulation)
 
 
 def check(config: ModelConfig, ops: Ops = Ops(), lengths: Any = LENGTHS, gradient: bool = True) -> None:  # noqa: B008
@@ -113,7 +113,7 @@ def test_accumulation_and_scanned_layers_keep_documents_apart() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("ops", [TILED, Ops(), for_divided_weights(CPU)])
+@pytest.mark.parametrize("ops", [CPU, Ops()])
 def test_documents_on_a_mesh(ops: Ops) -> None:
     config = small("llama", n_kv_head=1)
     model, params = make(config)

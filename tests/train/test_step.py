@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 import re
 from collections import Counter
 from functools import partial
@@ -20,7 +18,7 @@ from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.errors import UserError
-from jaxgpt.kernels import CPU
+from jaxgpt.kernels.devices import over_data
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
@@ -101,9 +99,9 @@ def mean_gradients(
     batch: Any,
     key: jax.Array | None = None,
     accumulation: int = 1,
-    ops: Ops = Ops(),  # noqa: B008
+    over_devices: Any = None,
 ) -> tuple[dict[str, jax.Array], Any]:
-    run = partial(gradients, objective=objective, ops=ops, accumulation=accumulation)
+    run = partial(gradients, objective=objective, accumulation=accumulation, over_devices=over_devices)
     found: tuple[dict[str, jax.Array], Any] = jax.jit(run)(params, batch, key)
     return found
 
@@ -132,7 +130,7 @@ def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
 def test_microbatches_divide_the_batch() -> None:
     objective = next_token_loss(lambda *_: jnp.zeros(()))
     with pytest.raises(ValueError, match=r"5 rows cannot be split into 2 equal microbatches$"):
-        gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, objective=objective, ops=Ops(), accumulation=2)
+        gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, objective=objective, accumulation=2)
 
 
 @pytest.mark.parametrize("data", [2, pytest.param(1, marks=pytest.mark.ci)])
@@ -142,8 +140,7 @@ def test_an_objective_of_ones_own(data: int) -> None:
     Pairs of sequences, as preference losses compare them: the rows of both lie in one microbatch.
     """
     config = small("statquest", block_size=8, n_layer=1)
-    ops = CPU if data > 1 else Ops()
-    model, params = GPT(config, ops), make(config)[1]
+    model, params = make(config)
     rng = np.random.default_rng(0)
     batch = {
         "pairs": {"chosen": random_ids(config, (8, 9)), "rejected": random_ids(config, (8, 9), 1)},
@@ -151,15 +148,15 @@ def test_an_objective_of_ones_own(data: int) -> None:
     }
 
     def preference(params: Any, batch: Any, key: None) -> RowSums:
-        each = [next_token_loss(model.apply, ops)(params, batch["pairs"][name], key) for name in ("chosen", "rejected")]
+        each = [next_token_loss(model.apply)(params, batch["pairs"][name], key) for name in ("chosen", "rejected")]
         margin_B = each[1].loss_B - each[0].loss_B - batch["reference"]
         others = {"accuracy": (margin_B > 0).astype(jnp.float32), "margin": margin_B}
         return RowSums(-jax.nn.log_sigmoid(margin_B), jnp.ones_like(margin_B), others)
 
-    optimizer = optax.sgd(0.1)
+    optimizer, add = optax.sgd(0.1), over_data if data > 1 else None
     with use_mesh(build(Config(model=config, mesh=MeshConfig(data=data))).layout.mesh, config):
         (state, metrics), (state_4, metrics_4) = (
-            jax.jit(partial(train_step, objective=preference, optimizer=optimizer, ops=ops, accumulation=n))(
+            jax.jit(partial(train_step, objective=preference, optimizer=optimizer, over_devices=add, accumulation=n))(
                 init_state(params, optimizer), batch
             )
             for n in (1, 4)
@@ -434,20 +431,6 @@ def test_losses_do_not_depend_on_the_mesh(mesh: MeshConfig, name: str) -> None:
         np.testing.assert_allclose(a, b, atol=2e-3 if name == "muon" else 2e-4)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("scan_layers", [False, True])
-@pytest.mark.parametrize("sizes", [s for s in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(s) <= 8])
-def test_losses_do_not_depend_on_the_mesh_of_eight_devices(sizes: tuple[int, int, int], scan_layers: bool) -> None:
-    """Every mesh of 8 devices, with enough heads for each."""
-    shape = {"n_head": 8, "n_embd": 64, "n_layer": 2, "init_std": 0.1}
-    settings = {"shape": shape, "scan_layers": scan_layers, "steps": 20}
-    losses, _ = train(program("modern", **settings), 20)
-    split, _ = train(
-        program("modern", mesh=MeshConfig(**dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))), **settings), 20
-    )
-    np.testing.assert_allclose(split, losses, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("K", "tensor"),
     [(1, 4), (2, 4), pytest.param(4, 4, marks=pytest.mark.long), pytest.param(2, 2, marks=pytest.mark.long)],
@@ -519,42 +502,6 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
             return collectives(p._eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["statquest", pytest.param("gpt2", marks=pytest.mark.long)])
-def test_accumulation_and_dropout_on_a_mesh(name: str) -> None:
-    """Masks are the same on every mesh, and a microbatch per group of devices equals the batch."""
-    settings = {"dropout": 0.2, "batch_size": 16}
-    whole, _ = train(program(name, **settings), 4)
-    split, _ = train(program(name, mesh=MeshConfig(data=2, fsdp=2, tensor=2), **settings), 4)
-    np.testing.assert_allclose(split, whole, rtol=1e-5)
-
-
-@functools.cache
-def of_seven(data: int, accumulation: int, dropout: float, ops: Ops) -> tuple[Any, Any]:
-    """Compute the loss and gradient of a batch of 7 windows on some number of devices."""
-    p = program("statquest", mesh=MeshConfig(data=data), batch_size=7, accumulation=accumulation, dropout=dropout)
-    key, step = (jax.random.key(0) if dropout else None), bound_step(p.layout).keywords
-    with use_mesh(p.layout.mesh, p.layout.config.model):
-        params, batch = make(p.layout.config.model)[1], p.put_batches([windows(p)])
-        return jax.device_get(mean_gradients(step["objective"], params, batch, key, step["accumulation"], ops))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(
-    ("data", "accumulation", "dropout"),
-    [
-        (3, 4, 0.0),  # 2 microbatches of 2 per device: 5 of 12 windows are padding
-        (8, 1, 0.2),  # one device has only padding; masks do not change
-        *(pytest.param(n, 4, 0.0, marks=pytest.mark.long) for n in (1, 2, 4, 6, 8)),
-    ],
-)
-def test_any_number_of_devices_and_microbatches_equals_one_batch(data: int, accumulation: int, dropout: float) -> None:
-    one = of_seven(1, 1, dropout, Ops())
-    for ops in (Ops(), *([Ops(over_devices=CPU.over_devices)] if not dropout else [])):
-        jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), of_seven(data, accumulation, dropout, ops), one
-        )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgpt.ops import Ops
 from jaxgpt.train.loss import cross_entropy, next_token_loss
 from jaxgpt.train.step import TrainState, gradients, train_step
 from jaxgpt_course.exercise import Exercise, normal
@@ -218,7 +217,7 @@ STEP = Exercise(
 @partial(jax.jit, static_argnums=2)
 def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
     batch = jnp.concatenate([jnp.asarray(m) for m in microbatches])
-    means, grads = gradients(params, batch, None, objective=_OBJECTIVE, ops=Ops(), accumulation=1)
+    means, grads = gradients(params, batch, None, objective=_OBJECTIVE)
     return means["loss"], grads
 
 

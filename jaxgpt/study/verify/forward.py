@@ -13,14 +13,13 @@ from jaxgpt.decoding import Sampler, SamplingParams, TokenBuffer, sample_token
 from jaxgpt.decoding.sampler import Rows, decode_steps, prefill
 from jaxgpt.lm import engine
 from jaxgpt.lm.model import TextModel
-from jaxgpt.ops import same
 from jaxgpt.ops.attention import document_positions
 from jaxgpt.study.verify.subject import Skipped, Subject, distance
 
 
 def _decoder(s: Subject) -> TextModel:
     """Return a decoder that equals no earlier one, so that jit compiles its functions again."""
-    return TextModel(s.model.clone(ops=s.model.ops._replace(over_devices=partial(same))))
+    return TextModel(s.model.clone(ops=s.model.ops._replace(linear=partial(s.model.ops.linear))))
 
 
 def _positions(start_B: Any, tokens: int) -> jax.Array:

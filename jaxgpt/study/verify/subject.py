@@ -100,10 +100,8 @@ class Subject:
 
     def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
         """Compute the mean loss and its gradient as the train step does."""
-        objective = next_token_loss(model.apply, model.ops)
-        means, gradient = step.gradients(
-            params, windows_BT1, None, objective=objective, ops=model.ops, accumulation=accumulation
-        )
+        objective = next_token_loss(model.apply)
+        means, gradient = step.gradients(params, windows_BT1, None, objective=objective, accumulation=accumulation)
         return means["loss"], gradient
 
     @cached_property
