@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from jaxgpt.kernels.devices import only_rows_are_divided
 from jaxgpt.kernels.tiled import SHORTEST, tiled_attention
 from jaxgpt.ops import attention
+from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
 
 
@@ -64,9 +66,13 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 
 
 def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
-    """Compute `ops.linear.linear`."""
-    x, w = x.astype(dtype), w.astype(dtype)
-    y = product(x, w) if isinstance(w, jax.Array) else (x @ w).astype(dtype)
+    """Compute `ops.linear.linear`, with the gradient of `product`.
+
+    If a mesh divides weights or sequences, the transposition could need data of other devices, which a small call cannot get.
+    """
+    if not isinstance(w, jax.Array) or not only_rows_are_divided():
+        return products.linear(x, w, b, dtype)
+    y = product(x.astype(dtype), w.astype(dtype))
     return y if b is None else y + jnp.broadcast_to(b, y.shape).astype(dtype)
 
 

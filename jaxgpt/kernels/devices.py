@@ -44,6 +44,13 @@ def per_device(
     return divided(q_BTNH, k_BKSH, v_BKHS, document_BT)
 
 
+def only_rows_are_divided() -> bool:
+    """Return whether the mesh and the sharding rules of this context divide nothing but the rows of batches."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    split = {name for name, axes in nn.get_logical_axis_rules() for axis in jax.tree.leaves(axes) if sizes[axis] > 1}
+    return split <= {"batch", "lookup"}
+
+
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
     """Compute `sums(params, rows)` on each device's rows and add the results over the mesh axis "data".
 

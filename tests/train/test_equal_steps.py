@@ -1,0 +1,86 @@
+"""A step on any mesh, with any sharding rules, chunks, microbatches, scan and remat, equals the step on one device."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import random_ids, small
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
+from jaxgpt.model.scan import unstack_layers
+from jaxgpt.trainer.program import build
+
+T, LAYERS = 16, 2
+MESHES = [(d, f, t) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) for t in (1, 2, 4) if 1 < d * f * t <= 8]
+RULES: dict[str, Any] = {
+    "": {},
+    "length": {"length": ("tensor",)},
+    "data": {"embed": ("data",)},  # divides weights on a mesh of "data" alone as well
+    "heads": {"heads": (), "kv_heads": ()},
+}
+MODELS: dict[str, Any] = {
+    "untied": {"tie_embeddings": False, "bias": False},
+    "tied": {},
+    "gated": {"mlp": "gated", "activation": "silu", "norm": "rmsnorm", "positions": "rope", "n_kv_head": 1},
+}
+DRAWS = st.tuples(
+    st.sampled_from([*MODELS]),
+    st.sampled_from([4, 7]),  # rows
+    st.sampled_from(MESHES),
+    st.sampled_from([*RULES]),
+    st.sampled_from([0, 3, 8, 40]),  # train.loss_chunk
+    st.sampled_from([0, 1, 2, 4]),  # train.microbatch
+    st.booleans(),  # train.scan_layers
+    st.sampled_from(["none", "dots", "full"]),
+)
+
+
+def step(
+    model: str,
+    rows: int,
+    mesh: tuple[int, int, int] = (1, 1, 1),
+    rules: str = "",
+    chunk: int = 0,
+    microbatch: int = 0,
+    scan: bool = False,
+    remat: Any = "none",
+) -> Any:
+    """Return loss, gradient norm and new weights of one step of SGD."""
+    shape = {"vocab_size": 33, "n_layer": LAYERS, "block_size": T, "n_head": 4, "n_embd": 16}
+    config = Config(
+        model=small("gpt2", **(shape | MODELS[model])),
+        optim=OptimConfig(name="sgd", learning_rate=0.1, warmup_steps=0),
+        train=TrainConfig(
+            batch_size=rows, steps=1, loss_chunk=chunk, microbatch=microbatch, scan_layers=scan, remat=remat
+        ),
+        mesh=MeshConfig(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))),
+    )
+    program = build(config, rules=RULES[rules])
+    windows = np.array(random_ids(config.model, (rows, T + 1)))
+    windows[1, 5:] = -1  # rows and microbatches have different numbers of targets
+    state, metrics = program.step(program.init(), program.put(windows))
+    params = unstack_layers(state.params, LAYERS) if scan else state.params
+    return jax.device_get((metrics["loss"], metrics["grad_norm"], params))
+
+
+alone = functools.cache(step)
+
+
+@pytest.mark.parametrize("draws", [0, pytest.param(20, marks=pytest.mark.ci)])
+def test_one_step_equals_that_of_one_device(draws: int) -> None:
+    @settings(max_examples=max(draws, 1), phases=(Phase.explicit, *((Phase.generate,) if draws else ())))
+    @example(
+        ("untied", 4, (1, 4, 2), "length", 3, 0, False, "none")
+    )  # a call without inlining, divided: did not compile
+    @given(DRAWS)
+    def check(draw: Any) -> None:
+        found, expected = step(*draw), alone(*draw[:2])
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, expected)
+
+    check()
