@@ -35,10 +35,14 @@ DRAWS = st.tuples(
     st.sampled_from(MESHES),
     st.sampled_from([*RULES]),
     st.sampled_from([0, 3, 8, 40]),  # train.loss_chunk
-    st.sampled_from([0, 1, 2, 4]),  # train.microbatch
+    st.sampled_from([1, 2, 4]),  # train.accumulation
     st.booleans(),  # train.scan_layers
     st.sampled_from(["none", "dots", "full"]),
+    st.sampled_from([0.0, 0.2]),  # model.dropout
 )
+
+# A transposition in a call of its own, which the mesh divided.
+NOT_COMPILED = ("untied", 4, (1, 4, 2), "length", 3, 1, False, "none", 0.0)
 
 
 def step(
@@ -47,17 +51,23 @@ def step(
     mesh: tuple[int, int, int] = (1, 1, 1),
     rules: str = "",
     chunk: int = 0,
-    microbatch: int = 0,
+    accumulation: int = 1,
     scan: bool = False,
     remat: Any = "none",
+    dropout: float = 0.0,
 ) -> Any:
-    """Return loss, gradient norm and new weights of one step of SGD."""
-    shape = {"vocab_size": 33, "n_layer": LAYERS, "block_size": T, "n_head": 4, "n_embd": 16}
+    """Return loss, gradient norm and new weights of one step of SGD. Each microbatch draws its own dropout masks."""
+    shape = {"vocab_size": 33, "n_layer": LAYERS, "block_size": T, "n_head": 4, "n_embd": 16, "dropout": dropout}
     config = Config(
         model=small("gpt2", **(shape | MODELS[model])),
         optim=OptimConfig(name="sgd", learning_rate=0.1, warmup_steps=0),
         train=TrainConfig(
-            batch_size=rows, steps=1, loss_chunk=chunk, microbatch=microbatch, scan_layers=scan, remat=remat
+            batch_size=rows,
+            steps=1,
+            loss_chunk=chunk,
+            accumulation=1 if dropout else accumulation,
+            scan_layers=scan,
+            remat=remat,
         ),
         mesh=MeshConfig(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))),
     )
@@ -75,12 +85,10 @@ alone = functools.cache(step)
 @pytest.mark.parametrize("draws", [0, pytest.param(20, marks=pytest.mark.ci)])
 def test_one_step_equals_that_of_one_device(draws: int) -> None:
     @settings(max_examples=max(draws, 1), phases=(Phase.explicit, *((Phase.generate,) if draws else ())))
-    @example(
-        ("untied", 4, (1, 4, 2), "length", 3, 0, False, "none")
-    )  # a call without inlining, divided: did not compile
+    @example(NOT_COMPILED)
     @given(DRAWS)
     def check(draw: Any) -> None:
-        found, expected = step(*draw), alone(*draw[:2])
+        found, expected = step(*draw), alone(*draw[:2], dropout=draw[-1])
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, expected)
 
     check()
