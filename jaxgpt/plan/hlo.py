@@ -1,7 +1,7 @@
 """Read compiled programs from their HLO text (`compiled.as_text()`): instructions, loops, and collectives with their bytes.
 
 The body of a loop is multiplied by its trip count if a counter runs from 0 to a constant in constant steps. A loop with a
-data-dependent end counts once, and its trip count is reported as None.
+data-dependent end counts once.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import math
 import re
 from collections import defaultdict
 from typing import NamedTuple
-
-import numpy as np
 
 WIDTHS = {"pred": 1, "c64": 8, "c128": 16}  # bytes of types with other names than their number of bits
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -112,15 +110,10 @@ class Collective(NamedTuple):
 
 
 class ParsedProgram(NamedTuple):
-    """The collectives and loops of a compiled program.
-
-    Attributes:
-        collectives: the collectives, each once.
-        loops: trip count of every loop by the name of its body; None if it is not a constant.
-    """
+    """The collectives of a compiled program, each once, and whether the program has loops."""
 
     collectives: tuple[Collective, ...]
-    loops: dict[str, int | None]
+    loops: bool
 
 
 def read_program(text: str) -> ParsedProgram:
@@ -133,14 +126,14 @@ def read_program(text: str) -> ParsedProgram:
         ValueError: unknown syntax of a device group.
     """
     computations, entry = read_computations(text)
-    loops: dict[str, int | None] = {}
+    loops = False
     calls: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name, body in computations.items():
         for instruction in body.values():
-            trips: int | None = 1
-            if instruction.opcode == "while":
-                trips = loops[instruction.find(r"body=%?([\w.-]+)")] = _trip_count(instruction, computations)
-            calls[name] += [(other, 1 if trips is None else trips) for other in instruction.called]
+            loop = instruction.opcode == "while"
+            loops |= loop
+            trips = _trip_count(instruction, computations) if loop else 1
+            calls[name] += [(other, trips) for other in instruction.called]
     times = _multiplicities(calls, entry)
     collectives: dict[tuple[str, str], Collective] = {}
     for name, body in computations.items():
@@ -161,58 +154,41 @@ def array_bytes(shape: str) -> list[float]:
     return sizes
 
 
-def members(line: str) -> tuple[int, ...]:
-    """Return the first group of devices of a collective, in any of XLA's notations.
+def group_size(line: str) -> int:
+    """Return the number of devices that take part in a collective together, in any of XLA's notations.
 
-    `{{0,1},{2,3}}`; `[2,2]<=[4]`, transposed with `T(1,0)`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2` and
-    devices ordered by `device_ids=([4,2]T(1,0))`; `source_target_pairs={{0,1},{1,0}}`, with all devices as members.
+    `{{0,1},{2,3}}`; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and
+    `source_target_pairs={{0,1},{1,0}}`, which all take part.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
-        return tuple(sorted({int(n) for n in re.findall(r"\d+", pairs[1])}))
+        return len(set(re.findall(r"\d+", pairs[1])))
     text = line.partition("replica_groups=")[2]
     if listed := re.match(r"\{\{([\d,]+)\}", text):
-        return tuple(map(int, listed[1].split(",")))
-    if iota := re.match(r"\[\d+,(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        return tuple(_grid(iota[2], iota[3])[: int(iota[1])].tolist())
-    if mesh := re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{([^}]*)\}", text):
-        sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", mesh[1])}
-        strides = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[-2::-1].tolist(), strict=True))
-        index = np.zeros(1, int)
-        for name, before, part in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", mesh[4]):
-            # 'a':(2)4 is the middle factor of an axis of size 2 * 4 * n.
-            size = int(part or sizes[name])
-            after = sizes[name] // (int(before or 1) * size)
-            index = (index[:, None] + np.arange(size) * after * strides[name]).ravel()
-        return tuple((_grid(mesh[2], mesh[3])[index] if mesh[2] else index).tolist())
+        return listed[1].count(",") + 1
+    if grid := re.match(r"\[\d+,(\d+)\]<=", text):
+        return int(grid[1])
+    if mesh := re.match(r"mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text):
+        sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(part or sizes[name]) for name, part in axes)
     raise ValueError(f"unknown syntax of a device group: {text[:80]!r}")
 
 
-def _grid(dims: str, order: str | None) -> np.ndarray:
-    """Return the elements of a grid, transposed if it has an order, in row-major order."""
-    sizes = [int(n) for n in dims.split(",")]
-    return (
-        np.arange(math.prod(sizes))
-        .reshape(sizes)
-        .transpose([int(n) for n in order.split(",")] if order else None)
-        .ravel()
-    )
-
-
-def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int | None:
-    """Return the trip count of a loop: from the compiler's annotation, or from `i < end` and `i + step` with i from 0."""
+def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
+    """Return the trip count of a loop from the annotation of the compiler, or from `i < end` and `i + step`; 1 if unknown."""
     if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
         return int(known)
     condition = computations.get(loop.find(r"condition=%?([\w.-]+)"), {})
     body = computations.get(loop.find(r"body=%?([\w.-]+)"), {})
     less, results = _root(condition, "compare"), _root(body, "tuple")
     if less is None or results is None or "direction=LT" not in less.rest:
-        return None
+        return 1
     counter, end = less.operands
     index = condition[counter].find(r"index=(\d+)") if counter in condition else ""
     added = body.get(results.operands[int(index)]) if index else None
     step = _constant(body, added.operands[1]) if added and added.opcode == "add" else None
     last = _constant(condition, end)
-    return math.ceil(last / step) if last is not None and step else None
+    return math.ceil(last / step) if last is not None and step else 1
 
 
 def _root(body: Computation, opcode: str) -> Instruction | None:
@@ -251,7 +227,7 @@ def _collective(instruction: Instruction, computation: str, body: Computation) -
         sizes = sizes[1:2] if kind == "collective-permute" else sizes[len(sizes) // 2 :]
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):  # a TPU's fusion of all-reduce and slice
         kind, sizes = "reduce-scatter", array_bytes(next(each.shape for each in body.values() if each.root))
-    return Collective(kind, sum(sizes), len(members(instruction.rest)))
+    return Collective(kind, sum(sizes), group_size(instruction.rest))
 
 
 def _length(part: str) -> int:
