@@ -76,12 +76,21 @@ OTHERS = {
     ".ci/run",
     "mypy",
     "ruff",
+    "[",
+    "break",
     "cd",
+    "do",
+    "done",
+    "exit",
     "export",
+    "for",
     "git",
     "gcloud",
+    "scontrol",
     "source",
     "srun",
+    "ssh",
+    "while",
     "xdg-open",
 }
 
@@ -136,10 +145,10 @@ def every(*sources: object) -> list[Words]:
 
 
 def bare(words: Words) -> Words:
-    """Drop assignments to the environment, and srun with its options."""
+    """Drop assignments to the environment, nohup, and srun with its options."""
     while words and re.match(r"\w+=", words[0]):
         words = words[1:]
-    if words[:1] == ("srun",):
+    if words[:1] in (("srun",), ("nohup",)):
         words = words[next(i for i, word in enumerate(words) if word in ("jaxgpt", "python")) :]
     if words[:2] == ("python", "train.py"):
         words = ("jaxgpt", "train", *words[2:])
@@ -186,8 +195,8 @@ def test_every_command_is_accepted_by_its_parser(words: Words) -> None:
                 assert all(word in text for word in selected.lower().split() if word not in ("or", "and", "not"))
         case ("python" | "python3", file, *_) if file.endswith(".py"):
             assert (ROOT / file).exists() or file == "mine.py"
-        case ("gcloud", *rest):
-            [inner] = [word.removeprefix("--command=") for word in rest if word.startswith("--command=")]
+        case ("gcloud" | "ssh", *rest):
+            inner = rest[-1].removeprefix("--command=")
             assert [parse(bare(each)) for each in commands(inner) if bare(each)[:1] == ("jaxgpt",)] == [None]
         case ("python" | "python3", "-m" | "-c", *_):
             pass
