@@ -39,6 +39,8 @@ PEERS = {  # options of other programs
     "output-dir": "--out",
     "max-tokens": "--max-new-tokens",
     "data": "--data.path",
+    "mesh.context": "--mesh.tensor",
+    "mesh.sequence": "--mesh.tensor",
 }
 
 

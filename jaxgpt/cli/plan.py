@@ -25,6 +25,10 @@ HOPELESS = 2  # do not compile if the estimate exceeds the available memory by t
 CLOSE = 0.45  # suggest compiling above this fraction of memory: programs need up to twice the estimate
 PROGRAMS = {"train": "training step", "decode": "sampler"}
 UNITS = {"train": "step", "decode": "token of each row"}
+LEGEND = """
+total: bytes of all results of a collective. sent: bytes that a device sends for them (a ring; a reduce-scatter sends more than
+its result). collective-permute: part of a collective that the compiler split into steps between neighbors. Lower bounds divide
+FLOPs, memory traffic and bytes sent by the rates of the chip; a step takes at least their maximum."""
 
 
 def plan(
@@ -49,17 +53,19 @@ def plan(
     the model; memory traffic is the compiler's count of operands and results, including those that stay on the chip;
     communication is read from the compiled program.
 
-    A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1, h100:8 and h200:8 (estimate only);
-    or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip).
+    A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; or the name of a Google Cloud slice:
+    v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs get estimates only: a100, b200, h100,
+    h200, l4, l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four machines. Any other device is custom, with its
+    numbers: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G (FLOP/s, bytes, bytes/s).
 
     jaxgpt plan gpt2 --topology v5e-8
     jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1
-    jaxgpt plan runs/shakespeare --topology h100:8 --estimate
+    jaxgpt plan runs/shakespeare --topology h100:8 --slices 4 --estimate
 
     Args:
         target: preset or run
         topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
-        slices: number of slices, connected by the data center network
+        slices: number of TPU slices or GPU machines, connected by a network
         decode: also plan a decoding step: one token for each row of a microbatch, with a full context
         full: compile with full optimization: five times slower; memory changes by a few percent
         estimate: print only the estimate, do not compile
@@ -96,7 +102,8 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Op
     say(_head(target, config, topology, remark))
     with progress("estimating"):
         steps = {"train": estimate(config, topology)}
-    say("\nestimate from shapes and shardings (parameters and optimizer are exact)\n" + table(steps["train"], topology))
+    say("\nestimate from shapes and shardings (parameters and optimizer are exact)")
+    say(table(steps["train"], topology, config.train.steps))
     if not why_not and steps["train"].total > HOPELESS * topology.chip.hbm:
         why_not = f"the estimate exceeds {HOPELESS} times the available memory"
     programs = {"train": compile_step} | ({"decode": compile_decode} if args.decode else {})
@@ -108,15 +115,16 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Op
         took = f"{time.monotonic() - start:.0f} s; per device and {UNITS[name]}, from the"
         failed = steps[name].out_of_memory
         origin = f"out of memory after {took} compiler's message" if failed else f"compiled in {took} compiled program"
-        say(origin + "\n" + table(steps[name], topology))
+        say(origin + "\n" + table(steps[name], topology, config.train.steps if name == "train" else 0))
+    say(LEGEND)
     if why_not:
         say(f"\nnot compiled: {why_not}")
-    fits = all(cost.fits for cost in steps.values())
+    fits, chip = all(cost.fits for cost in steps.values()), topology.chip
     advice = [] if fits else suggestions(config, topology)
     if not fits:
         say("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
         say(
-            "\n".join(f"  {total / 2**30:7.2f}  {flags}" for flags, total in advice)
+            "\n".join(f"  {total / 2**30:7.2f}  {flags}{'  (fits)' * (total <= chip.hbm)}" for flags, total in advice)
             or "  none: use more chips or a smaller model"
         )
     if args.json:
@@ -129,8 +137,8 @@ def _plan(target: str, config: Config, topology: Topology, remark: str, args: Op
     return 0 if fits else 1
 
 
-def table(cost: StepCost, topology: Topology) -> str:
-    """Format the cost of a step on one device."""
+def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
+    """Format the cost of a step on one device, and the time of a run of this number of steps; 0: omit it."""
     chip = topology.chip
     rows = [f"  {kind:<18}{_gib(size)}" for kind, size in cost.memory.items()]
     verdict = "fits" if cost.fits else "DOES NOT FIT"
@@ -155,6 +163,11 @@ def table(cost: StepCost, topology: Topology) -> str:
         f"{bounds['seconds_serial'] * 1e3:.2f} ms if none do (sum)"
     )
     rows.append(f"MFU by roofline     {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
+    if steps:
+        times = _duration(steps * bounds["seconds_overlapped"], steps * bounds["seconds_serial"])
+        rows.append(
+            f"run by roofline     {steps:,} step{'s' * (steps > 1)}: {times}, without evaluation and compilation"
+        )
     return "\n".join(rows)
 
 
@@ -178,6 +191,14 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:9.3f} GiB"
+
+
+def _duration(low: float, high: float) -> str:
+    """Format a range of seconds as `2.2 to 5 h`."""
+    unit, size = next(
+        ((unit, size) for unit, size in (("days", 86400), ("h", 3600), ("min", 60)) if high >= 2 * size), ("s", 1)
+    )
+    return f"{low / size:.2g} to {high / size:.2g} {unit}"
 
 
 def _si(value: float) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, NamedSharding
 
-from jaxgpt.config import Config, TrainConfig
+from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import AXES, batch_ways, microbatches, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
@@ -75,9 +75,9 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
     if train.remat != "none":
         unsaved = replace(config, train=replace(train, remat="none"))
-        one, two = (residual_bytes(_layout(unsaved, n)) for n in (1, 2))
+        one, two = (residual_bytes(abstract_layout(unsaved, n)) for n in (1, 2))
         memory["activations"] = min(memory["activations"], one + (layers - 2) * (two - one)) + two - one
-    layout = _layout(config)
+    layout = abstract_layout(config)
     count = layout.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * memory["parameters"])
@@ -98,7 +98,7 @@ def _by_layers(count: Callable[[int], T], layers: int) -> T:
     return result
 
 
-def _layout(config: Config, layers: int = 0) -> Layout:
+def abstract_layout(config: Config, layers: int = 0) -> Layout:
     """Return the layout on devices that are not here, with this number of layers; 0: the config's."""
     config = config.with_model(n_layer=layers) if layers else config
     return make_layout(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
@@ -106,7 +106,7 @@ def _layout(config: Config, layers: int = 0) -> Layout:
 
 def _counts(config: Config, layers: int) -> _Counts:
     """Count for a model with this number of layers."""
-    layout = _layout(config, layers)
+    layout = abstract_layout(config, layers)
     weights, trained = (_multiplied(layout, t) for t in (layout.abstract_weights, layout.abstract_state.params))
     gradients = shard_bytes(layout.abstract_state.params)
     return _Counts(
@@ -119,28 +119,68 @@ def _counts(config: Config, layers: int) -> _Counts:
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Return flags that reduce memory, with the estimated bytes per device, smallest first."""
-    train, mesh = config.train, config.mesh
-    tries: list[tuple[str, Config]] = []
-    for remat in get_args(get_type_hints(TrainConfig)["remat"]):
-        if remat not in (train.remat, "none"):
-            tries.append((f"--train.remat {remat}", replace(config, train=replace(train, remat=remat))))
-    ways = mesh.data * mesh.fsdp  # number of shards of a batch
-    if half := microbatches(train, ways).rows // ways // 2:
-        count = math.ceil(train.batch_size / half)
-        tries.append((f"--train.accumulation {count}", replace(config, train=replace(train, accumulation=count))))
-    if mesh.data > topology.slices:
-        wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
-        tries.append((f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", replace(config, mesh=wide)))
-    current, found = estimate(config, topology).total, []
-    for flags, changed in tries:
-        try:
-            total = estimate(resolve_mesh(changed, topology)[0], topology).total
-        except UserError:
-            continue
-        if total < current:
+    """Return flags that reduce memory, with the estimated bytes per device, smallest first.
+
+    If no single option fits, the first is the fastest combination that fits, if any.
+    """
+    options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
+    if (half := _windows(config) // 2) > 0:
+        options.append(_with_windows("", config, half))
+    now, found = estimate(config, topology).total, []
+    for flags, changed in options:
+        if (total := estimate(changed, topology).total) < now:
             found.append((flags, total))
-    return sorted(found, key=lambda each: each[1])
+    found.sort(key=lambda each: each[1])
+    if any(total <= topology.chip.hbm for _, total in found):
+        return found
+    return _combination(config, topology) + found
+
+
+def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
+    """Return the flags of the combination that fits with the shortest step by the roofline, and its bytes; [] if none fits."""
+    fitting = []
+    for on, run in [("", config), *_meshes(config, topology)]:
+        for saved, changed in [("", run), *_remats(run, "dots", "full")]:
+            flags, cost, windows = f"{on} {saved}".strip(), estimate(changed, topology), _windows(changed)
+            activations = cost.memory["activations"]
+            fewer = math.floor(windows * (cost.available - cost.total + activations) / activations)
+            if 1 <= fewer < windows:
+                flags, changed = _with_windows(flags, changed, fewer)
+                cost = estimate(changed, topology)
+            if cost.fits:
+                again = cost.seconds(topology.chip)["compute"] / 3 * (changed.train.remat == "full")  # a forward pass
+                fitting.append((cost.bounds(topology.chip)["seconds_serial"] + again, flags, cost.total))
+    return [min(fitting)[1:]] if fitting else []
+
+
+def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
+    """Return the flags of the mesh that splits weights over a whole slice, and the config with it; [] if there is none."""
+    mesh = config.mesh
+    wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
+    try:
+        changed, _ = resolve_mesh(replace(config, mesh=wide), topology)
+    except UserError:  # the width may not be divisible
+        return []
+    return [(f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", changed)] if wide != mesh else []
+
+
+def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[tuple[str, Config]]:
+    """Return the flags of kinds of rematerialization, and the config with each."""
+    others = [kind for kind in kinds if kind != config.train.remat]
+    return [(f"--train.remat {kind}", replace(config, train=replace(config.train, remat=kind))) for kind in others]
+
+
+def _windows(config: Config) -> int:
+    """Return the number of windows per device and microbatch."""
+    ways = config.mesh.data * config.mesh.fsdp
+    return microbatches(config.train, ways).rows // ways
+
+
+def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
+    """Add the flags for at most this number of windows per device and microbatch."""
+    count = math.ceil(config.train.batch_size / windows)
+    changed = replace(config, train=replace(config.train, accumulation=count))
+    return f"{flags} --train.accumulation {count}".strip(), changed
 
 
 def argument_bytes(layout: Layout) -> dict[str, float]:

@@ -68,6 +68,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     Raises:
         UserError: if libtpu is not available, or compilation failed.
     """
+    config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
     layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, layout.mesh, layout.microbatches.rows
     sampler = Sampler(TextModel(GPT(model, layout.ops)))
@@ -142,7 +143,7 @@ def _compiled(
         traffic_by_kind(parsed.collectives),
         compiled_flops=float(costs.get("flops", 0.0)),
         compiled=True,
-        loops_once=bool(parsed.loops),
+        loops_once=parsed.loops,
     )
 
 

@@ -30,6 +30,11 @@ CLOUD = {
     "v6e": ("v6e", 1, _FLAT),
 }
 _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
+NAMES = {"trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}  # other names of chips
+# Numbers of a chip in a topology, and the fields of `Chip`: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
+NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
+UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
+CUSTOM = Chip("custom chip", 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network as of an L4
 
 
 @dataclass(frozen=True)
@@ -37,18 +42,16 @@ class Topology:
     """One or more slices, each a grid of chips, connected by a network.
 
     Attributes:
-        name: the chip, a key of `CHIPS`.
+        name: the chip, a key of `CHIPS`, or custom.
+        chip: its numbers.
         grid: number of chips along each dimension of a slice.
-        slices: number of slices.
+        slices: number of slices: of machines for GPUs.
     """
 
     name: str
+    chip: Chip
     grid: tuple[int, ...]
     slices: int = 1
-
-    @property
-    def chip(self) -> Chip:
-        return CHIPS[self.name]
 
     @property
     def n_devices(self) -> int:
@@ -60,30 +63,56 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse a chip and a grid (`v5e:2x4`), or the name of a Google Cloud slice (`v5e-8`).
+    """Parse a chip and a grid (`v5e:2x4`), or the name of a Google Cloud slice (`v5e-8`); then numbers that replace the chip's.
 
     Raises:
-        UserError: if the syntax is wrong, the chip or slice unknown, or the grid not made of whole hosts.
+        UserError: if the syntax is wrong, the chip or slice unknown, or the grid larger than a machine or not whole hosts.
     """
-    name, _, grid = _of_cloud(text).partition(":")
-    if name not in CHIPS:
-        near = did_you_mean(name, CHIPS)
-        raise UserError(f"unknown chip {short_repr(name)}{near}; chips: {', '.join(CHIPS)}; expected {_FORM}")
+    place, _, numbers = text.partition(",")
+    name, _, grid = _of_cloud(place).partition(":")
+    if name not in (*CHIPS, "custom"):
+        other = NAMES.get(re.split("[-:]", name)[0])
+        near = f" (did you mean {other}?)" if other else did_you_mean(name, CHIPS)
+        raise UserError(f"unknown chip {short_repr(name)}{near}; chips: {', '.join(CHIPS)}, custom; expected {_FORM}")
+    chip = CHIPS.get(name, CUSTOM)._replace(**_numbers(numbers))
+    if not (chip.flops and chip.hbm and chip.hbm_bandwidth):
+        raise UserError(
+            f"topology {short_repr(text)} needs peak, hbm and bandwidth: use custom:8,peak=312T,hbm=80G,bandwidth=2039G"
+        )
     if not re.fullmatch(r"[1-9]\d{0,4}(x[1-9]\d{0,4}){0,2}", grid):
         raise UserError(f"topology {short_repr(text)} has no grid; expected {_FORM}")
     if not 1 <= slices <= 1024:
         raise UserError(f"--slices must be at least 1 and at most 1024, not {slices}")
-    shape = tuple(map(int, grid.split("x")))
-    host = CHIPS[name].host
+    shape, host = tuple(map(int, grid.split("x"))), chip.host
+    if (size := math.prod(shape)) > (chip.machine or size):
+        part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
+        fix = f"--topology {name}:{part} --slices {slices * size // part}"
+        raise UserError(
+            f"{name}:{grid} is more than the {chip.machine} GPUs that the links of a machine join: use {fix}"
+        )
     # libtpu supports grids of whole hosts, and single chips.
-    if host and math.prod(shape) > 1:
+    if host and size > 1:
         nearest = [max(h, math.ceil(n / h) * h) for n, h in zip((*shape, 1, 1), host, strict=False)]
         if any(n % h for n, h in zip((*shape, 1, 1), host, strict=False)):
             near = "x".join(map(str, nearest[: max(len(shape), 2)]))
             raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
-    if math.prod(shape) * slices * CHIPS[name].per_chip > 2**17:
+    if size * slices * chip.per_chip > 2**17:
         raise UserError(f"{text} has more than {2**17:,} devices, the limit of a plan")
-    return Topology(name, shape, slices)
+    return Topology(name, chip, shape, slices)
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """Parse `peak=312T,hbm=80G` into fields of a chip."""
+    found = {}
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"([a-z]+)=(\d{1,6}(?:\.\d{1,6})?)([GTP])", part)
+        if not match or match[1] not in NUMBERS or not float(match[2]):
+            raise UserError(
+                f"topology number {short_repr(part)} is not one of {', '.join(NUMBERS)} with a value such as 312T or 80G "
+                "(FLOP/s, bytes, bytes/s)"
+            )
+        found[NUMBERS[match[1]]] = float(match[2]) * UNITS[match[3]]
+    return found
 
 
 def _of_cloud(text: str) -> str:
@@ -127,7 +156,7 @@ def devices_of(topology: Topology) -> list[Any]:
     import jax
     from jax.experimental import topologies
 
-    options = dict(topology.chip.options)
+    options: dict[str, Any] = dict(topology.chip.options)
     if topology.slices > 1:
         options["num_slices"] = topology.slices
     if math.prod(topology.grid) == 1:

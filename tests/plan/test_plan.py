@@ -206,7 +206,7 @@ def test_counting_one_and_two_layers_counts_all(
 
 
 @pytest.mark.parametrize(
-    ("text", "slices"), [("v5e:2x4", 1), ("v5p:4x4x8", 1), ("v4:2x2x3", 1), ("v5e:16x16", 16), ("h100:6", 1)]
+    ("text", "slices"), [("v5e:2x4", 1), ("v5p:4x4x8", 1), ("v4:2x2x3", 1), ("v5e:16x16", 16), ("l4:6", 1)]
 )
 def test_the_default_gpt2_uses_all_devices(text: str, slices: int) -> None:
     topology = parse_topology(text, slices)
@@ -240,6 +240,17 @@ def test_suggestions_are_flags_that_reduce_memory() -> None:
     flags, total = next((f, t) for f, t in offered if f.startswith("--mesh"))
     wide = MeshConfig(data=int(flags.split()[1]), fsdp=int(flags.split()[3]), tensor=1)
     assert estimate(replace(run, mesh=wide), topology).total == total
+
+
+def test_a_combination_is_suggested_if_no_single_option_fits() -> None:
+    run = config(MeshConfig(data=8))
+    smallest = suggestions(run, parse_topology("v5e:2x4"))[0][1]
+    tiny = parse_topology(f"custom:8,peak=1T,hbm={0.8 * smallest / 1e9:.6f}G,bandwidth=1G")
+    flags, total = suggestions(run, tiny)[0]
+    assert len(flags.split()) > 4
+    assert total <= tiny.chip.hbm
+    none = parse_topology("custom:8,peak=1T,hbm=0.000001G,bandwidth=1G")
+    assert all(total > none.chip.hbm for _, total in suggestions(run, none))
 
 
 def test_traffic_between_slices_uses_the_network() -> None:

@@ -22,7 +22,7 @@ HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 @given(st.sampled_from(sorted(CHIPS)), st.lists(st.integers(1, 8), min_size=2, max_size=3), st.integers(1, 4))
 def test_number_of_devices(name: str, halves: list[int], slices: int) -> None:
-    grid = [2 * n if i < 2 else n for i, n in enumerate(halves)]
+    grid = [2 * n if i < 2 else n for i, n in enumerate(halves)] if CHIPS[name].host else [halves[0]]
     topology = parse_topology(f"{name}:{'x'.join(map(str, grid))}", slices)
     assert topology.n_devices == math.prod(grid) * slices * CHIPS[name].per_chip
     assert f"{name}:{'x'.join(map(str, grid))}" in str(topology)
@@ -56,6 +56,13 @@ def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None
         ("v3-8", "unknown chip 'v3-8'"),
         ("h100-8", "unknown chip 'h100-8'"),
         ("v5e:90000x90000", "more than 131,072 devices"),
+        ("h100:32", "use --topology h100:8 --slices 4$"),
+        ("a100:4x3", "use --topology a100:6 --slices 2$"),
+        ("trillium:2x4", r"did you mean v6e\?"),
+        ("v7x-8", r"did you mean tpu7x\?"),
+        ("custom:8", "needs peak, hbm and bandwidth: use custom:8,peak=312T,hbm=80G,bandwidth=2039G$"),
+        ("custom:8,peak=0T,hbm=80G,bandwidth=2039G", "topology number 'peak=0T'"),
+        ("h100:8,memory=94G", "topology number 'memory=94G' is not one of peak, hbm, bandwidth, link, network"),
     ],
 )
 def test_bad_names_raise_one_line(text: str, says: str) -> None:
@@ -87,6 +94,13 @@ def test_google_cloud_names_give_the_number_of_chips() -> None:
         for grid in grids:
             chips = math.prod(map(int, grid.split("x")))
             assert parse_topology(f"{version}-{cores * chips}", 2).n_devices == 2 * chips
+
+
+def test_a_chip_by_its_numbers() -> None:
+    numbers = ",peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G"
+    custom, known = parse_topology(f"custom:8{numbers}"), parse_topology("a100:8")
+    assert custom.chip[1:6] == known.chip[1:6]
+    assert parse_topology("h100:8,hbm=94G").chip == CHIPS["h100"]._replace(hbm=94e9)
 
 
 def test_slices_are_counted() -> None:
