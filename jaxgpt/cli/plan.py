@@ -45,17 +45,17 @@ def plan(
 ) -> int:
     """Plan a run on hardware you do not have, without executing it: memory per device, communication, and a bound on speed.
 
-    The first table is an estimate. If libtpu is installed (pip install -e '.[tpu]', Linux on x86-64, no TPU needed), the
-    training step is also compiled for the topology, and a second table shows the compiler's numbers. The exit code is 1 if
-    the run does not fit.
+    The first table is an estimate. If the compiler is installed (TPUs: pip install -e '.[tpu]'; H100, H200: '.[cuda13]'; Linux,
+    x86-64, no accelerator needed), the training step is also compiled for the topology, and a second table shows the
+    compiler's numbers. The exit code is 1 if the run does not fit.
 
     The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs are computed from
     the model; memory traffic is the compiler's count of operands and results, including those that stay on the chip;
     communication is read from the compiled program.
 
     A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; or the name of a Google Cloud slice:
-    v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs get estimates only: a100, b200, h100,
-    h200, l4, l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four machines. Any other device is custom, with its
+    v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs are a100, b200, h100, h200, l4,
+    l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four machines. Any other device is custom, with its
     numbers: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G (FLOP/s, bytes, bytes/s).
 
     jaxgpt plan gpt2 --topology v5e-8
@@ -147,8 +147,8 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     rows.append(f"  {'total':<18}{_gib(cost.total)} of {cost.available / 2**30:.2f} GiB: {verdict}")
     if cost.out_of_memory:
         return "\n".join(rows)
-    count = f"; the compiler counts {_si(cost.compiled_flops)}" if cost.compiled else ""
-    once = " (loop bodies counted once)" if cost.loops_once else ""
+    count = f"; the compiler counts {_si(cost.compiled_flops)}" if cost.compiled_flops else ""
+    once = " (loop bodies counted once)" if cost.compiled_flops and cost.loops_once else ""
     rows.append(f"FLOPs               {_si(cost.model_flops)} for the model{count}{once}")
     rows.append(f"memory traffic      {_si(cost.hbm_bytes)}B")
     for kind, traffic in cost.traffic.items():

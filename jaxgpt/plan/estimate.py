@@ -93,6 +93,8 @@ def estimate(config: Config, topology: Topology) -> StepCost:
 
 def _by_layers(count: Callable[[int], T], layers: int) -> T:
     """Return `count(layers)`, numbers that grow linearly, from those of one and of two layers, which are faster to trace."""
+    if layers <= 2:
+        return count(layers)
     one, two = count(1), count(2)
     result: T = jax.tree.map(lambda first, both: first + (layers - 1) * (both - first), one, two)
     return result
@@ -137,7 +139,7 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
-    """Return the flags of the combination that fits with the shortest step by the roofline, and its bytes; [] if none fits."""
+    """Return the flags of the combination that fits with the shortest step by the roofline, and its bytes, or []."""
     fitting = []
     for on, run in [("", config), *_meshes(config, topology)]:
         for saved, changed in [("", run), *_remats(run, "dots", "full")]:
@@ -154,7 +156,7 @@ def _combination(config: Config, topology: Topology) -> list[tuple[str, float]]:
 
 
 def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
-    """Return the flags of the mesh that splits weights over a whole slice, and the config with it; [] if there is none."""
+    """Return the flags of the mesh that splits weights over a whole slice, and the config with it, or []."""
     mesh = config.mesh
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:

@@ -222,7 +222,9 @@ def _collective(instruction: Instruction, computation: str, body: Computation) -
     kind = opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
         return None
-    if opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
+    if opcode.endswith("-start") and (
+        kind in ("all-gather", "collective-permute") or instruction.shape.startswith("((")
+    ):
         # The result of the start contains its operands and counters as well.
         sizes = sizes[1:2] if kind == "collective-permute" else sizes[len(sizes) // 2 :]
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):  # a TPU's fusion of all-reduce and slice

@@ -22,7 +22,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import batch_ways, make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
-from jaxgpt.plan.estimate import argument_bytes, shard_bytes, step_flops, token_flops
+from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
 from jaxgpt.trainer.layout import Layout, make_layout
@@ -56,7 +56,9 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
     # The compiler counts a loop body once, and microbatches run in a loop.
     fixed = 2 * (sum(counted.values()) - counted["batch"])
     cost = _compiled(lowered, counted, layout, topology, quick)
-    if count > 1 and not cost.out_of_memory:
+    if not (cost.hbm_bytes or cost.out_of_memory):  # the compiler for GPUs does not count them
+        cost = replace(cost, hbm_bytes=estimate(config, topology).hbm_bytes)
+    elif count > 1 and not cost.out_of_memory:
         cost = replace(cost, hbm_bytes=fixed + count * max(cost.hbm_bytes - fixed, 0.0))
     computed, useful = step_flops(layout)
     return replace(cost, model_flops=computed, useful_share=useful / computed)
@@ -106,7 +108,8 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}
     cost = _compiled(lowered, counted, layout, topology, quick)
     # The forward pass is a third of the training FLOPs.
-    return replace(cost, model_flops=token_flops(layout, model.block_size) / 3 * B / batch_ways(mesh))
+    flops = token_flops(layout, model.block_size) / 3 * B / batch_ways(mesh)
+    return replace(cost, model_flops=flops, hbm_bytes=cost.hbm_bytes or sum(counted.values()))
 
 
 def _compiled(

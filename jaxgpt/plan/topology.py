@@ -1,7 +1,7 @@
 """Hardware topologies: parsing of their names, and devices to compile for.
 
-Compilation uses libtpu, which needs no TPU (`pip install -e '.[tpu]'`, Linux on x86-64). Without it, and for GPUs, only
-estimates are available.
+libtpu (`pip install -e '.[tpu]'`, Linux on x86-64) compiles for TPUs and needs no TPU. JAX's CUDA plugin (`'.[cuda13]'`)
+compiles for H100 and H200 and needs no GPU. Without these, and for other chips, there are only estimates.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ CLOUD = {
     "v5p": ("v5p", 2, (*_CUBIC, "16x16x24")),
     "v6e": ("v6e", 1, _FLAT),
 }
+# XLA's description of a GPU to compile for. Source: NVIDIA H100 Tensor Core GPU Architecture (2022), table 3.
+HOPPER = ("h100", "h200")
+_HOPPER = (
+    "gpu_device_info {{ cuda_compute_capability {{ major: 9 }} core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 "
+    "memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory:.0f} l2_cache_size: 52428800 shared_memory_per_core: 233472 "
+    "shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 registers_per_core_limit: 65536 "
+    "registers_per_block_limit: 65536 threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048 "
+    "block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 }} "
+    'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} device_description_str: "{kind}"'
+)
 _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
 NAMES = {"trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}  # other names of chips
 # Numbers of a chip in a topology, and the fields of `Chip`: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
@@ -101,7 +111,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     return Topology(name, chip, shape, slices)
 
 
-def _numbers(text: str) -> dict[str, float]:
+def _numbers(text: str) -> dict[str, Any]:
     """Parse `peak=312T,hbm=80G` into fields of a chip."""
     found = {}
     for part in text.split(",") if text else ():
@@ -133,8 +143,14 @@ def _of_cloud(text: str) -> str:
 
 def compiler_missing(topology: Topology) -> str:
     """Return why this machine cannot compile for a topology, with the fix, or ""."""
+    if topology.name in HOPPER:
+        if topology.slices > 1:
+            return "several machines with GPUs are estimated only"
+        if any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+            return ""
+        return "JAX's CUDA plugin is not installed: pip install -e '.[cuda13]' (Linux; no GPU needed)"
     if not topology.chip.host:
-        return f"there is no compiler for {topology.chip.title} here; only TPU topologies are compiled"
+        return f"there is no compiler for {topology.chip.title} here; only TPU topologies and Hopper GPUs are compiled"
     if importlib.util.find_spec("libtpu") is None:
         return "libtpu is not installed: pip install -e '.[tpu]' (Linux, x86-64; no TPU needed)"
     wanted, found = _libtpu_wanted(), importlib.metadata.version("libtpu")
@@ -148,7 +164,7 @@ def devices_of(topology: Topology) -> list[Any]:
     """Return devices to compile for; programs cannot run on them.
 
     Raises:
-        UserError: if libtpu is missing, has the wrong version, is in use by another process, or does not support the topology.
+        UserError: if the compiler is missing, has the wrong version, is in use by another process, or lacks the topology.
     """
     if why := compiler_missing(topology):
         raise UserError(why)
@@ -156,21 +172,25 @@ def devices_of(topology: Topology) -> list[Any]:
     import jax
     from jax.experimental import topologies
 
-    options: dict[str, Any] = dict(topology.chip.options)
-    if topology.slices > 1:
+    chip, name, platform = topology.chip, f"{topology.name}:{'x'.join(map(str, topology.grid))}", "tpu"
+    options: dict[str, Any] = dict(chip.options)
+    if topology.name in HOPPER:
+        platform = "cuda"
+        target = _HOPPER.format(bandwidth=chip.hbm_bandwidth, memory=chip.hbm, kind=chip.kinds[0])
+        options = {"target_config": target, "topology": f"1x1x{topology.n_devices}"}  # slices, processes, devices
+    elif topology.slices > 1:
         options["num_slices"] = topology.slices
-    if math.prod(topology.grid) == 1:
+    elif topology.n_devices == chip.per_chip:
         options["chips_per_host_bounds"] = (1, 1, 1)
-    name = f"{topology.name}:{'x'.join(map(str, topology.grid))}"
     try:
-        return list(topologies.get_topology_desc(name, "tpu", **options).devices)
+        return list(topologies.get_topology_desc(name, platform, **options).devices)
     except (jax.errors.JaxRuntimeError, RuntimeError) as e:
         text = " ".join(str(e).split())
         if "lockfile" in text or "already in use" in text:
             raise UserError(
                 "libtpu is in use by another process: wait for it to end, or remove a stale /tmp/libtpu_lockfile"
             ) from None
-        raise UserError(f"libtpu does not support {topology}: {text[:200]}") from None
+        raise UserError(f"the compiler does not support {topology}: {text[:200]}") from None
 
 
 def _libtpu_wanted() -> str:

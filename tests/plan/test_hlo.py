@@ -88,6 +88,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   %rs = f32[8]{0} fusion(%f1), kind=kCustom, calls=%all-reduce-scatter.1
   %ps = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%a), channel_id=3, source_target_pairs={{0,1},{1,0}}
   %pd = f32[8]{0} collective-permute-done(%ps)
+  %as = ((f32[8]{0}, f32[8]{0}), (f32[4]{0}, f32[4]{0})) reduce-scatter-start(%a, %b), channel_id=5, replica_groups=[1,2]<=[2]
   %s = (f32[4]{0}, u32[], token[]) send(%a, %tok), channel_id=4, is_host_transfer=true, frontend_attributes={\
 _xla_megascale_target="{1:3}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}
 }
@@ -101,6 +102,7 @@ def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
         Collective("all-reduce", 32, 4, 6),
         Collective("all-gather", 128, 4),
         Collective("reduce-scatter", 32, 4),
+        Collective("reduce-scatter", 32, 2),
         Collective("collective-permute", 32, 2),
         Collective("all-reduce", 16, 3, 1, between_slices=True),
     }

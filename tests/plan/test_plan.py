@@ -242,6 +242,7 @@ def test_suggestions_are_flags_that_reduce_memory() -> None:
     assert estimate(replace(run, mesh=wide), topology).total == total
 
 
+@pytest.mark.ci
 def test_a_combination_is_suggested_if_no_single_option_fits() -> None:
     run = config(MeshConfig(data=8))
     smallest = suggestions(run, parse_topology("v5e:2x4"))[0][1]

@@ -1,0 +1,80 @@
+"""A step and a token of decoding, compiled for an H100 without one, read against a checklist of fast programs.
+
+Needs JAX's CUDA plugin: `pip install -e '.[cuda13]'`, 2 GB. CI does not install it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from helpers import small
+
+from jaxgpt.config import Config, MeshConfig, TrainConfig
+from jaxgpt.parallel.mesh import make_mesh
+from jaxgpt.plan.estimate import estimate
+from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations
+from jaxgpt.plan.plan import compile_decode, compile_step
+from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
+from jaxgpt.trainer.layout import make_layout
+from jaxgpt.trainer.program import Program
+
+ROWS, LAYERS = 4, 2
+H100 = parse_topology("h100:1")
+pytestmark = pytest.mark.skipif(bool(compiler_missing(H100)), reason="JAX's CUDA plugin is not installed")
+
+
+@pytest.fixture(autouse=True)
+def strict_types() -> None:
+    """Disable strict type promotion: these tests trace optax, which relies on it."""
+
+
+def config(devices: int, **changes: int) -> Config:
+    sizes = {"n_embd": 256, "n_head": 4, "block_size": 128, "vocab_size": 8192, "n_layer": LAYERS} | changes
+    train = TrainConfig(batch_size=ROWS * devices, compute_dtype="bfloat16")
+    return Config(model=small("gpt2", **sizes), train=train, mesh=MeshConfig(data=1, fsdp=devices))
+
+
+def instructions(devices: int, **changes: int) -> list[Instruction]:
+    """Return the instructions of a step in the order of the schedule, without the insides of fusions."""
+    run = config(devices, **changes)
+    layout = make_layout(run, make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}"))))
+    text = Program(layout).lower(layout.abstract_state, layout.batch()).compile().as_text()
+    computations, entry = read_computations(text)
+    return list(computations[entry].values())
+
+
+def test_a_step_has_one_attention_call_a_layer_and_direction_and_no_large_copies() -> None:
+    step, model = instructions(1), config(1).model
+    calls = Counter(each.find(r'custom_call_target="([^"]*)"') for each in step if each.opcode == "custom-call")
+    assert calls == {"__cudnn$fmhaSoftmax": LAYERS, "__cudnn$fmhaSoftmaxBackward": LAYERS}
+    made = [each for each in step if each.opcode not in ("parameter", "tuple", "get-tuple-element", "bitcast")]
+    logits = ROWS * model.block_size * model.vocab_size
+    largest = max(size for each in made for size in array_bytes(" ".join(re.findall(r"f32\[[\d,]*\]", each.shape))))
+    assert largest < 4 * logits, "float32 logits in memory"
+    moved = [each.shape for each in made if "transpose" in each.name or each.opcode in ("copy", "transpose")]
+    D, F, V = model.n_embd, model.mlp_width, model.vocab_size
+    weights = {f"[{a},{b}]" for a, b in ((D, D), (D, F), (F, D), (V, D), (D, V))}
+    assert not [shape for shape in moved if any(size in shape for size in weights)], "transposes of weights"
+
+
+def test_collectives_are_asynchronous_and_weights_are_gathered_during_products() -> None:
+    step = instructions(4, n_embd=768, n_head=12, vocab_size=50304)
+    assert not [each.name for each in step if each.opcode in COLLECTIVES]
+    done = {each.operands[0]: i for i, each in enumerate(step) if each.opcode == "all-gather-done"}
+    gathers = [step[i + 1 : done[each.name]] for i, each in enumerate(step) if each.opcode == "all-gather-start"]
+    assert any("dot" in other.name or other.opcode == "custom-call" for between in gathers for other in between)
+
+
+def test_plans_of_a_step_and_of_decoding() -> None:
+    topology = parse_topology("h100:4")
+    run = config(4)
+    step, implied = compile_step(run, topology), estimate(run, topology)
+    assert step.fits
+    assert step.memory["parameters"] == implied.memory["parameters"]
+    assert step.traffic["all-to-all"].sent == pytest.approx(implied.traffic["all-to-all"].sent, rel=1e-3)
+    assert step.hbm_bytes == implied.hbm_bytes
+    token = compile_decode(replace(run, train=replace(run.train, scan_layers=True)), topology)
+    assert token.hbm_bytes == token.memory["parameters"] + token.memory["cache"]
