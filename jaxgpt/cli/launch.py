@@ -53,19 +53,20 @@ def launch(*command: Annotated[str, Parameter(allow_leading_hyphen=True)], optio
             f"expected train, not {' '.join(command[:1])!r}; as in jaxgpt launch --processes 2 train PRESET"
         )
     with _port(options.address) as port:
-        fleet = _Fleet(options, [*command, "--distributed.coordinator", f"{options.address}:{port}"])
-    return fleet.wait()
+        return _Fleet(options, [*command, "--distributed.coordinator", f"{options.address}:{port}"]).wait()
 
 
 @contextmanager
 def _port(address: str) -> Iterator[int]:
-    """Find an unused port and release it for process 0."""
-    try:
-        with socket.create_server((address, 0)) as server:
-            port: int = server.getsockname()[1]
-    except OSError as e:
-        raise UserError(f"cannot listen on --address {address}: {e.strerror}") from None
-    yield port
+    """Reserve an unused port, which process 0 can listen on: a socket that does not listen receives no connections."""
+    with socket.socket() as reserved:
+        try:
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind((address, 0))
+        except OSError as e:
+            raise UserError(f"cannot listen on --address {address}: {e.strerror}") from None
+        port: int = reserved.getsockname()[1]
+        yield port
 
 
 class _Fleet:
