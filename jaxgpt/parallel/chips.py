@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 
@@ -14,6 +14,7 @@ class Chip(NamedTuple):
 
     Attributes:
         title: its common name.
+        kinds: JAX's names of a device, `device_kind`.
         flops: peak of bfloat16 products, FLOP/s.
         hbm: memory available to a program, bytes.
         hbm_bandwidth: memory bandwidth, bytes/s.
@@ -23,10 +24,10 @@ class Chip(NamedTuple):
         host: grid of one host's chips in libtpu; () if libtpu does not support it.
         per_chip: JAX devices per chip.
         options: additional options of libtpu's topology.
-        kinds: JAX's names of a device, `device_kind`.
     """
 
     title: str
+    kinds: tuple[str, ...]
     flops: float
     hbm: float
     hbm_bandwidth: float
@@ -36,7 +37,6 @@ class Chip(NamedTuple):
     host: tuple[int, ...] = ()
     per_chip: int = 1
     options: tuple[tuple[str, str], ...] = ()
-    kinds: tuple[str, ...] = ()
 
 
 # TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents give link
@@ -45,53 +45,24 @@ class Chip(NamedTuple):
 # NVIDIA: data sheets of A100 80GB SXM, H100 SXM, H200 SXM, HGX B200, L4 and L40S, bfloat16 without sparsity. NVLink in one
 # direction, and one port per GPU: 200 Gb/s for A100, 400 Gb/s for the others. L4 and L40S have no NVLink: PCIe 4.0 x16, and a
 # port of 100 Gb/s is assumed. AMD: data sheet of MI300X; seven Infinity Fabric links of 64 GB/s, and a port of 400 Gb/s.
-_CUBE: dict[str, Any] = {"host": (2, 2, 1)}
-_GPU: dict[str, Any] = {"machine": 8}
+_CUBE = (2, 2, 1)
+# fmt: off
 CHIPS = {
-    "v4": Chip(
-        "TPU v4",
-        275e12,
-        30.75 * GIB,
-        1228e9,
-        300e9,
-        3.1e9,
-        options=(("chip_config_name", "megacore"),),
-        kinds=("TPU v4",),
-        **_CUBE,
-    ),
-    "v5e": Chip("TPU v5e", 197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9, kinds=("TPU v5 lite", "TPU v5e"), **_CUBE),
-    "v5p": Chip("TPU v5p", 459e12, 95.74 * GIB, 2765e9, 600e9, 6.25e9, kinds=("TPU v5", "TPU v5p"), **_CUBE),
-    "v6e": Chip(
-        "TPU v6e (Trillium)", 918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9, kinds=("TPU v6 lite", "TPU v6e"), **_CUBE
-    ),
-    "tpu7x": Chip(
-        "TPU7x (Ironwood)",
-        2307e12 / 2,
-        94.75 * GIB,
-        7380e9 / 2,
-        600e9 / 2,
-        6.25e9,
-        per_chip=2,
-        kinds=("TPU7x",),
-        **_CUBE,
-    ),
-    "a100": Chip(
-        "NVIDIA A100 80GB SXM",
-        312e12,
-        80e9,
-        2039e9,
-        300e9,
-        25e9,
-        kinds=("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"),
-        **_GPU,
-    ),
-    "h100": Chip("NVIDIA H100 SXM", 989e12, 80e9, 3350e9, 450e9, 50e9, kinds=("NVIDIA H100 80GB HBM3",), **_GPU),
-    "h200": Chip("NVIDIA H200 SXM", 989e12, 141e9, 4800e9, 450e9, 50e9, kinds=("NVIDIA H200",), **_GPU),
-    "b200": Chip("NVIDIA B200 SXM", 2250e12, 180e9, 7700e9, 900e9, 50e9, kinds=("NVIDIA B200",), **_GPU),
-    "l4": Chip("NVIDIA L4", 121e12, 24e9, 300e9, 32e9, 12.5e9, kinds=("NVIDIA L4",), **_GPU),
-    "l40s": Chip("NVIDIA L40S", 362e12, 48e9, 864e9, 32e9, 12.5e9, kinds=("NVIDIA L40S",), **_GPU),
-    "mi300x": Chip("AMD MI300X", 1307e12, 192e9, 5300e9, 448e9, 50e9, kinds=("AMD Instinct MI300X",), **_GPU),
+    "v4": Chip("TPU v4", ("TPU v4",), 275e12, 30.75 * GIB, 1228e9, 300e9, 3.1e9, host=_CUBE,
+               options=(("chip_config_name", "megacore"),)),
+    "v5e": Chip("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9, host=_CUBE),
+    "v5p": Chip("TPU v5p", ("TPU v5", "TPU v5p"), 459e12, 95.74 * GIB, 2765e9, 600e9, 6.25e9, host=_CUBE),
+    "v6e": Chip("TPU v6e (Trillium)", ("TPU v6 lite", "TPU v6e"), 918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9, host=_CUBE),
+    "tpu7x": Chip("TPU7x (Ironwood)", ("TPU7x",), 2307e12 / 2, 94.75 * GIB, 7380e9 / 2, 300e9, 6.25e9, host=_CUBE, per_chip=2),
+    "a100": Chip("NVIDIA A100 SXM", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"), 312e12, 80e9, 2039e9, 300e9, 25e9, 8),
+    "h100": Chip("NVIDIA H100 SXM", ("NVIDIA H100 80GB HBM3",), 989e12, 80e9, 3350e9, 450e9, 50e9, 8),
+    "h200": Chip("NVIDIA H200 SXM", ("NVIDIA H200",), 989e12, 141e9, 4800e9, 450e9, 50e9, 8),
+    "b200": Chip("NVIDIA B200 SXM", ("NVIDIA B200",), 2250e12, 180e9, 7700e9, 900e9, 50e9, 8),
+    "l4": Chip("NVIDIA L4", ("NVIDIA L4",), 121e12, 24e9, 300e9, 32e9, 12.5e9, 8),
+    "l40s": Chip("NVIDIA L40S", ("NVIDIA L40S",), 362e12, 48e9, 864e9, 32e9, 12.5e9, 8),
+    "mi300x": Chip("AMD MI300X", ("AMD Instinct MI300X",), 1307e12, 192e9, 5300e9, 448e9, 50e9, 8),
 }
+# fmt: on
 
 
 def peak_flops(mesh: Mesh) -> float:

@@ -44,7 +44,7 @@ NAMES = {"trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}  # other names 
 # Numbers of a chip in a topology, and the fields of `Chip`: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
-CUSTOM = Chip("custom chip", 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network as of an L4
+CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network as of an L4
 
 
 @dataclass(frozen=True)
