@@ -18,6 +18,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 import jaxgpt
 
 sys.path.insert(0, str(Path(__file__).parent))
+import calls
 import notebooks
 
 project = "jaxgpt"
@@ -71,6 +72,7 @@ def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", (_math, None), (_math_block, None))
     _quiet_kernels()
     app.connect("source-read", _note_missing_torch)
+    app.connect("source-read", _insert_calls)
     app.connect("html-page-context", _link_notebook)
     app.connect("build-finished", _write_notebooks)
     app.connect("autodoc-skip-member", lambda app, what, name, obj, skip, options: skip or _is_field(obj))
@@ -93,6 +95,11 @@ def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:
         note = "This site was built without PyTorch, so this page has no outputs and figures."
         fix = "Run `pip install torch` and build the site again to see them."
         source[0] = source[0].replace(title, f"{title}\n:::{{warning}}\n{note} {fix}\n:::\n", 1)
+
+
+def _insert_calls(app: Any, page: str, source: list[str]) -> None:
+    if page == "code":
+        source[0] = calls.insert(source[0])
 
 
 def _link_notebook(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

@@ -1,0 +1,129 @@
+"""Call trees with file and line, which the build of the site inserts into docs/code.md: `python docs/calls.py`.
+
+A tree is written as indented names; file and line come from the functions themselves. `word = name` is a function that its
+caller receives under another name. tests/test_calls.py checks that each function uses the names below it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TREES = {
+    "tokens to update": """
+trainer.train.train
+  trainer.train.batches_of
+    data.batches.Batches.at
+  trainer.program.build
+  program.steps = train.step.train_step
+    train.step.gradients
+      train.step.gradient_sums
+        objective = train.loss.next_token_loss
+          train.loss.split_windows
+          apply_fn = model.gpt.GPT.__call__
+            model.gpt.GPT.hidden
+              model.gpt.GPT.embed
+                wte = model.embedding.Embedding.__call__
+              model.gpt.GPT.stack
+                block = model.gpt.Block.__call__
+                  model.gpt.Block._input
+                    model.gpt.Block._norm
+                      model.norm.Norm.__call__
+                        ops.norms.norm
+                  model.attention.Attention.__call__
+                    model.attention.Attention._project
+                      model.linear.Linear.__call__
+                        ops.linear.linear
+                    ops.rotary.rotate
+                    ops.attention.attend
+                      ops.attention.Visible.mask
+                  model.mlp.MLP.__call__
+                    ops.activations.activate
+            model.gpt.GPT.head
+          train.loss.cross_entropy
+            ops.linear.log_likelihood
+    optimizer = train.optimizer.make_optimizer
+      train.optimizer._named
+        train.optimizer.schedule
+        train.clip.clip_by_global_norm
+        train.muon.muon
+""",
+    "prompt to text": """
+lm.generation.generate
+  lm.generation._request
+  lm.generation._pieces
+    lm.engine.DecodeSession.next_tokens
+      programs.start = decoding.sampler.prefill
+        model.gpt.GPT.prefill
+          model.gpt.GPT.stack
+          model.cache.grow
+        decoding.sampler._append
+      programs.steps = decoding.sampler.decode_steps
+        model.gpt.GPT.extend
+          model.cache.KVCache.append
+          model.gpt.GPT.stack
+            block = model.gpt.Block.__call__
+              model.attention.Attention.__call__
+                model.cache.write
+        decoding.sampler._append
+          decoding.sampling.sample_token
+            decoding.sampling.warp
+              decoding.sampling.stages
+                decoding.filters.keep_top_k
+                decoding.filters.keep_top_p
+            decoding.sampling.row_uniform
+            decoding.filters.inverse_cdf_sample
+    lm.text.TextStream.add
+""",
+}
+
+
+def function(name: str) -> Any:
+    """Return the function or method at a path in jaxgpt, such as `model.gpt.GPT.head`."""
+    parts = name.rpartition(" = ")[2].split(".")
+    value: Any = importlib.import_module(f"jaxgpt.{parts[0]}.{parts[1]}")
+    for part in parts[2:]:
+        value = getattr(value, part)
+    return inspect.unwrap(value)
+
+
+def calls(tree: str) -> list[tuple[int, str]]:
+    """Return depth and name of each call of a tree."""
+    lines = tree.strip().splitlines()
+    return [((len(line) - len(line.lstrip())) // 2, line.strip()) for line in lines]
+
+
+def place(name: str) -> str:
+    """Return file and line of a function."""
+    code = function(name)
+    file = Path(inspect.getsourcefile(code) or "").resolve().relative_to(ROOT)
+    return f"{file.as_posix()}:{inspect.getsourcelines(code)[1]}"
+
+
+def shown(name: str) -> str:
+    """Return the name without its module."""
+    word, equals, path = name.rpartition(" = ")
+    return f"{word}{equals}{'.'.join(path.split('.')[2:])}"
+
+
+def render(title: str) -> str:
+    """Return a tree as a block of text."""
+    rows = [(f"{'  ' * depth}{shown(name)}", place(name)) for depth, name in calls(TREES[title])]
+    width = max(len(name) for name, _ in rows) + 2
+    return "\n".join(["```text", *(f"{name:{width}}{where}" for name, where in rows), "```"])
+
+
+def insert(page: str) -> str:
+    """Replace the comments `<!-- calls: TITLE -->` of a page with their trees."""
+    for title in TREES:
+        page = page.replace(f"<!-- calls: {title} -->\n", f"{render(title)}\n")
+    return page
+
+
+if __name__ == "__main__":
+    for each in TREES:
+        print(f"{each}\n\n{render(each)}\n")
