@@ -5,15 +5,24 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig
+from jaxgpt.errors import UserError
 
 
 def export(
-    run: str, directory: str, /, *, adapter: bool = False, checkpoint: Checkpoint = "best", json: Json = False
+    run: str,
+    directory: str,
+    /,
+    *,
+    adapter: bool = False,
+    base: str = "",
+    checkpoint: Checkpoint = "best",
+    json: Json = False,
 ) -> int:
     """Convert a run and its tokenizer to a directory that transformers loads with from_pretrained.
 
@@ -25,27 +34,35 @@ def export(
         run: run to convert
         directory: directory to write
         adapter: write the adapters of a LoRA run for PEFT, without their base, instead of the merged model
+        base: with --adapter, the name or directory of the base in transformers; empty: the run of the base
     """
+    if base and not adapter:
+        raise UserError(f"--base {base} names the base of an adapter: add --adapter, or leave out --base")
+
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=1))
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 
+    facts: dict[str, Any] = {}
     try:
         with progress("exporting"):
-            done = (export_adapter if adapter else export_model)(run, Path(directory), checkpoint)
+            if adapter:
+                done = export_adapter(run, Path(directory), checkpoint, base)
+            else:
+                done = exported = export_model(run, Path(directory), checkpoint)
+                facts["computed by"] = ", ".join(exported.engines)
+                if exported.engines == ("transformers",):
+                    facts["computed by"] += (
+                        " only: vLLM and llama.cpp reject or change this model; llama-tiny suits them"
+                    )
     except RuntimeError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1
     if json:
         print_json({"run": run, "directory": directory} | asdict(done))
-    else:
-        print_facts(
-            {
-                run: f"{done.family}, {done.parameters:,} parameters",
-                "directory": directory,
-                "largest difference in logits after reading it back": f"{done.max_logit_change:.1e}",
-            }
-        )
+        return 0
+    facts = {run: f"{done.family}, {done.parameters:,} parameters", "directory": directory} | facts
+    print_facts(facts | {"largest difference in logits after reading it back": f"{done.max_logit_change:.1e}"})
     return 0

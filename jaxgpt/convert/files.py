@@ -143,8 +143,12 @@ def new_folder(target: Path) -> Iterator[Path]:
     If `target` is a link, the directory it leads to is replaced.
 
     Raises:
-        UserError: if `target` exists, or cannot be written.
+        UserError: if `target` exists, cannot be written, or has the name of a GGUF file.
     """
+    if target.suffix == ".gguf":
+        raise UserError(
+            f"cannot write a GGUF file: {target}; export to a directory, and convert it with convert_hf_to_gguf.py of llama.cpp"
+        )
     if target.name in ("", ".."):
         raise UserError(f"cannot create {target}: choose the path of a new directory")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):

@@ -52,8 +52,7 @@ def form_of(values: Mapping[str, Any]) -> Format:
     return llama.make_format(_table(math.sqrt(width / scalar)))
 
 
-def config_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json."""
+def _from_hf(options: Options) -> ModelConfig:
     o = options
     o.only("attention_bias", False)
     o.only("attn_logit_softcapping", None)
@@ -102,16 +101,7 @@ def _rope(o: Options, block_size: int) -> dict[str, Any]:
     return settings | {"rope_local_theta": theta}
 
 
-def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Gemma 3.
-
-    Raises:
-        UserError: if a setting has no Gemma 3 equivalent.
-    """
-    if config.n_embd % config.n_head:
-        raise UserError(
-            f"model.n_head {config.n_head} has no gemma3_text equivalent: it must divide model.n_embd {config.n_embd}"
-        )
+def _adapt(config: ModelConfig) -> ModelConfig:
     if config.sliding_window and not config.rope_local_theta:
         if config.rope_factor != 1.0:
             raise UserError(
@@ -123,13 +113,11 @@ def adapt(config: ModelConfig) -> ModelConfig:
     return llama.adapt_to(config, "gemma3_text", free, norm_position="both", qk_norm=True, embed_scale=True)
 
 
-def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt` returned to a config.json."""
-    values = llama.write_config(config, FAMILY)
+def _to_hf(config: ModelConfig) -> dict[str, Any]:
+    values = llama.write_config(config)
     local = config.rope_local_theta or LOCAL_THETA
     return values | {
         "hidden_activation": {"gelu_new": "gelu_pytorch_tanh"}.get(name := values.pop("hidden_act"), name),
-        "head_dim": config.head_width,
         "query_pre_attn_scalar": config.head_width,
         "attention_bias": False,
         "final_logit_softcapping": config.logit_softcap or None,
@@ -149,8 +137,9 @@ FAMILY = Family(
     name="gemma3_text",
     architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
     form=llama.make_format(_table()),
-    config_from_hf=config_from_hf,
-    adapt=adapt,
-    config_to_hf=config_to_hf,
+    config_from_hf=_from_hf,
+    adapt=_adapt,
+    to_hf=_to_hf,
+    served=("gelu_new",),
     form_of=form_of,
 )

@@ -172,7 +172,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: llama is expected")
-    metadata = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
+    metadata = {k.removeprefix("llama."): _decimal(v) for k, v in weights.metadata.items() if k.startswith("llama.")}
     metadata.pop("vocab_size", None)  # the embedding has the size, which may be padded
     embedding = weights.tensors.get("model.embed_tokens.weight")
     values = {option: metadata.pop(name, None) for option, name in OPTIONS.items()} | {
@@ -183,7 +183,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     if missing := [OPTIONS.get(name, "token_embd") for name in REQUIRED if values[name] is None]:
         raise UserError(f"{path}: incomplete Llama metadata: {missing[0]} is missing")
     options = Options(values | metadata, str(path), accept)
-    model = llama.config_from_hf(options)
+    model = llama.FAMILY.config_from_hf(options)
     options.only("rope.dimension_count", model.head_width)
     options.only("attention.value_length", model.head_width)
     options.only("rope.scaling.type", "none")
@@ -192,6 +192,11 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     options.done()
     weights.unpermute(model.n_head, model.kv_heads)
     return model, weights
+
+
+def _decimal(value: Any) -> Any:
+    """Return the number that was written as a float32: 1e-6, not 9.999999747378752e-07."""
+    return float(str(np.float32(value))) if isinstance(value, float) and value == np.float32(value) else value
 
 
 def _rope_scaling(weights: GgufWeights) -> dict[str, Any] | None:

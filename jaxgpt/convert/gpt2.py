@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxgpt.config import ModelConfig
@@ -51,7 +52,7 @@ TABLE = _table(output_first=False)
 NANOGPT_TABLE = _table(output_first=True)  # the same names with torch.nn.Linear
 
 
-def config_from_hf(options: Options) -> ModelConfig:
+def _from_hf(options: Options) -> ModelConfig:
     """Convert a config.json, with the defaults of GPT2Config."""
     o = options
     dropout = o.number("resid_pdrop", 0.1)
@@ -80,15 +81,6 @@ def config_from_hf(options: Options) -> ModelConfig:
         scale_attn_by_inverse_layer_idx=o.flag("scale_attn_by_inverse_layer_idx", False),
         dropout=dropout,
     )
-
-
-def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with all biases, gains and offsets; missing ones become zeros and ones.
-
-    Raises:
-        UserError: if a setting has no GPT-2 equivalent.
-    """
-    return adapt_to(config, "gpt2", positions="learned", parallel_residual=False)
 
 
 def adapt_to(config: ModelConfig, family: str, **needed: Any) -> ModelConfig:
@@ -120,12 +112,8 @@ def adapt_to(config: ModelConfig, family: str, **needed: Any) -> ModelConfig:
     return replace(config, bias=True, norm_affine=True, n_kv_head=0, head_dim=0)
 
 
-def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt` returned to a config.json."""
+def _to_hf(config: ModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
         "n_positions": config.block_size,
         "n_embd": config.n_embd,
         "n_layer": config.n_layer,
@@ -133,12 +121,9 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "n_inner": config.n_inner or None,
         "activation_function": config.activation,
         "layer_norm_epsilon": config.norm_eps,
-        "initializer_range": config.init_std,
         "scale_attn_weights": config.scale_attn_weights,
         "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
         "reorder_and_upcast_attn": False,
-        "tie_word_embeddings": config.tie_embeddings,
-        "use_cache": True,
     } | dict.fromkeys(_DROPOUTS, config.dropout)
 
 
@@ -146,7 +131,8 @@ FAMILY = Family(
     name="gpt2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
     form=Format(TABLE, PREFIX, f"{PREFIX}wte.weight"),
-    config_from_hf=config_from_hf,
-    adapt=adapt,
-    config_to_hf=config_to_hf,
+    config_from_hf=_from_hf,
+    adapt=partial(adapt_to, family="gpt2", positions="learned", parallel_residual=False),
+    to_hf=_to_hf,
+    served=("gelu", "gelu_new"),  # llama.cpp computes both by the tanh approximation
 )

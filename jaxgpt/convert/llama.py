@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxgpt.config import MAX_LAYERS, ModelConfig
@@ -87,11 +88,10 @@ def make_format(table: WeightTable) -> Format:
     return Format(table, PREFIX, f"{PREFIX}embed_tokens.weight")
 
 
-TABLE = make_table({"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"})
+FORM = make_format(make_table({"input_layernorm": "ln_1", "post_attention_layernorm": "ln_2"}))
 
 
-def config_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json."""
+def _from_hf(options: Options) -> ModelConfig:
     o = options
     bias = o.flag("attention_bias", False)
     o.expect("bias", False)
@@ -208,33 +208,27 @@ def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> di
     return settings
 
 
-def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Llama.
-
-    Raises:
-        UserError: if a setting has no Llama equivalent.
-    """
-    if config.n_embd % config.n_head:
-        raise UserError(
-            f"model.n_head {config.n_head} has no llama equivalent: it must divide model.n_embd {config.n_embd}"
-        )
-    return adapt_to(config, "llama", free=("bias",))
-
-
-def adapt_to(config: ModelConfig, family: str, free: Collection[str] = (), **fixed: Any) -> ModelConfig:
+def adapt_to(
+    config: ModelConfig, family: str, free: Collection[str] = (), adds: Collection[str] = (), **fixed: Any
+) -> ModelConfig:
     """Return a config of the same function with the options of a family.
 
-    A plain MLP with ReLU squared is a gated one whose gate is its own input: `relu(u)^2 = relu(u) u`.
+    A plain MLP with ReLU squared is a gated one with its own input as the gate: `relu(u)^2 = relu(u) u`.
 
     Args:
         config: the model.
         family: its name, for errors.
         free: settings of `PLAIN` that may have any value.
+        adds: biases that become zeros if the model lacks them.
         fixed: settings with values that replace those in `PLAIN`.
 
     Raises:
         UserError: if a setting has no equivalent in the family.
     """
+    if config.n_embd % config.n_head:
+        raise UserError(
+            f"model.n_head {config.n_head} has no {family} equivalent: it must divide model.n_embd {config.n_embd}"
+        )
     if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
         config = replace(config, mlp="gated", activation="relu", n_inner=config.mlp_width)
     if config.bias:
@@ -253,42 +247,30 @@ def adapt_to(config: ModelConfig, family: str, free: Collection[str] = (), **fix
         attn_proj=True,
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
-        **{name: value for name, value in (PLAIN | fixed).items() if name not in free},
+        **{name: value for name, value in (PLAIN | fixed).items() if name not in (*free, *adds)},
     )
     # These families have no residual dropout; the function of a trained model is the same.
-    return replace(config, norm_affine=True, dropout=0.0)
+    added: dict[str, Any] = dict.fromkeys(adds, True)
+    return replace(config, norm_affine=True, dropout=0.0, **added)
 
 
-def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt` returned to a config.json."""
-    biases = {"attention_bias": config.bias, "mlp_bias": config.bias}
-    return write_config(config, FAMILY) | {"head_dim": config.head_width} | biases
-
-
-def write_config(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """Convert the settings that the families share to a config.json."""
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Convert the settings that the families share."""
     rope = write_rope(config)
     values: dict[str, Any] = {
-        "architectures": [family.architectures[0]],
-        "model_type": family.name,
-        "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
         "intermediate_size": config.mlp_width,
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
         "hidden_act": config.activation,
         "max_position_embeddings": config.block_size,
         "rms_norm_eps": config.norm_eps,
-        "initializer_range": config.init_std,
-        "tie_word_embeddings": config.tie_embeddings,
         "attention_dropout": 0.0,
         "rope_parameters": rope,
         "rope_theta": config.rope_theta,  # for transformers 4
-        "use_cache": True,
     }
-    if config.head_width * config.n_head != config.n_embd:
-        values["head_dim"] = config.head_width
     if config.rope_factor != 1.0:
         values["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
     return values
@@ -318,8 +300,8 @@ def layer_types(config: ModelConfig) -> list[str]:
 FAMILY = Family(
     name="llama",
     architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
-    form=make_format(TABLE),
-    config_from_hf=config_from_hf,
-    adapt=adapt,
-    config_to_hf=config_to_hf,
+    form=FORM,
+    config_from_hf=_from_hf,
+    adapt=partial(adapt_to, family="llama", free=("bias",)),
+    to_hf=lambda config: write_config(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jaxgpt.config import ModelConfig
@@ -16,36 +17,20 @@ DEFAULTS = llama.DEFAULTS | {  # MistralConfig's
 }
 
 
-def config_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json."""
-
-    def windows(o: Options, n_layer: int) -> dict[str, Any]:
-        window = o.take("sliding_window", 4096)
-        return {} if window is None else {"sliding_window": window}
-
-    return llama.read_config(options, DEFAULTS, windows=windows)
+def _windows(options: Options, n_layer: int) -> dict[str, Any]:
+    window = options.take("sliding_window", 4096)
+    return {} if window is None else {"sliding_window": window}
 
 
-def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Mistral.
-
-    Raises:
-        UserError: if a setting has no Mistral equivalent.
-    """
-    return llama.adapt_to(config, "mistral", free=("sliding_window",))
-
-
-def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt` returned to a config.json."""
-    windows = {"head_dim": config.head_width, "sliding_window": config.sliding_window or None}
-    return llama.write_config(config, FAMILY) | windows
+def _to_hf(config: ModelConfig) -> dict[str, Any]:
+    return llama.write_config(config) | {"sliding_window": config.sliding_window or None}
 
 
 FAMILY = Family(
     name="mistral",
     architectures=("MistralForCausalLM", "MistralModel"),
-    form=llama.FAMILY.form,
-    config_from_hf=config_from_hf,
-    adapt=adapt,
-    config_to_hf=config_to_hf,
+    form=llama.FORM,
+    config_from_hf=partial(llama.read_config, defaults=DEFAULTS, windows=_windows),
+    adapt=partial(llama.adapt_to, family="mistral", free=("sliding_window",)),
+    to_hf=_to_hf,
 )

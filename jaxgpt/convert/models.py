@@ -33,6 +33,7 @@ from jaxgpt.data.tokenizer_files import NoTokenizer, load_tokenizer, make_tokeni
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json
 from jaxgpt.lm import load
+from jaxgpt.trainer.metrics import parameter_count
 
 FAMILIES = {
     family.name: family
@@ -64,6 +65,17 @@ class Converted:
     max_logit_change: float
 
 
+@dataclass(frozen=True)
+class Exported(Converted):
+    """The result of an export.
+
+    Attributes:
+        engines: programs that compute the exported model; other programs may reject or silently change it.
+    """
+
+    engines: tuple[str, ...]
+
+
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:
     """Write a run directory at `target` from a folder of transformers or nanoGPT, or a GGUF file. PyTorch is not needed.
 
@@ -91,7 +103,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         )
         write_settings(Run(folder), config, own)
         save_params(Run(folder).checkpoints, params, {"config": asdict(config)})
-        before, parameters = probe_logits(model, params), _count(params)
+        before, parameters = probe_logits(model, params), parameter_count(params)
         again = folder / SINGLE
         save_weights(again, params, model, form)
         del params
@@ -101,7 +113,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     return Converted(family, parameters, largest_change(before, after))
 
 
-def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
+def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Exported:
     """Write a folder that transformers reads with `from_pretrained`.
 
     Args:
@@ -114,25 +126,25 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         RuntimeError: if the exported model computes different logits.
     """
     config, params, tokenizer, _ = load(run, checkpoint)
-    model, values, form = exported_form(config.model)
+    family, model = exported_form(config.model)
     generation = _generation_config(tokenizer)
-    values |= {"dtype": "float32"} | {name: generation.get(name) for name in IDS}
+    ids = {name: generation.get(name) for name in IDS}
     with new_folder(target) as folder:
-        _write_json(folder / "config.json", values)
+        _write_json(folder / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
         _write_json(folder / GENERATION, generation)
         (folder / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
         _write_json(folder / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))
-        save_weights(folder / SINGLE, params, model, form)
-        before, parameters = probe_logits(config.model, params), _count(params)
+        save_weights(folder / SINGLE, params, model, family.form)
+        before, parameters = probe_logits(config.model, params), parameter_count(params)
         del params
         free_memory()
         _, back, back_form, weights = open_model(folder)
         change = check_change(before, probe_logits(back, load_weights(weights, back, back_form)))
-    return Converted(values["model_type"], parameters, change)
+    return Exported(family.name, parameters, change, family.engines(model))
 
 
-def exported_form(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any], Format]:
-    """Return the config of the same function in a family of transformers, its config.json, and the names of its tensors.
+def exported_form(config: ModelConfig) -> tuple[Family, ModelConfig]:
+    """Return the transformers family of a model, and the config of the same function in this family.
 
     Raises:
         UserError: if a setting has no equivalent in the supported families.
@@ -142,8 +154,7 @@ def exported_form(config: ModelConfig) -> tuple[ModelConfig, dict[str, Any], For
         local = config.rope_local_theta if window else 0.0
         config = replace(config, sliding_window=window, window_pattern="L", rope_local_theta=local)
     family = _family_for(config)
-    model = family.adapt(config)
-    return model, family.config_to_hf(model), family.form
+    return family, family.adapt(config)
 
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
@@ -250,9 +261,3 @@ def _tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", "utf-8")
-
-
-def _count(params: Any) -> int:
-    from jaxgpt.trainer.metrics import parameter_count
-
-    return parameter_count(params)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jaxgpt.config import ModelConfig
@@ -42,9 +43,10 @@ def _table() -> WeightTable:
 
 
 TABLE = _table()
+SCORES: dict[str, Any] = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 
 
-def config_from_hf(options: Options) -> ModelConfig:
+def _from_hf(options: Options) -> ModelConfig:
     """Convert a config.json, with the defaults of GPTNeoXConfig."""
     o = options
     dropout = o.number("hidden_dropout", 0.0)
@@ -82,22 +84,8 @@ def _rope(o: Options) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_fraction": fraction}
 
 
-def adapt(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with all biases, gains and offsets; missing ones become zeros and ones.
-
-    Raises:
-        UserError: if a setting has no GPT-NeoX equivalent.
-    """
-    scores = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
-    return gpt2.adapt_to(config, "gpt_neox", positions="rope", rope_factor=1.0, **scores)
-
-
-def config_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt` returned to a config.json."""
+def _to_hf(config: ModelConfig) -> dict[str, Any]:
     return {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
         "intermediate_size": config.mlp_width,
         "num_hidden_layers": config.n_layer,
@@ -105,8 +93,6 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": config.activation,
         "max_position_embeddings": config.block_size,
         "layer_norm_eps": config.norm_eps,
-        "initializer_range": config.init_std,
-        "tie_word_embeddings": config.tie_embeddings,
         "use_parallel_residual": config.parallel_residual,
         "attention_bias": True,
         "hidden_dropout": config.dropout,
@@ -118,7 +104,6 @@ def config_to_hf(config: ModelConfig) -> dict[str, Any]:
         },
         "rotary_emb_base": config.rope_theta,  # for transformers 4
         "rotary_pct": config.rope_fraction,
-        "use_cache": True,
     }
 
 
@@ -126,7 +111,8 @@ FAMILY = Family(
     name="gpt_neox",
     architectures=("GPTNeoXForCausalLM", "GPTNeoXModel"),
     form=Format(TABLE, PREFIX, f"{PREFIX}embed_in.weight", "embed_out.weight"),
-    config_from_hf=config_from_hf,
-    adapt=adapt,
-    config_to_hf=config_to_hf,
+    config_from_hf=_from_hf,
+    adapt=partial(gpt2.adapt_to, family="gpt_neox", positions="rope", rope_factor=1.0, **SCORES),
+    to_hf=_to_hf,
+    served=gpt2.FAMILY.served,
 )

@@ -122,13 +122,14 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     return Converted("lora", parameter_count(adapters), change)
 
 
-def export_adapter(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
+def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
     Args:
         run: a run directory.
         target: a new path. The directory appears atomically, after a comparison with the model.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
+        base: name or directory of the base in transformers, for PEFT; empty: the run of the base.
 
     Raises:
         UserError: if the run has no adapters, its base is missing, or the model has no equivalent in transformers.
@@ -136,12 +137,12 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best") -> C
     """
     config, params, adapters = load_adapters(run, checkpoint)
     with new_folder(target) as folder:
-        write_adapter(folder, config, adapters)
+        write_adapter(folder, config, adapters, base)
         change = _compare(folder, config, params, adapters)
     return Converted("lora", parameter_count(adapters), change)
 
 
-def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
+def write_adapter(folder: Path, config: Config, adapters: Any, base: str = "") -> None:
     """Write adapters as PEFT does.
 
     All modules get the same rank; lower ranks are padded with zeros. Several adapters of a fused module, such as of q_proj and
@@ -165,7 +166,7 @@ def write_adapter(folder: Path, config: Config, adapters: Any) -> None:
     values = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base or config.init_from,
         "r": rank,
         "lora_alpha": config.lora.alpha / config.lora.rank * rank,
         "target_modules": _shortest(
@@ -265,9 +266,9 @@ def _matrix_rows(model: ModelConfig) -> list[WeightRow]:
     Raises:
         UserError: if the model has no equivalent in transformers.
     """
-    exported, _, form = exported_form(model)
+    family, exported = exported_form(model)
     kernels = {leaf for leaf in leaf_shapes(model) if leaf.endswith("/kernel")}
-    rows = [row for row in expand(form.table, exported) if row.leaves[0].endswith("/kernel")]
+    rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]
     if kernels != {leaf for row in rows for leaf in row.leaves}:
         raise UserError("no transformers family has these matrices: export without --adapter")
     return rows
@@ -275,8 +276,8 @@ def _matrix_rows(model: ModelConfig) -> list[WeightRow]:
 
 def _base_tensors(weights: Weights, model: ModelConfig) -> dict[str, WeightRow]:
     """Return the rows of the tensors that are not adapters: the head or embedding, which PEFT writes if adapters change it."""
-    exported, _, form = exported_form(model)
-    ends = [row for row in expand(form.table, exported) if row.name in (form.tied, form.head)]
+    family, exported = exported_form(model)
+    ends = [row for row in expand(family.form.table, exported) if row.name in (family.form.tied, family.form.head)]
     names = {f"{PREFIX}{_module(row)}{suffix}": row for row in ends for suffix in (".weight", ".base_layer.weight")}
     return {name: row for name, row in names.items() if name in weights.tensors}
 

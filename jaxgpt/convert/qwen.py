@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxgpt.config import MAX_LAYERS, ModelConfig
@@ -18,14 +18,12 @@ DEFAULTS = llama.DEFAULTS | {  # Qwen2Config's
 WINDOWS = ("sliding_window", "window_pattern")
 
 
-def qwen2_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json of Qwen2."""
+def _qwen2_from_hf(options: Options) -> ModelConfig:
     options.only("use_mrope", False)
     return llama.read_config(options, DEFAULTS, windows=_windows, qkv_bias=True)
 
 
-def qwen3_from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json of Qwen3."""
+def _qwen3_from_hf(options: Options) -> ModelConfig:
     if options.flag("attention_bias", False):
         raise options.refuse("attention_bias", True, "a model here has biases in all matrices or in none")
     return llama.read_config(options, DEFAULTS | {"head_dim": 128}, windows=_windows, qk_norm=True)
@@ -38,36 +36,6 @@ def _windows(o: Options, n_layer: int) -> dict[str, Any]:
         window, begin = None, n_layer
     full = max(0, min(begin, n_layer, MAX_LAYERS))
     return llama.read_windows(o, n_layer, window, "G" * full + "L" * (min(n_layer, MAX_LAYERS) - full))
-
-
-def adapt_to_qwen2(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Qwen2. Missing biases become zeros.
-
-    Raises:
-        UserError: if a setting has no Qwen2 equivalent.
-    """
-    config = llama.adapt_to(config, "qwen2", free=(*WINDOWS, "qkv_bias"))
-    return config if config.qkv_bias else replace(config, qkv_bias=True)
-
-
-def adapt_to_qwen3(config: ModelConfig) -> ModelConfig:
-    """Return a config of the same function with the options of Qwen3.
-
-    Raises:
-        UserError: if a setting has no Qwen3 equivalent.
-    """
-    return llama.adapt_to(config, "qwen3", free=WINDOWS, qk_norm=True)
-
-
-def qwen2_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt_to_qwen2` returned to a config.json."""
-    return llama.write_config(config, QWEN2) | _write_windows(config)
-
-
-def qwen3_to_hf(config: ModelConfig) -> dict[str, Any]:
-    """Convert a config that `adapt_to_qwen3` returned to a config.json."""
-    heads = {"head_dim": config.head_width, "attention_bias": False}
-    return llama.write_config(config, QWEN3) | heads | _write_windows(config)
 
 
 def _write_windows(config: ModelConfig) -> dict[str, Any]:
@@ -84,16 +52,16 @@ def _write_windows(config: ModelConfig) -> dict[str, Any]:
 QWEN2 = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
-    form=llama.FAMILY.form,
-    config_from_hf=qwen2_from_hf,
-    adapt=adapt_to_qwen2,
-    config_to_hf=qwen2_to_hf,
+    form=llama.FORM,
+    config_from_hf=_qwen2_from_hf,
+    adapt=partial(llama.adapt_to, family="qwen2", free=WINDOWS, adds=("qkv_bias",)),
+    to_hf=lambda config: llama.write_config(config) | _write_windows(config),
 )
 QWEN3 = Family(
     name="qwen3",
     architectures=("Qwen3ForCausalLM", "Qwen3Model"),
-    form=llama.FAMILY.form,
-    config_from_hf=qwen3_from_hf,
-    adapt=adapt_to_qwen3,
-    config_to_hf=qwen3_to_hf,
+    form=llama.FORM,
+    config_from_hf=_qwen3_from_hf,
+    adapt=partial(llama.adapt_to, family="qwen3", free=WINDOWS, qk_norm=True),
+    to_hf=lambda config: llama.write_config(config) | {"attention_bias": False} | _write_windows(config),
 )

@@ -7,13 +7,12 @@ axis. Matrices here are `[in, out]`; PyTorch stores `[out, in]`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.params import weights
 
 
 class WeightRow(NamedTuple):
@@ -41,10 +40,9 @@ class WeightRow(NamedTuple):
 WeightTable = tuple[WeightRow, ...]
 
 
-@lru_cache(maxsize=32)
-def leaf_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of each leaf of a model's weights, by path."""
-    return {path: leaf.shape for path, leaf in flatten_params(abstract_params(config)).items()}
+def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a model, by path."""
+    return {path: weight.shape for path, weight in weights(config).items()}
 
 
 def expand(table: WeightTable, config: ModelConfig) -> list[WeightRow]:

@@ -131,6 +131,23 @@ def test_settings_without_an_equivalent_are_named(tmp_path, name):
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize(
+    ("config", "engines"),
+    [
+        (preset("python-char").model, ["transformers"]),
+        (preset("llama-tiny").model, ["transformers", "vLLM", "llama.cpp"]),
+        (preset("gpt2").model, ["transformers", "vLLM", "llama.cpp"]),
+        (replace(SMALL, tie_embeddings=False), ["transformers"]),
+        (replace(LLAMA, sliding_window=3), ["transformers", "vLLM"]),
+        (GEMMA, ["transformers", "vLLM", "llama.cpp"]),
+    ],
+)
+def test_engines_that_compute_an_export_are_named(config, engines):
+    """llama.cpp computes SiLU in every Qwen 3, whatever the config.json specifies."""
+    family, model = exported_form(replace(config, vocab_size=config.vocab_size or 65))
+    assert list(family.engines(model)) == engines
+
+
 def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
     """The check reads the exported files back, so it finds a faulty writer."""
     run = run_folder(tmp_path / "run", SMALL)

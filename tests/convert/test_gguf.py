@@ -101,7 +101,7 @@ def test_every_quantization(tmp_path, kind):
     tensors = write(tmp_path / "m.gguf", kind)
     numbers = {name: gguf.quants.dequantize(*each) for name, each in tensors.items()}
     model, params, _ = read_model(tmp_path / "m.gguf")
-    assert (model.n_embd, model.kv_heads, model.norm_eps) == (D, KV, pytest.approx(1e-5))
+    assert (model.n_embd, model.kv_heads, model.norm_eps) == (D, KV, 1e-5)
     block = params["h_0"]
     np.testing.assert_array_equal(params["wte"]["embedding"], numbers["token_embd"])
     np.testing.assert_array_equal(block["mlp"]["down_proj"]["kernel"], numbers["blk.0.ffn_down"].T)

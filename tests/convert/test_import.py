@@ -204,8 +204,8 @@ def test_unsupported_llama_options_are_named(case):
     values, message = LLAMA_OPTIONS[case]
 
     def read():
-        options = Options(llama.config_to_hf(LLAMA) | values, "config.json")
-        llama.config_from_hf(options)
+        options = Options(llama.FAMILY.config_to_hf(LLAMA) | values, "config.json")
+        llama.FAMILY.config_from_hf(options)
         options.done()
 
     with pytest.raises(UserError, match=message):
@@ -285,7 +285,7 @@ def test_rotary_settings_of_neox_under_two_names():
     """transformers 4.46 writes rotary_emb_base and rotary_pct, and the same values as rope_theta and partial_rotary_factor."""
     values = {"rotary_emb_base": 500, "rope_theta": 500, "rotary_pct": 0.5, "partial_rotary_factor": 0.5}
     options = Options(values, "config.json")
-    model = neox.config_from_hf(options)
+    model = neox.FAMILY.config_from_hf(options)
     options.done()
     assert (model.rope_theta, model.rope_fraction) == (500.0, 0.5)
 
@@ -293,7 +293,7 @@ def test_rotary_settings_of_neox_under_two_names():
 @pytest.mark.parametrize(("values", "heads"), [({}, 8), ({"num_key_value_heads": None}, 32)], ids=["absent", "null"])
 def test_key_heads_of_mistral(values, heads):
     """MistralConfig of transformers has 8 by default; null means one for each query head."""
-    assert mistral.config_from_hf(Options(values, "config.json")).kv_heads == heads
+    assert mistral.FAMILY.config_from_hf(Options(values, "config.json")).kv_heads == heads
 
 
 @pytest.mark.parametrize("case", BAD_FAMILIES)
@@ -339,10 +339,10 @@ def test_rotary_options_can_be_accepted(case):
 
 
 def test_rope_settings_of_both_versions():
-    values = llama.config_to_hf(replace(LLAMA, rope_theta=5e5, rope_factor=8.0))
+    values = llama.FAMILY.config_to_hf(replace(LLAMA, rope_theta=5e5, rope_factor=8.0))
     old = {k: v for k, v in values.items() if k != "rope_parameters"}
     new = {k: v for k, v in values.items() if k not in ("rope_theta", "rope_scaling")}
-    read = [llama.config_from_hf(Options(v, "config.json")) for v in (values, old, new)]
+    read = [llama.FAMILY.config_from_hf(Options(v, "config.json")) for v in (values, old, new)]
     assert read[0] == read[1] == read[2]
     assert (read[0].rope_theta, read[0].rope_factor) == (5e5, 8.0)
 
@@ -444,7 +444,7 @@ def test_weight_tables_are_invertible(n_head, n_kv_head, bias, tied, seed):
     for table, config in (
         (gpt2.TABLE, wide),
         (gpt2.NANOGPT_TABLE, replace(wide, bias=bias)),
-        (llama.TABLE, rope),
+        (llama.FORM.table, rope),
         (neox.TABLE, replace(wide, positions="rope", block_size=8)),
         (olmo.FAMILY.form.table, olmo2),
         (gemma.form_of({"head_dim": 6, "query_pre_attn_scalar": 24}).table, gemma3),

@@ -162,7 +162,9 @@ def _arguments(rng: Random) -> bytes:
 MAKES: dict[str, tuple[Make, ...]] = {
     "config": changed(CONFIGS, SETTINGS),
     "tokenizer": changed(TOKENIZERS, "type vocab merges Regex String content id pattern dropout".split()),
-    "hf_config": changed([gpt2.config_to_hf(SMALL), RECIPE], [*gpt2.config_to_hf(SMALL), "model_type", "n_ctx"]),
+    "hf_config": changed(
+        [gpt2.FAMILY.config_to_hf(SMALL), RECIPE], [*gpt2.FAMILY.config_to_hf(SMALL), "model_type", "n_ctx"]
+    ),
     "family_config": changed(CONFIGS_OF_FAMILIES, [*OPTIONS_OF_FAMILIES, *SCALED["rope_parameters"], "rope_scaling"]),
     "safetensors": (_lying_header, changed_bytes(SAFETENSORS)),
     "index": changed([INDEX_JSON], ["weight_map", "metadata", *TENSORS]),

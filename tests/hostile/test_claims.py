@@ -70,7 +70,7 @@ def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:
     for claim in ({"n_layer": 1000}, {"vocab_size": 2**24}, {"n_embd": 2**16}, {"n_layer": 10**12}):
         config = json.loads((folder / "config.json").read_text()) | claim
         with pytest.raises(UserError, match=r"no tensor of layer|has shape|at most 1024"):
-            check_weights(Weights(folder), gpt2.config_from_hf(Options(config, "config.json")), gpt2.FAMILY.form)
+            check_weights(Weights(folder), gpt2.FAMILY.config_from_hf(Options(config, "config.json")), gpt2.FAMILY.form)
 
 
 QWEN = qwen.qwen3_to_hf(replace(LLAMA, qk_norm=True))
