@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_origin, get_type_hints
 
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
 from jaxgpt.files import parse_json
 from jaxgpt.settings import Section, setting
 
@@ -29,8 +29,6 @@ MAX_ROWS = 2**16  # texts generated for one prompt
 
 NEW_TOKENS = 200  # default number of new tokens, if they fit the context
 SEED = 1337  # default seed for sampling
-# When a text exceeds the context: auto continues with RoPE and raises an error otherwise; slide drops the beginning.
-Overflow = Literal["auto", "error", "slide"]
 
 # Names of functions in jaxgpt/ops. A program may add its own: docs/own/activation.md, docs/own/norm.md.
 NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]
@@ -411,6 +409,34 @@ class SamplingParams(Section):
     def draws(self) -> bool:
         """Whether tokens are sampled at random."""
         return self.temperature > 0
+
+
+@dataclass(frozen=True)
+class TextParams(Section):
+    """Length and end of a generated text."""
+
+    max_new_tokens: int | None = setting(None, "maximum number of new tokens; by default 200, or what fits the context")
+    max_length: int | None = setting(None, "maximum number of tokens including the prompt, instead of max_new_tokens")
+    stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
+    stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
+    overflow: Literal["auto", "error", "slide"] = setting(
+        "auto",
+        "when the text exceeds the context: error, slide the window, or auto: continue with RoPE, otherwise error",
+    )
+    lookup: int = setting(
+        0, "faster decoding of one repetitive text: draft what followed the last N tokens earlier; 0: off", 0, 64
+    )
+
+    def check(self) -> None:
+        for name in ("max_new_tokens", "max_length"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, as_int(name.replace("_", "-"), value, 1, MAX_TOKENS))
+        object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in self.stop_ids))
+        if self.max_new_tokens is not None and self.max_length is not None:
+            raise UserError(
+                "max-length and max-new-tokens cannot be combined: choose one (max-length includes the prompt)"
+            )
 
 
 @dataclass(frozen=True)

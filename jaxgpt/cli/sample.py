@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.cli.output import note, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import SEED, BeamParams, MeshConfig, Overflow, SamplingParams
+from jaxgpt.config import SEED, BeamParams, MeshConfig, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,18 +28,13 @@ def sample(
     prompt: str = "",
     special: Special = False,
     prompts_file: str = "",
-    max_new_tokens: int | None = None,
-    max_length: int | None = None,
-    stop: tuple[str, ...] = (),
-    stop_ids: tuple[int, ...] = (),
-    overflow: Overflow = "auto",
-    lookup: int = 0,
     seed: Seed = SEED,
     stream: bool = False,
     weights: Weights = "float32",
     checkpoint: Checkpoint = "best",
     check_memorized: bool = False,
     json: Json = False,
+    text: TextParams,
     sampling: SamplingParams,
     beams: BeamParams,
 ) -> int:
@@ -54,12 +49,6 @@ def sample(
         run: run with the model
         prompt: text to continue; empty: start a new text
         prompts_file: file with one prompt per line, instead of --prompt
-        max_new_tokens: maximum number of new tokens; by default 200, or what fits the context
-        max_length: maximum number of tokens including the prompt, instead of --max-new-tokens
-        stop: end the sample before the first of these strings
-        stop_ids: end the sample before the first of these ids
-        overflow: when the text exceeds the context: error, slide the window, or auto: continue with RoPE, otherwise error
-        lookup: faster decoding of one repetitive text: draft what followed the last N tokens earlier; 0: off
         stream: print the text as it is generated
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
@@ -70,15 +59,7 @@ def sample(
         raise UserError(
             "--stream prints a single sample: leave out --json, --num-beams, --num-return-sequences and further prompts"
         )
-    settings: dict[str, Any] = asdict(sampling) | {
-        "max_new_tokens": max_new_tokens,
-        "max_length": max_length,
-        "stop": stop,
-        "stop_ids": stop_ids,
-        "overflow": overflow,
-        "lookup": lookup,
-        "key": seed,
-    }
+    settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
 
     from jaxgpt.parallel import use_cores
 

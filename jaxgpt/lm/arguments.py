@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Number
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import MAX_TOKENS, NEW_TOKENS, ModelConfig, Overflow
+from jaxgpt.config import NEW_TOKENS, ModelConfig, TextParams
 from jaxgpt.data import Tokenizer
 from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
 
@@ -41,7 +41,14 @@ def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
     for name in given:
         if name not in known:
             raise UserError(f"unknown setting {name}{did_you_mean(name, known)}; use one of {', '.join(known)}")
+    given = {name: as_tuple(value) if name in ("stop", "stop_ids") else value for name, value in given.items()}
     return [cls(**{name: value for name, value in given.items() if known[name] is cls}) for cls in classes]
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the items of a list, set or array; a string or a number is one item."""
+    one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable) or getattr(value, "shape", 1) == ()
+    return (value,) if one else tuple(value)
 
 
 def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
@@ -127,86 +134,53 @@ def start_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
     return ids, "a new line"
 
 
-def fit_context(
-    model: ModelConfig,
-    prompts: Sequence[Prompt],
-    max_new_tokens: int | None,
-    max_length: int | None,
-    overflow: Overflow = "auto",
-) -> tuple[list[list[int]], list[int]]:
-    """Fit prompts to the context; return the ids of each prompt that the model reads, and its maximum number of new tokens.
-
-    Args:
-        model: config with the context length.
-        prompts: encoded prompts.
-        max_new_tokens: maximum number of new tokens; None: `NEW_TOKENS`, or what fits the context.
-        max_length: maximum number of tokens including the prompt, instead of `max_new_tokens`.
-        overflow: when a text exceeds the context: "error", "slide" the window over the last tokens, or "auto": models with RoPE
-            continue past the trained context, others raise an error.
+def fit_context(model: ModelConfig, prompts: Sequence[Prompt], text: TextParams) -> list[int]:
+    """Return the maximum number of new tokens after each prompt.
 
     Raises:
-        UserError: if a number is invalid, or a prompt does not fit.
+        UserError: if a text exceeds the context, or a prompt exceeds `max_length`.
     """
-    if overflow not in get_args(Overflow):
-        raise UserError(f"overflow must be one of {', '.join(get_args(Overflow))}: {short_repr(overflow)}")
-    rows, bounded = [prompt.ids for prompt in prompts], overflow == "error"
-    if overflow == "auto":
-        bounded = model.positions != "rope"
-    if max_length is not None:
-        if max_new_tokens is not None:
+    bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
+    lengths = [len(prompt.ids) for prompt in prompts]
+    if text.max_length is not None:
+        if lengths and text.max_length <= max(lengths):
             raise UserError(
-                "max-length and max-new-tokens cannot be combined: choose one (max-length includes the prompt)"
+                f"the prompt of {max(lengths)} tokens leaves no room for new ones: raise max-length {text.max_length}"
             )
-        longest = as_int("max-length", max_length, 1, MAX_TOKENS)
-        for ids in rows:
-            if len(ids) >= longest:
-                raise UserError(
-                    f"the prompt of {len(ids)} tokens leaves no room for new ones: raise max-length {longest}"
-                )
-        new = [longest - len(ids) for ids in rows]
-    elif max_new_tokens is not None:
-        new = [as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)] * len(rows)
+        new = [text.max_length - length for length in lengths]
+    elif text.max_new_tokens is not None:
+        new = [text.max_new_tokens] * len(prompts)
     else:
-        room = [max(model.block_size - len(ids), 1) if bounded else NEW_TOKENS for ids in rows]
-        new = [min(NEW_TOKENS, n) for n in room]
-    for ids, n in zip(rows, new, strict=True) if bounded else ():
-        if len(ids) + n - 1 > model.block_size:
+        new = [min(NEW_TOKENS, max(model.block_size - n, 1)) if bounded else NEW_TOKENS for n in lengths]
+    for length, n in zip(lengths, new, strict=True) if bounded else ():
+        if length + n - 1 > model.block_size:
             raise UserError(
-                f"a prompt of {len(ids)} tokens and {n} new tokens exceed the context length of {model.block_size}: "
-                f"generate at most {max(model.block_size - len(ids) + 1, 0)}, or use overflow slide, "
+                f"a prompt of {length} tokens and {n} new tokens exceed the context length of {model.block_size}: "
+                f"generate at most {max(model.block_size - length + 1, 0)}, or use overflow slide, "
                 f"which drops the beginning of the text"
             )
-    return rows, new
+    return new
 
 
-def check_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: int | Iterable[int]) -> tuple[int, ...]:
-    """Validate stop ids and add the tokenizer's end tokens.
+def all_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return stop ids and the tokenizer's end tokens.
 
     Raises:
-        UserError: if an id is not an integer, or outside the vocabulary.
+        UserError: if an id is outside the vocabulary.
     """
-    one = (
-        isinstance(stop_ids, (str, bytes)) or not isinstance(stop_ids, Iterable) or getattr(stop_ids, "shape", 1) == ()
-    )
-    ids = {as_int("a stop id", i, *INT64) for i in ([stop_ids] if one else stop_ids)}  # type: ignore[union-attr]
-    for i in sorted(ids):
+    for i in stop_ids:
         if not 0 <= i < vocab_size:
             raise UserError(f"stop id {i} is outside the vocabulary of {vocab_size}")
-    return tuple(sorted(ids | {i for i in tokenizer.end_ids if i < vocab_size}))
+    return tuple(sorted({*stop_ids, *(i for i in tokenizer.end_ids if i < vocab_size)}))
 
 
-def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, ...]:
-    """Validate stop strings.
+def check_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    """Check stop strings.
 
     Raises:
-        UserError: if the tokenizer can never produce one of them.
+        UserError: if a string is empty, or the tokenizer can never produce it.
     """
-    if not isinstance(stops, Iterable) or isinstance(stops, bytes):
-        raise UserError(f"stop must be a string or a list of strings: {short_repr(stops)}")
-    stops = (stops,) if isinstance(stops, str) else tuple(stops)
     for stop in stops:
-        if not isinstance(stop, str):
-            raise UserError(f"a stop string must be a string: {short_repr(stop)}")
         if not stop:
             raise UserError("a stop string is empty: leave it out")
         try:
@@ -217,7 +191,6 @@ def check_stops(tokenizer: Tokenizer, stops: str | Iterable[str]) -> tuple[str, 
             raise UserError(f"stop string {stop!r} can never be generated: {e}") from None
         if not possible:
             raise UserError(f"stop string {stop!r} can never be generated with this tokenizer")
-    return stops
 
 
 def _words_hold(tokenizer: Tokenizer, parts: list[str]) -> bool:

@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 
-from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams
+from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
 from jaxgpt.errors import UserError, as_int
-from jaxgpt.lm.arguments import check_stop_ids, check_stops, make_settings, row_keys
-from jaxgpt.lm.engine import LEAST_SLOTS, DecodeSession, Prefix, bucket
-from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, check_memory, memory_errors
-from jaxgpt.lm.model import LM, check_lm, placed, sampler_of, unstacked
-from jaxgpt.lm.text import TextStream
+from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
+from jaxgpt.lm.engine import Prefix
+from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
+from jaxgpt.lm.model import LM, check_lm, unstacked
 
 ANSWER_TOKENS = 512  # default maximum number of tokens of an answer
 
@@ -97,45 +96,21 @@ class Chat:
         """
         lm, messages = self._lm, [*self.messages, {"role": "user", "content": text}]
         ids = lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
-        limit = _room(lm, len(ids), max_new_tokens)
-        stop_ids = check_stop_ids(lm.tokenizer, lm.config.model.vocab_size, ())
-        stream = TextStream(
-            lm.tokenizer.decode, limit, stop_ids, check_stops(lm.tokenizer, stop), byte_ids=lm.tokenizer.byte_ids
-        )
-        return self._pieces(messages, ids, limit, sampling, stop_ids, key, stream)
+        params = TextParams(_room(lm, len(ids), max_new_tokens), stop=as_tuple(stop))
+        request = read_request(lm, [ids], params)
+        # The text of an answer does not depend on the text before it.
+        request = request._replace(prompts=[Prompt(ids, [])])
+        return self._pieces(messages, request, sampling, row_keys(key, 1, 1))
 
     def _pieces(
-        self,
-        messages: list[dict[str, Any]],
-        ids: list[int],
-        limit: int,
-        sampling: SamplingParams,
-        stop_ids: tuple[int, ...],
-        key: int | jax.Array,
-        stream: TextStream,
+        self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        lm, before, self._before = self._lm, self._before, None  # its cache is donated
-        self.prompt_tokens = len(ids)
-        check_memory(lm, 1, bucket(len(ids) + limit, LEAST_SLOTS), limit)
-        with placed(lm, 1), memory_errors():
-            session = DecodeSession(
-                sampler_of(lm, sampling, stop_ids),
-                lm.params,
-                [ids],
-                row_keys(key, 1, 1),
-                [limit],
-                context=lm.config.model.block_size,
-                before=before,
-            )
-        self.reused, failed = session.reused, False
+        before, self._before = self._before, None  # its cache is donated
+        self.prompt_tokens = len(request.rows[0])
+        session, stream, failed = request.session(sampling, key_1, before), request.text(0), False
+        self.reused = session.reused
         try:
-            while stream.finish_reason is None:
-                with placed(lm, 1), memory_errors():
-                    fresh_1T = session.next_tokens(STREAM_BLOCK if session.made else 1)
-                piece = stream.add(fresh_1T[0].tolist())
-                if piece and stream.finish_reason is None:
-                    yield Piece(0, piece, None)
-            yield Piece(0, piece, Generation(stream.text, stream.ids, stream.finish_reason))
+            yield from decode(request, session, [stream], STREAM_BLOCK)
         except Exception:
             failed = True
             raise

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.config import SEED, SamplingParams
+from jaxgpt.config import SEED, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.explain import Choice
 from jaxgpt.decoding.explain import explain as explain_choice
@@ -40,7 +40,8 @@ def explain(
     [params] = make_settings(sampling, SamplingParams)
     lm = unstacked(lm)
     encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt)
-    [ids], _ = fit_context(lm.config.model, [encoded], 1, None)
+    fit_context(lm.config.model, [encoded], TextParams(max_new_tokens=1))
+    ids = encoded.ids
     text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
     with placed(lm, 1):
         logits_11V, _ = sampler_of(lm).model.prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)

@@ -12,20 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, BeamParams, Overflow, SamplingParams
+from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.decoding.sampling import DIVERGED, CustomSampling, Filter, with_filters
 from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm.arguments import (
     Prompt,
     Prompts,
-    check_stop_ids,
+    all_stop_ids,
     check_stops,
     encode_prompts,
     fit_context,
     make_settings,
     row_keys,
 )
-from jaxgpt.lm.engine import DecodeSession, cache_shape, search
+from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_shape, search
 from jaxgpt.lm.model import LM, placed, sampler_of, unstacked
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
@@ -71,12 +71,6 @@ def generate(
     lm: LM,
     prompts: Prompts,
     *,
-    max_new_tokens: int | None = None,
-    max_length: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_ids: int | Sequence[int] = (),
-    overflow: Overflow = "auto",
-    lookup: int = 0,
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     progress: Callable[[int, int], None] | None = None,
@@ -90,145 +84,155 @@ def generate(
     Args:
         lm: model.
         prompts: a string or ids, or a list of them.
-        max_new_tokens: maximum number of new tokens; None: 200, or fewer where the context ends.
-        max_length: maximum number of tokens including the prompt, instead of max_new_tokens.
-        stop: strings that end a text; not part of the text.
-        stop_ids: ids that end a text, in addition to the end tokens of the tokenizer; not part of the text.
-        overflow: when a text exceeds the context: "error", "slide" the window over the last tokens, or "auto": models with RoPE
-            continue past the trained context, others raise an error.
-        lookup: generate a single text faster by prompt lookup: where the last `lookup` tokens occurred before, draft the tokens
-            that followed them and verify several in one pass. The text does not change. 3 suits texts that repeat their prompt;
-            0 disables.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each once: every new function is compiled.
         key: a seed, a `jax.random.key` (folded with the index of each row), or an array of keys, one per prompt or one per
             sequence.
         progress: called with the number of tokens generated so far and the maximum, for the longest text.
-        **settings: fields of `SamplingParams` (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and
-            of `BeamParams` (num_beams, num_return_sequences, length_penalty, early_stopping).
+        **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
+            (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
+            num_return_sequences, length_penalty, early_stopping). `jaxgpt sample --help` describes them.
 
     Raises:
         UserError: if an argument is invalid, or a text exceeds the context.
     """
-    sampling, beams = make_settings(settings, SamplingParams, BeamParams)
-    lm, sampling = unstacked(lm), with_filters(sampling, filters)
-    request = _request(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
+    text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
+    request, sampling = read_request(lm, prompts, text), with_filters(sampling, filters)
     if beams.num_beams > 1:
-        return _beam_search(lm, request, sampling, beams)
-    repeated = request.repeat(beams.num_return_sequences)
-    block = STOP_BLOCK if repeated.stops else LONG_BLOCK if max(repeated.new, default=0) > LONG_BLOCK else None
-    key_B = row_keys(key, len(request.rows), beams.num_return_sequences)
-    done = {piece.row: piece.done for piece in _pieces(lm, repeated, sampling, key_B, block, progress) if piece.done}
-    return [done[row] for row in range(len(repeated.rows))]
+        return _beam_search(request, sampling, beams)
+    key_B = row_keys(key, len(request.prompts), beams.num_return_sequences)
+    request = request.repeat(beams.num_return_sequences)
+    block = STOP_BLOCK if text.stop else LONG_BLOCK if max(request.new, default=0) > LONG_BLOCK else None
+    done = {piece.row: piece.done for piece in _pieces(request, sampling, key_B, block, progress) if piece.done}
+    return [done[row] for row in range(len(request.prompts))]
 
 
 def stream(
     lm: LM,
     prompts: Prompts,
     *,
-    max_new_tokens: int | None = None,
-    max_length: int | None = None,
-    stop: str | Sequence[str] = (),
-    stop_ids: int | Sequence[int] = (),
-    overflow: Overflow = "auto",
-    lookup: int = 0,
     filters: Sequence[Filter] = (),
     key: int | jax.Array = SEED,
     block: int | None = STREAM_BLOCK,
-    **sampling: Any,
+    **settings: Any,
 ) -> Iterator[Piece]:
     """Continue each prompt and yield its text in pieces. The pieces of a row, joined, are the text that `generate` returns.
 
     Takes the arguments of `generate`, without beams. `block` is the number of tokens generated between two pieces; None: all.
     """
-    [params] = make_settings(sampling, SamplingParams)
-    lm = unstacked(lm)
-    request = _request(lm, prompts, max_new_tokens, max_length, stop, stop_ids, overflow, lookup)
+    text, sampling = make_settings(settings, TextParams, SamplingParams)
+    request = read_request(lm, prompts, text)
     block = None if block is None else as_int("block", block, 1, 2**31 - 1)
-    return _pieces(lm, request, with_filters(params, filters), row_keys(key, len(request.rows), 1), block)
+    return _pieces(request, with_filters(sampling, filters), row_keys(key, len(request.prompts), 1), block)
 
 
-class _Request(NamedTuple):
-    """Validated arguments of `generate` and `stream`; lists have one entry per row."""
+class Request(NamedTuple):
+    """Texts to generate.
 
+    Attributes:
+        lm: model.
+        prompts: one prompt per row.
+        new: maximum number of new tokens of each row.
+        params: their length and end; `stop_ids` includes the end tokens.
+    """
+
+    lm: LM
     prompts: list[Prompt]
-    rows: list[list[int]]
     new: list[int]
-    stops: tuple[str, ...]
-    stop_ids: tuple[int, ...]
-    overflow: Overflow
-    lookup: int
+    params: TextParams
 
-    def repeat(self, sequences: int) -> _Request:
+    @property
+    def rows(self) -> list[list[int]]:
+        """The ids of each prompt."""
+        return [prompt.ids for prompt in self.prompts]
+
+    def repeat(self, sequences: int) -> Request:
         """Repeat each row."""
-        at = [row for row in range(len(self.rows)) for _ in range(sequences)]
-        prompts, rows, new = self.prompts, self.rows, self.new
-        return self._replace(prompts=[prompts[i] for i in at], rows=[rows[i] for i in at], new=[new[i] for i in at])
+        at = [row for row in range(len(self.prompts)) for _ in range(sequences)]
+        return self._replace(prompts=[self.prompts[i] for i in at], new=[self.new[i] for i in at])
 
-    def text_of(self, lm: LM, row: int, limit: int | None = None) -> TextStream:
-        """Return an empty text stream for a row."""
+    def text(self, row: int, limit: int | None = None) -> TextStream:
+        """Return the empty text of a row."""
+        tokenizer, params, prompt = self.lm.tokenizer, self.params, self.prompts[row].text_ids
         return TextStream(
-            lm.tokenizer.decode,
+            tokenizer.decode,
             limit or self.new[row],
-            self.stop_ids,
-            self.stops,
-            prompt=self.prompts[row].text_ids,
-            byte_ids=lm.tokenizer.byte_ids,
+            params.stop_ids,
+            params.stop,
+            prompt=prompt,
+            byte_ids=tokenizer.byte_ids,
         )
 
+    def session(self, sampling: SamplingParams, key_B: jax.Array, before: Prefix | None = None) -> DecodeSession:
+        """Return a session that generates the texts.
 
-def _request(
-    lm: LM,
-    prompts: Prompts,
-    max_new_tokens: int | None,
-    max_length: int | None,
-    stop: str | Sequence[str],
-    stop_ids: int | Sequence[int],
-    overflow: Overflow,
-    lookup: int,
-) -> _Request:
-    model, tokenizer = lm.config.model, lm.tokenizer
+        Raises:
+            UserError: if the memory of the device is too small.
+        """
+        lm, context, slide = self.lm, self.lm.config.model.block_size, self.params.overflow == "slide"
+        rows, slots = cache_shape(self.rows, self.new, context, slide)
+        check_memory(lm, rows, slots, max(self.new))
+        with placed(lm, rows), memory_errors():
+            return DecodeSession(
+                sampler_of(lm, sampling, self.params.stop_ids),
+                lm.params,
+                self.rows,
+                key_B,
+                self.new,
+                context=context,
+                slide=slide,
+                lookup=self.params.lookup,
+                before=before,
+            )
+
+
+def read_request(lm: LM, prompts: Prompts, params: TextParams) -> Request:
+    """Encode prompts, and check that their texts fit the model.
+
+    Raises:
+        UserError: if a prompt, a length, a stop id or a stop string is invalid.
+    """
+    lm, model, tokenizer = unstacked(lm), lm.config.model, lm.tokenizer
     encoded = encode_prompts(tokenizer, model.vocab_size, prompts)
-    rows, new = fit_context(model, encoded, max_new_tokens, max_length, overflow)
-    ends = check_stop_ids(tokenizer, model.vocab_size, stop_ids)
-    lookup = as_int("lookup", lookup, 0, model.block_size)
-    return _Request(encoded, rows, new, check_stops(tokenizer, stop), ends, overflow, lookup)
+    new = fit_context(model, encoded, params)
+    check_stops(tokenizer, params.stop)
+    return Request(
+        lm, encoded, new, replace(params, stop_ids=all_stop_ids(tokenizer, model.vocab_size, params.stop_ids))
+    )
 
 
 def _pieces(
-    lm: LM,
-    request: _Request,
+    request: Request,
     sampling: SamplingParams,
     key_B: jax.Array,
     block: int | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Piece]:
-    if not request.rows:
+    if not request.prompts:
         return
-    if request.lookup and (len(request.rows) > 1 or request.overflow == "slide"):
+    if request.params.lookup and (len(request.prompts) > 1 or request.params.overflow == "slide"):
         raise UserError(
-            f"lookup {request.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
+            f"lookup {request.params.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
             f"generate the texts one by one"
         )
-    slide, context = request.overflow == "slide", lm.config.model.block_size
-    rows, slots = cache_shape(request.rows, request.new, context, slide)
-    check_memory(lm, rows, slots, max(request.new))
-    session = DecodeSession(
-        sampler_of(lm, sampling, request.stop_ids),
-        lm.params,
-        request.rows,
-        key_B,
-        request.new,
-        context=context,
-        slide=slide,
-        lookup=request.lookup,
-    )
-    texts = [request.text_of(lm, row) for row in range(len(request.rows))]
+    texts = [request.text(row) for row in range(len(request.prompts))]
+    yield from decode(request, request.session(sampling, key_B), texts, block, progress)
+
+
+def decode(
+    request: Request,
+    session: DecodeSession,
+    texts: Sequence[TextStream],
+    block: int | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Piece]:
+    """Generate the texts of a session, `block` tokens at a time (None: all), and yield their pieces."""
+    longest = max(request.new)
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with placed(lm, rows), memory_errors():
-            fresh_BT = session.next_tokens(1 if block and not session.made else block or max(request.new))
+        with placed(request.lm, bucket(len(texts))), memory_errors():
+            fresh_BT = session.next_tokens(1 if block and not session.made else block or longest)
         if progress:
-            progress(session.made, max(request.new))
+            progress(session.made, longest)
         for row in going:
             text = texts[row]
             piece = text.add(fresh_BT[row].tolist())
@@ -239,18 +243,24 @@ def _pieces(
         session.finish([row for row in going if texts[row].finish_reason])
 
 
-def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
-    W, V, defaults = beams.num_beams, lm.config.model.vocab_size, SamplingParams()
-    others = {"overflow": request.overflow.replace("slide", "auto"), "lookup": 0}
+def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
+    lm, W, V, context = (
+        request.lm,
+        beams.num_beams,
+        request.lm.config.model.vocab_size,
+        request.lm.config.model.block_size,
+    )
     unused = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    for name, value in (unused | {name: getattr(request, name) for name in others}).items():
-        if value != getattr(defaults, name, others.get(name)):
-            raise UserError(
-                f"{name.replace('_', '-')} {value} has no effect in beam search: leave it out, or set num-beams {W} to 1"
-            )
+    changed = {name: value for name, value in unused.items() if value != getattr(SamplingParams(), name)}
+    changed |= {"lookup": request.params.lookup} if request.params.lookup else {}
+    changed |= {"overflow": "slide"} if request.params.overflow == "slide" else {}
+    for name, value in changed.items():
+        raise UserError(
+            f"{name.replace('_', '-')} {value} has no effect in beam search: leave it out, or set num-beams {W} to 1"
+        )
     if W * V >= 2**31:
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
-    if not request.rows:
+    if not request.prompts:
         return []
     longest, penalty = max(request.new), beams.length_penalty
     if abs(penalty) * math.log10(longest) > WEIGHT_DIGITS:
@@ -259,11 +269,11 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
             f"length-penalty {penalty:g} is too far from 0 for {longest:,} new tokens: use {-most:g} to {most:g}, or lower "
             f"max-new-tokens"
         )
-    rows, slots = cache_shape(request.rows, request.new, lm.config.model.block_size, False)
-    check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
+    rows, slots = cache_shape(request.rows, request.new, context, False)
+    check_memory(lm, 2 * rows * W, slots, longest)  # twice: beams are copied when they are reordered
 
     def read(row: int, ids: Iterable[int], limit: int) -> TextStream:
-        text = request.text_of(lm, row, limit)
+        text = request.text(row, limit)
         text.add(ids)
         return text
 
@@ -272,13 +282,13 @@ def _beam_search(lm: LM, request: _Request, sampling: SamplingParams, beams: Bea
 
     with placed(lm, rows), memory_errors():
         found = search(
-            sampler_of(lm, replace(sampling, temperature=1.0), request.stop_ids),
+            sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids),
             lm.params,
             request.rows,
             request.new,
             beams=beams,
-            context=lm.config.model.block_size,
-            stopped=stopped if request.stops else None,
+            context=context,
+            stopped=stopped if request.params.stop else None,
         )
     fixes = {
         "raise no-repeat-ngram-size or lower max-new-tokens": sampling.no_repeat_ngram_size > 0,

@@ -17,15 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams
+from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, TextParams
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
-from jaxgpt.lm.arguments import check_stop_ids, encode_prompt, fit_context, make_settings, row_keys
+from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys
 from jaxgpt.lm.engine import DecodeSession
-from jaxgpt.lm.generation import memory_errors
+from jaxgpt.lm.generation import memory_errors, read_request
 from jaxgpt.lm.model import check_lm, placed, sampler_of, unstacked
-from jaxgpt.lm.text import TextStream
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
@@ -113,10 +112,8 @@ def generate(
     taps: Sequence[str] = (),
     edits: Mapping[str, Edit] | None = None,
     *,
-    max_new_tokens: int | None = None,
-    stop_ids: int | Sequence[int] = (),
     key: int | jax.Array = SEED,
-    **sampling: Any,
+    **settings: Any,
 ) -> Generated:
     """Continue a prompt with a KV cache, with edits of activations, and return activations.
 
@@ -127,25 +124,22 @@ def generate(
         prompt: a text or ids.
         taps: names of activations to return, as for `run`.
         edits: functions by name, as for `run`.
-        max_new_tokens: maximum number of new tokens, as for `jaxgpt.generate`.
-        stop_ids: ids that end the text, in addition to the end tokens of the tokenizer.
         key: a seed or a `jax.random.key`.
-        **sampling: fields of `SamplingParams`.
+        **settings: fields of `TextParams` and `SamplingParams`, as for `jaxgpt.generate`.
 
     Raises:
         UserError: as `jaxgpt.generate`, or as `run` for taps and edits.
     """
     lm, observed = unstacked(lm), check_observed(taps, edits)
-    [params], model = make_settings(sampling, SamplingParams), lm.config.model
-    encoded = encode_prompt(lm.tokenizer, model.vocab_size, prompt)
-    [row], [new] = fit_context(model, [encoded], max_new_tokens, None)
-    ends = check_stop_ids(lm.tokenizer, model.vocab_size, stop_ids)
+    text_params, sampling = make_settings(settings, TextParams, SamplingParams)
+    request = read_request(lm, [prompt], text_params)
+    [row], [new] = request.rows, request.new
     # Checks the names before the model is compiled.
     jax.eval_shape(lambda weights: forward(lm.config, weights, jnp.asarray([row]), *observed), lm.params)
-    sampler = sampler_of(lm, params, ends, _ops(lm.config, Observer(observed[1])))
+    sampler = sampler_of(lm, sampling, request.params.stop_ids, _ops(lm.config, Observer(observed[1])))
     # Without padding, so that edits see the positions of the prompt.
     session = DecodeSession(sampler, lm.params, [row], row_keys(key, 1, 1), [new], context=len(row))
-    text = TextStream(lm.tokenizer.decode, new, ends, prompt=encoded.text_ids, byte_ids=lm.tokenizer.byte_ids)
+    text = request.text(0)
     with placed(lm, 1), memory_errors():
         text.add(session.next_tokens(new)[0].tolist())
     assert text.finish_reason is not None
