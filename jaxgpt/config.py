@@ -445,7 +445,9 @@ class BeamParams(Section):
 
     num_beams: int = setting(1, "number of beams; 1: sampling; above 1: beam search (deterministic)", 1, MAX_ROWS)
     num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
-    length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty; above 0 favors longer texts")
+    length_penalty: float = setting(
+        1.0, "rank beams by log p / length ** length_penalty; above 0 favors longer texts", -5.0, 5.0
+    )
     early_stopping: bool | Literal["true", "false", "never"] = setting(
         False, "stop at num_beams texts (true), or when a better one is unlikely (false) or impossible (never)"
     )

@@ -23,6 +23,7 @@ from jaxgpt.config import (
     ModelConfig,
     OptimConfig,
     SamplingParams,
+    TextParams,
     TrainConfig,
 )
 from jaxgpt.errors import UserError
@@ -92,13 +93,13 @@ def test_a_setting_that_nothing_reads_is_found() -> None:
 
 LIMITED = [
     pytest.param(section, f, id=f"{section.__name__}.{f.name}")
-    for section in (*SECTIONS[:-1], LoraConfig, SamplingParams, BeamParams)
+    for section in (*SECTIONS[:-1], LoraConfig, TextParams, SamplingParams, BeamParams)
     for f in fields(section)
     if type(f.default) in (int, float)
 ]
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, LoraConfig, SamplingParams, BeamParams])
+@pytest.mark.parametrize("section", [*SECTIONS, LoraConfig, TextParams, SamplingParams, BeamParams])
 def test_every_setting_has_a_description(section: type) -> None:
     for f in fields(section):
         assert isinstance(f.default_factory, type) or f.metadata["help"], f.name

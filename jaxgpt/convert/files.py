@@ -147,7 +147,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     """
     if target.suffix == ".gguf":
         raise UserError(
-            f"cannot write a GGUF file: {target}; export to a directory, then run convert_hf_to_gguf.py of llama.cpp"
+            f"cannot write a GGUF file: {target}; export to a directory, then run llama.cpp's convert_hf_to_gguf.py"
         )
     if target.name in ("", ".."):
         raise UserError(f"cannot create {target}: choose the path of a new directory")

@@ -9,7 +9,7 @@ from typing import Any
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
-from jaxgpt.convert.tensors import WeightRow, WeightTable
+from jaxgpt.convert.tensors import WeightRow, WeightTable, matrix, norm
 from jaxgpt.convert.weights import Format
 from jaxgpt.errors import UserError
 
@@ -18,32 +18,17 @@ _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
 def _table(output_first: bool) -> WeightTable:
-    def attention(part: str) -> tuple[str, ...]:
-        return tuple(f"h_{{}}/attn/{q}_proj/{part}" for q in "qkv")
-
-    def matrix(name: str, *leaves: str) -> WeightRow:
-        return WeightRow(f"{PREFIX}h.{{}}.{name}.weight", leaves, output_first)
-
-    def vector(name: str, *leaves: str) -> WeightRow:
-        return WeightRow(f"{PREFIX}h.{{}}.{name}", leaves)
-
+    layer, stored = f"{PREFIX}h.{{}}.", {"output_first": output_first}
     return (
         WeightRow(f"{PREFIX}wte.weight", ("wte/embedding",)),
         WeightRow(f"{PREFIX}wpe.weight", ("wpe/embedding",)),
-        vector("ln_1.weight", "h_{}/ln_1/scale"),
-        vector("ln_1.bias", "h_{}/ln_1/bias"),
-        matrix("attn.c_attn", *attention("kernel")),
-        vector("attn.c_attn.bias", *attention("bias")),
-        matrix("attn.c_proj", "h_{}/attn/o_proj/kernel"),
-        vector("attn.c_proj.bias", "h_{}/attn/o_proj/bias"),
-        vector("ln_2.weight", "h_{}/ln_2/scale"),
-        vector("ln_2.bias", "h_{}/ln_2/bias"),
-        matrix("mlp.c_fc", "h_{}/mlp/up_proj/kernel"),
-        vector("mlp.c_fc.bias", "h_{}/mlp/up_proj/bias"),
-        matrix("mlp.c_proj", "h_{}/mlp/down_proj/kernel"),
-        vector("mlp.c_proj.bias", "h_{}/mlp/down_proj/bias"),
-        WeightRow(f"{PREFIX}ln_f.weight", ("ln_f/scale",)),
-        WeightRow(f"{PREFIX}ln_f.bias", ("ln_f/bias",)),
+        *norm(f"{layer}ln_1", "h_{}/ln_1"),
+        *matrix(f"{layer}attn.c_attn", "attn/q_proj", "attn/k_proj", "attn/v_proj", **stored),
+        *matrix(f"{layer}attn.c_proj", "attn/o_proj", **stored),
+        *norm(f"{layer}ln_2", "h_{}/ln_2"),
+        *matrix(f"{layer}mlp.c_fc", "mlp/up_proj", **stored),
+        *matrix(f"{layer}mlp.c_proj", "mlp/down_proj", **stored),
+        *norm(f"{PREFIX}ln_f", "ln_f"),
         WeightRow("lm_head.weight", ("lm_head/kernel",), output_first=True),
     )
 

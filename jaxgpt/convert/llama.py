@@ -14,7 +14,7 @@ from typing import Any
 from jaxgpt.config import MAX_LAYERS, ModelConfig
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options, require
-from jaxgpt.convert.tensors import WeightRow, WeightTable
+from jaxgpt.convert.tensors import WeightRow, WeightTable, matrix, norm
 from jaxgpt.convert.weights import HEAD, Format
 from jaxgpt.errors import UserError, short_repr
 
@@ -56,29 +56,15 @@ def make_table(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.
         offset: added to a stored gain: 1 if gains are stored as differences from 1.
         q_gain: factor of the gain of the norm of queries.
     """
-
-    def linear(name: str, leaf: str) -> tuple[WeightRow, WeightRow]:
-        return (
-            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", (f"h_{{}}/{leaf}/kernel",), output_first=True),
-            WeightRow(f"{PREFIX}layers.{{}}.{name}.bias", (f"h_{{}}/{leaf}/bias",)),
-        )
-
-    def norm(name: str, leaf: str, factor: float = 1.0) -> WeightRow:
-        return WeightRow(f"{PREFIX}{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor)
-
+    layer = f"{PREFIX}layers.{{}}."
     return (
         WeightRow(f"{PREFIX}embed_tokens.weight", ("wte/embedding",)),
-        *(norm(f"layers.{{}}.{name}", f"h_{{}}/{leaf}") for name, leaf in norms.items()),
-        *linear("self_attn.q_proj", "attn/q_proj"),
-        *linear("self_attn.k_proj", "attn/k_proj"),
-        *linear("self_attn.v_proj", "attn/v_proj"),
-        *linear("self_attn.o_proj", "attn/o_proj"),
-        norm("layers.{}.self_attn.q_norm", "h_{}/attn/q_norm", q_gain),
-        norm("layers.{}.self_attn.k_norm", "h_{}/attn/k_norm"),
-        *linear("mlp.gate_proj", "mlp/gate_proj"),
-        *linear("mlp.up_proj", "mlp/up_proj"),
-        *linear("mlp.down_proj", "mlp/down_proj"),
-        norm("norm", "ln_f"),
+        *(row for name, leaf in norms.items() for row in norm(f"{layer}{name}", f"h_{{}}/{leaf}", offset)),
+        *(row for x in "qkvo" for row in matrix(f"{layer}self_attn.{x}_proj", f"attn/{x}_proj")),
+        *norm(f"{layer}self_attn.q_norm", "h_{}/attn/q_norm", offset, q_gain),
+        *norm(f"{layer}self_attn.k_norm", "h_{}/attn/k_norm", offset),
+        *(row for x in ("gate", "up", "down") for row in matrix(f"{layer}mlp.{x}_proj", f"mlp/{x}_proj")),
+        *norm(f"{PREFIX}norm", "ln_f", offset),
         WeightRow(HEAD, ("lm_head/kernel",), output_first=True),
     )
 

@@ -9,40 +9,24 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import ACTIVATIONS, Options
-from jaxgpt.convert.tensors import WeightRow, WeightTable
+from jaxgpt.convert.tensors import WeightRow, matrix, norm
 from jaxgpt.convert.weights import Format
 
 PREFIX = "gpt_neox."
 
 
-def _table() -> WeightTable:
-    def matrix(name: str, *leaves: str, by_head: bool = False) -> tuple[WeightRow, WeightRow]:
-        kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
-        return (
-            WeightRow(f"{PREFIX}layers.{{}}.{name}.weight", kernels, output_first=True, by_head=by_head),
-            WeightRow(f"{PREFIX}layers.{{}}.{name}.bias", biases, by_head=by_head),
-        )
-
-    def norm(name: str, leaf: str) -> tuple[WeightRow, WeightRow]:
-        return (
-            WeightRow(f"{PREFIX}{name}.weight", (f"{leaf}/scale",)),
-            WeightRow(f"{PREFIX}{name}.bias", (f"{leaf}/bias",)),
-        )
-
-    return (
-        WeightRow(f"{PREFIX}embed_in.weight", ("wte/embedding",)),
-        *norm("layers.{}.input_layernorm", "h_{}/ln_1"),
-        *norm("layers.{}.post_attention_layernorm", "h_{}/ln_2"),
-        *matrix("attention.query_key_value", *(f"attn/{q}_proj" for q in "qkv"), by_head=True),
-        *matrix("attention.dense", "attn/o_proj"),
-        *matrix("mlp.dense_h_to_4h", "mlp/up_proj"),
-        *matrix("mlp.dense_4h_to_h", "mlp/down_proj"),
-        *norm("final_layer_norm", "ln_f"),
-        WeightRow("embed_out.weight", ("lm_head/kernel",), output_first=True),
-    )
-
-
-TABLE = _table()
+LAYER = f"{PREFIX}layers.{{}}."
+TABLE = (
+    WeightRow(f"{PREFIX}embed_in.weight", ("wte/embedding",)),
+    *norm(f"{LAYER}input_layernorm", "h_{}/ln_1"),
+    *norm(f"{LAYER}post_attention_layernorm", "h_{}/ln_2"),
+    *matrix(f"{LAYER}attention.query_key_value", "attn/q_proj", "attn/k_proj", "attn/v_proj", by_head=True),
+    *matrix(f"{LAYER}attention.dense", "attn/o_proj"),
+    *matrix(f"{LAYER}mlp.dense_h_to_4h", "mlp/up_proj"),
+    *matrix(f"{LAYER}mlp.dense_4h_to_h", "mlp/down_proj"),
+    *norm(f"{PREFIX}final_layer_norm", "ln_f"),
+    WeightRow("embed_out.weight", ("lm_head/kernel",), output_first=True),
+)
 SCORES: dict[str, Any] = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 
 

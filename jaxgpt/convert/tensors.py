@@ -40,6 +40,23 @@ class WeightRow(NamedTuple):
 WeightTable = tuple[WeightRow, ...]
 
 
+def matrix(name: str, *leaves: str, output_first: bool = True, by_head: bool = False) -> WeightTable:
+    """Return the rows of a matrix of a block and its bias: `matrix("layers.{}.mlp.up_proj", "mlp/up_proj")`."""
+    kernels, biases = (tuple(f"h_{{}}/{leaf}/{part}" for leaf in leaves) for part in ("kernel", "bias"))
+    return (
+        WeightRow(f"{name}.weight", kernels, output_first=output_first, by_head=by_head),
+        WeightRow(f"{name}.bias", biases, by_head=by_head),
+    )
+
+
+def norm(name: str, leaf: str, offset: float = 0.0, factor: float = 1.0) -> WeightTable:
+    """Return the rows of a norm's gain and bias."""
+    return (
+        WeightRow(f"{name}.weight", (f"{leaf}/scale",), offset=offset, factor=factor),
+        WeightRow(f"{name}.bias", (f"{leaf}/bias",)),
+    )
+
+
 def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each weight of a model, by path."""
     return {path: weight.shape for path, weight in weights(config).items()}

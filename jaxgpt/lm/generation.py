@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
-from jaxgpt.decoding.sampling import DIVERGED, CustomSampling, Filter, with_filters
+from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
 from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm.arguments import (
     Prompt,
@@ -33,7 +32,6 @@ from jaxgpt.parallel.host import device_memory
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
 LONG_BLOCK = 512  # in longer texts, for progress and Ctrl-C, which cannot interrupt a call of the device
-WEIGHT_DIGITS = 28  # digits of length ** length_penalty: scores stay within float32
 
 
 class Generation(NamedTuple):
@@ -262,15 +260,8 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     if not request.prompts:
         return []
-    longest, penalty = max(request.new), beams.length_penalty
-    if abs(penalty) * math.log10(longest) > WEIGHT_DIGITS:
-        most = math.floor(10 * WEIGHT_DIGITS / math.log10(longest)) / 10
-        raise UserError(
-            f"length-penalty {penalty:g} is too far from 0 for {longest:,} new tokens: use {-most:g} to {most:g}, or lower "
-            f"max-new-tokens"
-        )
     rows, slots = cache_shape(request.rows, request.new, context, False)
-    check_memory(lm, 2 * rows * W, slots, longest)  # twice: beams are copied when they are reordered
+    check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
 
     def read(row: int, ids: Iterable[int], limit: int) -> TextStream:
         text = request.text(row, limit)
@@ -290,11 +281,6 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
             context=context,
             stopped=stopped if request.params.stop else None,
         )
-    fixes = {
-        "raise no-repeat-ngram-size or lower max-new-tokens": sampling.no_repeat_ngram_size > 0,
-        "let the filters keep more tokens": isinstance(sampling, CustomSampling),
-    }
-    fix = ", or ".join(fix for fix, possible in fixes.items() if possible) or "lower num-beams"
     out = []
     for row, limit in enumerate(request.new):
         for beam in range(beams.num_return_sequences):
@@ -302,7 +288,10 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
             if np.isnan(score):
                 raise UserError(DIVERGED)
             if not length:
-                raise UserError(f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: {fix}")
+                raise UserError(
+                    f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: raise no-repeat-ngram-size, let "
+                    f"filters keep more tokens, or lower num-beams"
+                )
             text = read(row, found.ids_BWn[row, beam, :length].tolist(), limit)
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out

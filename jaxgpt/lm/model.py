@@ -184,15 +184,12 @@ def _check_params(params: Any, expected: Any) -> None:
     """
     found, wanted = flatten_params(params), flatten_params(expected)
     for name in wanted | found:
-        if name not in found:
+        leaf, want = found.get(name), wanted.get(name)
+        if leaf is None or want is None:
+            kind = "missing" if leaf is None else "unknown"
             raise UserError(
-                f"missing weight {name}: params do not match lm.config; pass the config that they were trained with"
+                f"{kind} weight {name}: params do not match lm.config; pass the config that they were trained with"
             )
-        if name not in wanted:
-            raise UserError(
-                f"unknown weight {name}: params do not match lm.config; pass the config that they were trained with"
-            )
-        leaf, want = found[name], wanted[name]
         if np.shape(leaf) != want.shape:
             raise UserError(
                 f"{name} has shape {list(np.shape(leaf))}, and {list(want.shape)} in the model of lm.config: "

@@ -143,7 +143,7 @@ def test_settings_without_an_equivalent_are_named(tmp_path, name):
     ],
 )
 def test_engines_that_compute_an_export_are_named(config, engines):
-    """llama.cpp computes SiLU in every Qwen 3, whatever the config.json specifies."""
+    """llama.cpp computes SiLU in every Qwen 3, even if config.json specifies ReLU."""
     family, model = exported_form(replace(config, vocab_size=config.vocab_size or 65))
     assert list(family.engines(model)) == engines
 

@@ -158,11 +158,9 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
     logits = jnp.array([[1.0, 5.0, 5.0], [-jnp.inf, -jnp.inf, 0.0]])
     keys = jax.random.split(jax.random.key(0), 2)
-    assert sample_token(logits, buffer([0], [0]), keys, jnp.int32(0), SamplingParams(temperature=0))[0].tolist() == [
-        1,
-        2,
-    ]
-    assert kept(warp(logits, buffer([0], [0]), SamplingParams(temperature=0))) == [[1], [2]]
+    greedy, rows = SamplingParams(temperature=0), buffer([0], [0])
+    assert sample_token(logits, rows, keys, jnp.int32(0), greedy)[0].tolist() == [1, 2]
+    assert kept(warp(logits, rows, greedy)) == [[1], [2]]
 
 
 EACH_FILTER = [
@@ -209,20 +207,6 @@ def test_the_log_probability_of_a_token_is_that_of_the_filtered_logits(sampling:
     assert (log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("temperature", -1.0), ("temperature", float("nan")), ("temperature", float("inf")),
-        ("top_k", -1), ("top_p", -0.1), ("top_p", 1.1), ("top_p", float("nan")), ("min_p", float("nan")), ("min_p", 2.0),
-        ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", float("nan")),
-        ("no_repeat_ngram_size", -1),
-    ],
-)  # fmt: skip
-def test_invalid_settings_raise(setting: str, value: float) -> None:
-    with pytest.raises(UserError, match=setting.replace("_", "-")):
-        SamplingParams(**{setting: value})  # type: ignore[arg-type]
-
-
 def remove_above_one(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
     return jnp.where(logits_BV > 1, -jnp.inf, logits_BV)
 
@@ -233,24 +217,8 @@ def test_custom_filters_apply_before_the_temperature() -> None:
 
 
 def test_draws_at_any_temperature_equal_float64() -> None:
-    temperatures = [
-        1e-300,
-        1e-45,
-        1e-40,
-        1e-38,
-        1e-20,
-        1e-11,
-        1e-9,
-        1e-5,
-        0.009,
-        0.01,
-        0.8,
-        30.0,
-        1e10,
-        1e30,
-        1e39,
-        1e300,
-    ]
+    small = [1e-300, 1e-45, 1e-40, 1e-38, 1e-20, 1e-11, 1e-9, 1e-5, 0.009]
+    temperatures = [*small, 0.01, 0.8, 30.0, 1e10, 1e30, 1e39, 1e300]
     rng = np.random.default_rng(0)
     logits = rng.uniform(-90, 90, (64, 300)).astype(np.float32)
     logits[:32] = -80 - rng.uniform(0, 1e-3, (32, 300)).astype(np.float32)  # all close together, far from 0
@@ -308,25 +276,14 @@ def test_ngrams_equal_a_plain_loop() -> None:
 
 def test_program_size_does_not_depend_on_ngram_length() -> None:
     text = buffer([0], size=5000)
-    sizes = [
-        len(
-            str(
-                jax.make_jaxpr(lambda x, n=n: warp_(x, text, SamplingParams(no_repeat_ngram_size=n)))(jnp.zeros((1, 9)))
-            )
-        )
-        for n in (3, 3000)
-    ]
-    assert sizes[1] < 1.05 * sizes[0]
+
+    def program(n: int) -> str:
+        sampling = SamplingParams(no_repeat_ngram_size=n)
+        return str(jax.make_jaxpr(lambda logits: warp_(logits, text, sampling))(jnp.zeros((1, 9))))
+
+    assert len(program(3000)) < 1.05 * len(program(3))
     unchanged = warp_(jnp.zeros((1, 9)), text, SamplingParams(temperature=1, no_repeat_ngram_size=2**24))
     assert np.isfinite(unchanged).all()
-
-
-def test_settings_accept_any_type_of_number() -> None:
-    plain = SamplingParams(0.5, 5, 1.0, 0.25, 2.0, 3)
-    for one in (np.int8, np.int64, np.uint32, jnp.int32):
-        other = SamplingParams(np.float32(0.5), one(5), np.int64(1), jnp.float32(0.25), 2, one(3))  # type: ignore[arg-type]
-        assert (other, hash(other)) == (plain, hash(plain))
-        assert [type(v) for v in vars(other).values()] == [float, int, float, float, float, int]
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [1], 1j, 1.5, np.float64(2), np.array([1]), 10**400, -1], ids=str)

@@ -73,7 +73,7 @@ def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:
             check_weights(Weights(folder), gpt2.FAMILY.config_from_hf(Options(config, "config.json")), gpt2.FAMILY.form)
 
 
-QWEN = qwen.qwen3_to_hf(replace(LLAMA, qk_norm=True))
+QWEN = qwen.QWEN3.config_to_hf(replace(LLAMA, qk_norm=True))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ QWEN = qwen.qwen3_to_hf(replace(LLAMA, qk_norm=True))
 )
 def test_layers_are_counted_not_listed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        qwen.qwen3_from_hf(Options(QWEN | values, "config.json"))
+        qwen.QWEN3.config_from_hf(Options(QWEN | values, "config.json"))
 
 
 def test_a_model_type_of_any_json_type(tmp_path: Path) -> None:
