@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import repository
-from jaxgpt_course import Exercise, check, exercises
+from jaxgpt_course import Exercise, check, exercises, score
 
 COURSE = repository() / "docs" / "course"
 each = pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.name)
@@ -240,7 +240,7 @@ def test_wrong_input_is_one_line() -> None:
     assert repr(check("atention", softmax)).startswith(
         "atention: not yet: no exercise 'atention' (did you mean attention?)"
     )
-    assert "one of softmax, mask, attention" in check(3, softmax).message  # type: ignore[arg-type]
+    assert "one of embedding, softmax, mask, attention" in check(3, softmax).message  # type: ignore[arg-type]
     assert check("Head", softmax).exercise == "attention"
     assert check("<b>", softmax)._repr_html_().startswith("<p><strong>&lt;b&gt;: not yet</strong>: no exercise")
     assert "pass the function softmax(scores_TS) itself, not array(" in check("softmax", np.ones(3)).message  # type: ignore[arg-type]
@@ -254,6 +254,28 @@ def test_wrong_input_is_one_line() -> None:
     assert "it returns [[1, 2], [3]] in place of an array" in check("softmax", lambda x: [[1, 2], [3]]).message
     assert "it returns a value of type int instead of state, value" in check("step", lambda s, b, loss, o: 3).message
     assert "it returns a tuple of 3 instead of out_H, cache" in check("cache", lambda q, k, v, c, n: (q, k, v)).message
+
+
+@pytest.mark.parametrize("name", ["embedding", "step", "accumulation", "cache"])
+def test_exchanged_results_are_named(name: str) -> None:
+    """Whether the two results have different structures, or only different values."""
+    exercise = next(exercise for exercise in exercises() if exercise.name == name)
+
+    def exchanged(*args: Any) -> Any:
+        return tuple(exercise.reference(*args))[::-1]
+
+    message = check(name, exchanged).message
+    assert message.startswith(f"the two results are exchanged: return {', '.join(exercise.returns)}")
+
+
+def test_the_score_counts_what_is_solved() -> None:
+    solved = {exercise.reference.__name__: exercise.reference for exercise in exercises()}
+    assert score(solved).correct == len(exercises())
+    some = score({"softmax": softmax, "rope": lambda x, theta: x})
+    assert some.correct == 1
+    first, *lines = repr(some).splitlines()
+    assert (first, len(lines)) == (f"1 of {len(exercises())} correct", len(exercises()))
+    assert [line.split()[1] for line in lines if line.startswith("x")] == ["softmax"]
 
 
 def fails(scores_TS: Any) -> Any:

@@ -160,10 +160,12 @@ def _head(
     softmax: Callable[[Array], Array] = _softmax,
     after: Callable[[Array], Array] = lambda weights: weights,
     swap: bool = False,
+    keys_for_values: bool = False,
 ) -> Callable[..., Any]:
     """Make a head of attention of which one part is different."""
 
     def attend(q_TH: Array, k_TH: Array, v_TH: Array) -> Array:
+        k_TH, v_TH = (v_TH, k_TH) if keys_for_values else (k_TH, v_TH)
         scores_TT = (k_TH @ q_TH.T if swap else q_TH @ k_TH.T) * scale(*q_TH.shape)
         out: Array = after(softmax(mask(scores_TT))) @ v_TH
         return out
@@ -271,6 +273,7 @@ ATTENTION = Exercise(
             "softmax overflows for large scores: subtract the maximum of each row before the exponential",
             _head(softmax=lambda scores: _softmax(scores, shift=False)),
         ),
+        ("keys and values are exchanged: the scores are q k^T, and the weights average v", _head(keys_for_values=True)),
         ("queries and keys are exchanged: the scores are q k^T, a row for each query", _head(swap=True)),
     ),
     laws=(_weights_are_causal,),
@@ -303,11 +306,13 @@ def _sublayers(D: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     return attention, mlp
 
 
-def _layer_norm(x: Any, axis: int = -1, ddof: int = 0, center: bool = True, eps_outside: bool = False) -> Any:
+def _layer_norm(
+    x: Any, axis: int = -1, ddof: int = 0, center: bool = True, eps_outside: bool = False, eps: float = _EPS
+) -> Any:
     x = np.asarray(x)
     centered = x - x.mean(axis, keepdims=True)
     variance = centered.var(axis, ddof=ddof, keepdims=True) if center else np.square(x).mean(axis, keepdims=True)
-    scale = np.sqrt(variance) + _EPS if eps_outside else np.sqrt(variance + _EPS)
+    scale = np.sqrt(variance) + eps if eps_outside else np.sqrt(variance + eps)
     return (centered if center else x) / scale
 
 
@@ -337,6 +342,16 @@ def _first_without_residual(x: Any, attend: Callable[[Any], Any], mlp: Callable[
 
 def _none_with_residual(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
     return mlp(_layer_norm(attend(_layer_norm(x))))
+
+
+def _second_without_norm(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
+    y = x + attend(_layer_norm(x))
+    return y + mlp(y)
+
+
+def _first_without_norm(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
+    y = x + attend(x)
+    return y + mlp(_layer_norm(y))
 
 
 def _parallel(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
@@ -383,11 +398,14 @@ BLOCK = Exercise(
         ("the residual of the MLP is missing: y + mlp(norm(y))", _second_without_residual),
         ("the MLP reads x instead of y: its input is norm(y), after attention was added", _parallel),
         ("the norms are missing: each sublayer reads the norm of the stream", _without_norm),
+        ("the norm before the MLP is missing: y + mlp(norm(y))", _second_without_norm),
+        ("the norm before attention is missing: y = x + attend(norm(x))", _first_without_norm),
         ("the stream itself is normalized: x + attend(norm(x)) adds to x, not to norm(x)", _residual_of_the_norm),
         ("the result is normalized once more: the last step is y + mlp(norm(y))", _normed_at_the_end),
         ("the norm runs over the positions: take mean and variance over the last axis", _block_with(axis=0)),
         ("the variance divides by D - 1 (ddof=1): divide by D", _block_with(ddof=1)),
         ("the mean is not subtracted: that is RMSNorm, LayerNorm subtracts it", _block_with(center=False)),
+        ("1e-5 is missing: sqrt(variance + 1e-5), which also prevents 0 / 0 for equal numbers", _block_with(eps=0.0)),
         ("1e-5 is added to the standard deviation: sqrt(variance + 1e-5)", _block_with(eps_outside=True)),
     ),
 )

@@ -18,11 +18,16 @@ import numpy as np
 
 from jaxgpt.errors import did_you_mean, short_repr
 from jaxgpt_course.attention import ATTENTION, BLOCK, MASK, SOFTMAX
+from jaxgpt_course.embeddings import EMBEDDING, ROPE
 from jaxgpt_course.exercise import Exercise
-from jaxgpt_course.generation import CACHE, GREEDY, TOP_P
-from jaxgpt_course.training import ACCUMULATION, LOSS, STEP
+from jaxgpt_course.generation import CACHE, GREEDY, SAMPLE, TOP_P
+from jaxgpt_course.mesh import PRODUCT
+from jaxgpt_course.training import ACCUMULATION, ADAM, LOSS, STEP
 
-_EXERCISES = (SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ACCUMULATION, GREEDY, TOP_P, CACHE)
+_EXERCISES = (
+    *(EMBEDDING, SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ADAM, ROPE),
+    *(ACCUMULATION, GREEDY, TOP_P, SAMPLE, CACHE, PRODUCT),
+)
 _RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in another order differ by about 1e-6
 _KINDS = {"booleans": jnp.bool_, "integers": jnp.integer, "floats": jnp.floating}
 _HERE = os.path.dirname(__file__)  # noqa: PTH120
@@ -57,6 +62,26 @@ class Result:
     @property
     def _title(self) -> str:
         return f"{self.exercise}: {'correct' if self.passed else 'not yet'}"
+
+
+@dataclass(frozen=True, repr=False)
+class Score:
+    """The results of all exercises, which print as a table.
+
+    Attributes:
+        results: one per exercise, in the order of the course.
+    """
+
+    results: tuple[Result, ...]
+
+    @property
+    def correct(self) -> int:
+        """Number of exercises that are solved."""
+        return sum(result.passed for result in self.results)
+
+    def __repr__(self) -> str:
+        rows = [f"{'x' if each.passed else ' '} {each.exercise:13}{each.message}" for each in self.results]
+        return "\n".join([f"{self.correct} of {len(self.results)} correct", *rows])
 
 
 class _Failed(NamedTuple):
@@ -104,6 +129,22 @@ def check(name: str, function: Callable[..., Any]) -> Result:
     return Result(exercise.name, True, f"right for {', '.join(_expected(exercise))}")
 
 
+def score(functions: Mapping[str, Any]) -> Score:
+    """Check all exercises.
+
+    Args:
+        functions: the learner's functions by their names, such as `globals()`. A name that is missing is not solved.
+    """
+
+    def result(exercise: Exercise) -> Result:
+        name = exercise.reference.__name__
+        return (
+            check(exercise.name, functions[name]) if name in functions else Result(exercise.name, False, f"no {name}")
+        )
+
+    return Score(tuple(map(result, _EXERCISES)))
+
+
 def _arguments(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None:
     """Check that the function takes as many arguments as the exercise has."""
     try:
@@ -149,6 +190,8 @@ def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None
         )
     if all(_same(results[label], expected[label]) for label in inputs):
         return None
+    if all(_exchanged(exercise, results[label], expected[label]) for label in inputs):
+        return _Failed(f"the two results are exchanged: return {', '.join(exercise.returns)}")
     for index, (why, _) in enumerate(exercise.mistakes):
         if all(map(_alike, results.values(), _mistaken(exercise, index), expected.values())):
             return _Failed(why)
@@ -206,6 +249,8 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
     result = tuple(result) if isinstance(result, list) and isinstance(expected, tuple) else result
     structure: Any = jax.tree.structure(expected)
     names = ", ".join(exercise.returns)
+    if isinstance(result, tuple) and len(result) == 2 and _fits(expected[::-1], result) and not _fits(expected, result):
+        return _Failed(f"the two results are exchanged: return {names}")
     if result is None:
         return _Failed(f"it returns None instead of {names}: is the return statement missing?")
     try:
@@ -225,6 +270,21 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
         if _kind(arrays[-1]) not in _KINDS:
             return _Failed(f"it returns {short_repr(leaf)} in place of an array of numbers: expected {names}")
     return jax.tree.unflatten(structure, arrays)
+
+
+def _fits(expected: Any, result: Any) -> bool:
+    """Return whether a result has a structure."""
+    try:
+        jax.tree.structure(expected).flatten_up_to(result)
+    except ValueError:
+        return False
+    return True
+
+
+def _exchanged(exercise: Exercise, result: Any, expected: Any) -> bool:
+    """Return whether the two results of a function are in the other order."""
+    two = len(exercise.returns) == 2 and not isinstance(result, _Failed)
+    return two and _fits(expected[::-1], result) and _same(result[::-1], expected)
 
 
 def _kind(x: np.ndarray) -> str:

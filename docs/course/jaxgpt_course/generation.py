@@ -1,4 +1,4 @@
-"""Exercises on generation: greedy, top-p, cache."""
+"""Exercises on generation: greedy, top-p, sample, cache."""
 
 from __future__ import annotations
 
@@ -198,6 +198,92 @@ TOP_P = Exercise(
 )
 
 
+# sample
+
+
+@jax.jit
+def sample(logits_V: Any, temperature: float, p: float, u: float) -> Any:
+    kept_1V = filters.keep_top_p(jnp.asarray(logits_V)[None] / temperature, p)
+    return filters.inverse_cdf_sample(kept_1V, jnp.asarray(u, jnp.float32)[None])[0]
+
+
+def _sample(
+    scale: Callable[[Array, float], Array] = lambda logits, temperature: logits / temperature,
+    late: bool = False,
+    keep: Callable[[Array, float], Array] = _smallest_set,
+    normalize: bool = True,
+    choose: Callable[[Array, float], Any] = lambda p_V, u: (np.cumsum(p_V) > u).argmax(),
+) -> Callable[..., Any]:
+    """Make a sampler of which one part is different."""
+
+    def softmax(logits: Array) -> Array:
+        exp: Array = np.exp(logits - logits.max())
+        return exp / exp.sum()
+
+    def sample(logits_V: Array, temperature: float, p: float, u: float) -> Any:
+        logits_V = logits_V.astype(np.float64)
+        scaled_V = logits_V if late else scale(logits_V, temperature)
+        kept_V = _top_p(keep)(scaled_V, p)
+        kept_V = scale(kept_V, temperature) if late else kept_V
+        p_V = softmax(kept_V)
+        return np.int32(choose(p_V if normalize else np.where(kept_V > -np.inf, softmax(scaled_V), 0), u))
+
+    return sample
+
+
+SAMPLE = Exercise(
+    name="sample",
+    page="generation",
+    aliases=("temperature",),
+    statement="Draw a token: divide the logits by the temperature, keep the nucleus of p (as in top-p), and divide its "
+    "probabilities by their sum. Return the first id whose cumulative probability, summed in the order of the ids, exceeds u, "
+    "a random number in [0, 1).",
+    returns=("id",),
+    reference=sample,
+    inputs=lambda: {
+        f"temperature {temperature:g}, p = {p:g}, u = {u:g}": (2 * normal(seed, 8), temperature, p, u)
+        for seed, (temperature, p, u) in enumerate(
+            [
+                (1, 1.0, 0.93),
+                (0.5, 1.0, 0.7),
+                (2, 1.0, 0.3),
+                (2, 0.5, 0.6),
+                (0.5, 0.7, 0.5),
+                (3, 0.6, 0.4),
+                (1.5, 0.5, 0.7),
+                (2, 0.6, 0.2),
+            ],
+            start=7,
+        )
+    },
+    mistakes=(
+        ("the temperature is missing: divide the logits by it", _sample(scale=lambda logits, temperature: logits)),
+        (
+            "the logits are multiplied by the temperature: divide them",
+            _sample(scale=lambda logits, temperature: logits * temperature),
+        ),
+        (
+            "the temperature is applied after the nucleus: divide the logits first, then keep the nucleus of the result",
+            _sample(late=True),
+        ),
+        ("all tokens are kept: keep the nucleus of p before the draw", _sample(keep=lambda p_V, p: p_V >= 0)),
+        (
+            "the probabilities of the nucleus are not divided by their sum: u would fall beyond the last one",
+            _sample(normalize=False),
+        ),
+        ("it takes the most probable token: u chooses the token", _sample(choose=lambda p_V, u: p_V.argmax())),
+        (
+            "the probabilities are summed in descending order: sum them in the order of the ids",
+            _sample(choose=lambda p_V, u: np.argsort(-p_V)[(np.cumsum(np.sort(p_V)[::-1]) > u).argmax()]),
+        ),
+        (
+            "it returns the last id below u: the first one whose cumulative probability exceeds u",
+            _sample(choose=lambda p_V, u: max((np.cumsum(p_V) > u).argmax() - 1, 0)),
+        ),
+    ),
+)
+
+
 # cache
 
 
@@ -220,6 +306,7 @@ def _extend(
     masked: float = -np.inf,
     shift: bool = True,
     old_cache: bool = False,
+    keys_for_values: bool = False,
 ) -> Callable[..., Any]:
     """Make a step with a cache of which one part is different."""
 
@@ -228,7 +315,8 @@ def _extend(
         k_SH[slot(length)], v_SH[slot(length)] = k_H, v_H
         scores_S = np.where(seen(np.arange(len(k_SH)), length), k_SH @ q_H * scale(len(q_H)), masked)
         exp_S = np.exp(scores_S - scores_S.max() if shift else scores_S)
-        return exp_S / exp_S.sum() @ v_SH, cache if old_cache else (k_SH, v_SH)
+        out_H = exp_S / exp_S.sum() @ (k_SH if keys_for_values else v_SH)
+        return out_H, cache if old_cache else (k_SH, v_SH)
 
     return extend
 
@@ -304,6 +392,7 @@ CACHE = Exercise(
             "where scores are far below 0, the softmax is 0 / 0: subtract the maximum of the scores before the exponential",
             _extend(shift=False),
         ),
+        ("the weights average keys: they average the values, weights @ v_SH", _extend(keys_for_values=True)),
         ("the scale 1 / sqrt(H) is missing", _extend(scale=lambda H: 1.0)),
         (
             "the cache grows with each token: return all S slots, so that shapes stay the same and nothing is compiled anew",

@@ -1,4 +1,4 @@
-"""Exercises on training: loss, step, accumulation."""
+"""Exercises on training: loss, step, accumulation, adam."""
 
 from __future__ import annotations
 
@@ -73,6 +73,16 @@ LOSS = Exercise(
         (
             "it is the sum of the losses: divide by the number of targets that are not -1",
             _of_counted(lambda x: -x.sum()),
+        ),
+        ("the mean is missing: return one number, the mean over the positions that count", _of_counted(lambda x: -x)),
+        (
+            "the mean is missing: return one number, the mean over the positions that count",
+            lambda logits, targets: np.where(targets >= 0, -_log_p(logits, targets), 0),
+        ),
+        ("the mean is missing: return one number, the mean over the positions that count", lambda x, y: -_log_p(x, y)),
+        (
+            "targets of -1 are counted as id 0: leave these positions out",
+            lambda logits, targets: -_log_p(logits, np.maximum(targets, 0)).mean(),
         ),
         ("it is in bits: use the natural logarithm", _of_counted(lambda x: -x.mean() / np.log(2))),
         ("the sign is wrong: the loss is minus the log probability", _of_counted(lambda x: x.mean())),
@@ -150,13 +160,15 @@ def _step(
     keep_state: bool = False,
     loss_after: bool = False,
     sign: float = 1.0,
+    fresh: bool = False,
 ) -> Callable[..., Any]:
     """Make a step of which one part is different."""
 
     def step(state: Any, batch: Any, loss: Callable[..., Any], optimizer: Any) -> Any:
         params, old = state
         value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, new = optimizer.update(jax.tree.map(lambda g: sign * g, grads), old, params)
+        before = optimizer.init(params) if fresh else old
+        updates, new = optimizer.update(jax.tree.map(lambda g: sign * g, grads), before, params)
         after = update(params, updates, grads)
         return (after, old if keep_state else new), loss(after, batch) if loss_after else value
 
@@ -202,6 +214,17 @@ STEP = Exercise(
         (
             "gradients are subtracted from the parameters: apply the updates that the optimizer made of them",
             _step(update=lambda params, updates, grads: jax.tree.map(lambda p, g: p - g, params, grads)),
+        ),
+        *(
+            (
+                "the raw gradients are added to the parameters: apply the updates that optimizer.update returns",
+                _step(lambda params, updates, grads: optax.apply_updates(params, grads), keep_state=keep),
+            )
+            for keep in (False, True)
+        ),
+        (
+            "the optimizer's state starts again at each step: update the state that is given, do not call optimizer.init",
+            _step(fresh=True),
         ),
         (
             "the optimizer's updates are returned as the parameters: add them with optax.apply_updates(params, updates)",
@@ -308,4 +331,82 @@ ACCUMULATION = Exercise(
         ),
     ),
     laws=(_is_finite,),
+)
+
+
+# adam
+
+_B1, _B2, _EPS = 0.9, 0.99, 1e-8
+
+
+@jax.jit
+def adam(w: Any, g: Any, m: Any, v: Any, t: Any, rate: Any) -> Any:
+    optimizer = optax.scale_by_adam(b1=_B1, b2=_B2, eps=_EPS)
+    state = optax.ScaleByAdamState(jnp.int32(t) - 1, jnp.asarray(m), jnp.asarray(v))
+    update, state = optimizer.update(jnp.asarray(g), state)
+    return w - rate * update, state.mu, state.nu
+
+
+def _adam(
+    m_of: Callable[[Array, Array], Array] = lambda m, g: _B1 * m + (1 - _B1) * g,
+    v_of: Callable[[Array, Array], Array] = lambda v, g: _B2 * v + (1 - _B2) * g**2,
+    corrected: Callable[[int], tuple[float, float]] = lambda t: (1 - _B1**t, 1 - _B2**t),
+    root: Callable[[Array], Array] = np.sqrt,
+    eps: float = _EPS,
+    sign: float = 1.0,
+    stored: bool = False,
+) -> Callable[..., Any]:
+    """Make a step of Adam of which one part is different."""
+
+    def adam(w: Array, g: Array, m: Array, v: Array, t: int, rate: float) -> Any:
+        m, v = m_of(m, g), v_of(v, g)
+        c_m, c_v = corrected(t)
+        new = w - sign * rate * (m / c_m) / (root(v / c_v) + eps)
+        return (new, m / c_m, v / c_v) if stored else (new, m, v)
+
+    return adam
+
+
+ADAM = Exercise(
+    name="adam",
+    page="update",
+    statement="A step of Adam: m = 0.9 m + 0.1 g, v = 0.99 v + 0.01 g^2, then w - rate * m_hat / (sqrt(v_hat) + 1e-8), where "
+    "m_hat = m / (1 - 0.9^t) and v_hat = v / (1 - 0.99^t). t counts steps from 1. Return the new w, m and v.",
+    returns=("w", "m", "v"),
+    reference=adam,
+    inputs=lambda: {
+        "the first step": (normal(0, 5), normal(1, 5), np.zeros(5, np.float32), np.zeros(5, np.float32), 1, 0.1),
+        "a later step": (normal(2, 5), normal(3, 5), normal(4, 5) / 3, normal(5, 5) ** 2, 7, 0.1),
+        "a gradient of 0": (
+            normal(6, 3),
+            np.zeros(3, np.float32),
+            np.zeros(3, np.float32),
+            np.zeros(3, np.float32),
+            1,
+            0.1,
+        ),
+    },
+    mistakes=(
+        (
+            "the correction is missing: divide m by 1 - 0.9^t and v by 1 - 0.99^t, since both began at 0",
+            _adam(corrected=lambda t: (1.0, 1.0)),
+        ),
+        ("v is not corrected: divide it by 1 - 0.99^t", _adam(corrected=lambda t: (1 - _B1**t, 1.0))),
+        ("m is not corrected: divide it by 1 - 0.9^t", _adam(corrected=lambda t: (1.0, 1 - _B2**t))),
+        ("both are corrected by 0.9^t: v by 1 - 0.99^t", _adam(corrected=lambda t: (1 - _B1**t, 1 - _B1**t))),
+        (
+            "the corrected averages are returned: return m and v themselves, each step corrects them for its own use",
+            _adam(stored=True),
+        ),
+        ("the root is missing: divide by sqrt(v_hat) + 1e-8", _adam(root=lambda v: v)),
+        ("v averages the gradient: it averages its square, g^2", _adam(v_of=lambda v, g: _B2 * v + (1 - _B2) * g)),
+        ("m sums the gradients: it averages them, 0.9 m + 0.1 g", _adam(m_of=lambda m, g: _B1 * m + g)),
+        ("v sums the squares: it averages them, 0.99 v + 0.01 g^2", _adam(v_of=lambda v, g: _B2 * v + g**2)),
+        (
+            "the weights of old and new are exchanged: 0.9 of the old average, 0.1 of the gradient",
+            _adam(lambda m, g: (1 - _B1) * m + _B1 * g, lambda v, g: (1 - _B2) * v + _B2 * g**2),
+        ),
+        ("it goes uphill: subtract the step", _adam(sign=-1.0)),
+        ("1e-8 is missing: a gradient of 0 gives 0 / 0", _adam(eps=0.0)),
+    ),
 )
