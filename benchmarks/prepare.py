@@ -1,8 +1,8 @@
 """`jaxgpt data prepare` next to tiktoken, in turns on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
 
 encode:   one process, documents in memory: `tokenizers`, tiktoken, and the encoder of jaxgpt.
-pipeline: one process for each core, from a JSON Lines file to shards: jaxgpt, and a pool of processes with tiktoken. Its parent
-          process parses the lines and fills the shards, as in the scripts of llm.c.
+pipeline: from a JSON Lines file to shards: jaxgpt with one thread for each core, and a pool of one process for each core with
+          tiktoken. Its parent process parses the lines and fills the shards, as in the scripts of llm.c.
 
 TOKENIZER is GPT-2's tokenizer.json, or the folder of its two files. Without a file, the documents are the sources of Python's
 standard library and installed packages.
@@ -27,8 +27,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxgpt.config import PrepareParams
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.prepare import Settings, prepare
+from jaxgpt.data.prepare import prepare
 from jaxgpt.data.tokenizer import byte_vocab
 from jaxgpt.data.tokenizer_files import load_tokenizer
 
@@ -160,11 +161,11 @@ def main() -> None:
         def jaxgpt() -> int:
             nonlocal turn
             turn += 1
-            settings = Settings(args.tokenizer, shard_tokens=SHARD, val_fraction=0.0)
-            index = prepare([str(source)], Path(folder) / str(turn), settings, args.workers)
+            params = PrepareParams(args.tokenizer, shard_tokens=SHARD, val_fraction=0.0, workers=args.workers)
+            index = prepare([str(source)], Path(folder) / str(turn), params)
             return index["splits"]["train"]["tokens"]
 
-        print(f"pipeline, {args.workers} processes, {source.stat().st_size / 1e6:.0f} MB of JSON Lines:")
+        print(f"pipeline, {args.workers} workers, {source.stat().st_size / 1e6:.0f} MB of JSON Lines:")
         rounds(
             args.repeats,
             source.stat().st_size,

@@ -340,7 +340,9 @@ class TrainConfig(Section):
     )
     scan_layers: bool = setting(False, "compile one block for all layers: faster to compile, slower on a CPU")
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
-    prompt: str = setting("\n", "prompt of the sample printed at the end")
+    prompt: str = setting(
+        "\n", "prompt of the sample printed at the end; newline: the beginning of the validation data"
+    )
     sample_tokens: int = setting(300, "number of tokens in that sample; 0: no sample", 0)
 
     def check(self) -> None:
@@ -462,6 +464,28 @@ class BeamParams(Section):
         if not (isinstance(stopping, bool) or stopping == "never"):
             raise UserError(f"early-stopping must be true, false or never: {short_repr(stopping)}")
         object.__setattr__(self, "early_stopping", stopping)
+
+
+@dataclass(frozen=True)
+class PrepareParams(Section):
+    """Token shards of `jaxgpt data prepare`."""
+
+    tokenizer: str = setting("gpt2", "gpt2, bpe (trained on a sample of the sources), or path of a tokenizer or run")
+    vocab_size: int = setting(32768, "vocabulary size of bpe", 257, MAX_VOCAB)
+    format: Literal["llm.c", "nanogpt"] = setting(
+        "llm.c", "llm.c: shards with a header, end-of-text before each document; nanogpt: one file, end-of-text after"
+    )
+    shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
+    val_fraction: float = setting(
+        0.005, "fraction of the documents for validation, chosen by a hash of their text", 0.0, below=1.0
+    )
+    field: str = setting("text", "field or column with the text")
+    subset: str = setting("", "subset of a Hugging Face dataset")
+    split: str = setting("train", "split of a Hugging Face dataset")
+    workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
+    on_error: Literal["fail", "skip"] = setting(
+        "fail", "on a document that cannot be read: fail, or count it and continue"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,18 +79,21 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
             raise UserError(f"{name} must be {allowed}, not {short_repr(value)}")
         return number
     elif kind == tuple[str, ...]:
-        if not isinstance(value, tuple) or not all(isinstance(word, str) and _is_text(word) for word in value):
+        if not isinstance(value, tuple) or not all(isinstance(word, str) for word in value):
             raise UserError(f"{name} must be a list of strings, not {short_repr(value)}")
+        for word in value:
+            check_text(name, word)
     elif isinstance(kind, type) and type(value) is not kind:
         raise UserError(f"{name} must be of type {kind.__name__}, not {short_repr(value)}")
-    elif isinstance(value, str) and not _is_text(value):
-        raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
+    elif isinstance(value, str):
+        check_text(name, value)
     return value
 
 
-def _is_text(value: str) -> bool:
-    """Return whether a string has no NUL and no lone surrogate, which marks a byte of an argument that is not UTF-8."""
-    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+def check_text(name: str, value: str) -> None:
+    """Raise `UserError` if a string has a NUL, or a lone surrogate, which marks a byte of an argument that is not UTF-8."""
+    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
+        raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
 
 
 def _integer(value: Any) -> int | None:

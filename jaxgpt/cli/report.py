@@ -38,6 +38,7 @@ from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
 
+LINE, WORDS, LETTERS = 256, 4, 40  # tokens that contain a line; words and characters of a prompt
 PLAIN_EVERY = 5.0  # seconds between lines if standard output is not a terminal
 
 
@@ -234,7 +235,7 @@ class TrainReport(Report):
                 f"model.vocab_size {config.model.vocab_size} exceeds the tokenizer's {tokenizer.vocab_size} ids: the extra ids "
                 f"are trained but never sampled; to match the tokenizer, use --model.vocab-size 0"
             )
-        if train.sample_tokens and not config.data.conversations and self._prompt[0] != train.prompt:
+        if train.sample_tokens and train.prompt != TrainConfig.prompt and self._prompt[0] != train.prompt:
             advice.append(
                 f"train.prompt {train.prompt!r} does not fit this tokenizer or context length: the sample after training "
                 f"starts from {self._prompt[0]!r} instead"
@@ -266,24 +267,36 @@ class TrainReport(Report):
 def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> tuple[str, list[int]]:
     """Choose the prompt of the sample at the end of training.
 
-    It is `train.prompt`, truncated if it exceeds the context. If the tokenizer cannot encode it because the text lacks its
-    characters, it is the first token of the text that can be typed. For conversations without `train.prompt`, it is the text
-    before the first answer.
+    It is `train.prompt`, truncated if it exceeds the context. Without this setting, it is the beginning of the validation data:
+    the first words of a line, or the text before the first answer. If the tokenizer cannot encode it because the text lacks
+    its characters, it is the first token of the text that can be typed.
+
+    Args:
+        config: config of the run.
+        tokenizer: tokenizer of the data.
+        split: validation data.
 
     Returns:
         The prompt for `jaxgpt sample` ("": no prompt), and its ids.
     """
-    context = config.model.block_size
-    if isinstance(split, Packed) and config.train.prompt == TrainConfig.prompt and len(split.prompt()):
-        return tokenizer.decode(split.prompt()), split.prompt().tolist()
+    context, prompt = config.model.block_size, config.train.prompt
+    if prompt == TrainConfig.prompt:
+        if isinstance(split, Packed) and len(split.prompt()):
+            return tokenizer.decode(split.prompt()), split.prompt().tolist()
+        ids = split.take(0, min(len(split), LINE))
+        lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
+        words = next(
+            (line.split() for line in lines[1:] if line.strip()), lines[0].split()
+        )  # the first line is incomplete
+        prompt = " ".join(words[:WORDS])[:LETTERS] or prompt
     with suppress(UserError):
-        ids = tokenizer.encode(config.train.prompt).tolist()
+        ids = tokenizer.encode(prompt).tolist()
         if len(ids) > context:
             ids = ids[: max(context // 2, 1)]
             return tokenizer.decode(ids), ids
         if ids:
-            return config.train.prompt, ids
-    if not config.train.prompt:
+            return prompt, ids
+    if not prompt:
         with suppress(UserError):
             return "", start_ids(tokenizer)[0]
     for token in split.take(0, min(len(split), context)).tolist():

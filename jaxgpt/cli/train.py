@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.parse import Settings
 from jaxgpt.cli.settings import config_file, named_config, with_settings
-from jaxgpt.config import Config, DistributedConfig
+from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
@@ -93,6 +93,8 @@ def new_config(base: Config, source: str, init_from: str, settings: Mapping[str,
     if base.preset == "finetune" or "lora.rank" in settings:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
+    if {"data.path", "data.mix"} & settings.keys():
+        settings = {"train.prompt": TrainConfig.prompt, **settings}  # a preset's prompt is for the text of the preset
     if source and base.model.vocab_size == Run(Path(source)).tokenizer().vocab_size:
         base = base.with_model(vocab_size=0)  # it came from the tokenizer, and the new run may have different data
     return with_settings(base, settings)

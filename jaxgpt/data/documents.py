@@ -10,6 +10,7 @@ import bz2
 import codecs
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import zlib
@@ -76,7 +77,7 @@ class Piece(NamedTuple):
             try:
                 value = value.decode("utf-8")
             except UnicodeDecodeError as e:
-                raise UserError(f"{self.where}: not UTF-8 text (byte {e.start}): {CONVERT}") from None
+                raise _unreadable(self.where, e) from None
         if not isinstance(value, str):
             raise UserError(f"{self.where}: expected a string, found {short_repr(value)}")
         _check_nul(self.where, value)
@@ -195,24 +196,17 @@ def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
 
 
 def _cut_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[tuple[str, bool]]:
-    """Yield pieces of a text of about `BLOCK` bytes, and whether each is the last."""
-    decoder, rest = codecs.getincrementaldecoder("utf-8-sig")(), ""
+    """Yield pieces of a text of about `BLOCK` characters, and whether each is the last."""
     file.seek(0)
-    while data := file.read(BLOCK):
-        *pieces, rest = cut(rest + _decode(decoder, data, file, where), cuts)
+    text, rest = io.TextIOWrapper(file, "utf-8-sig", newline=""), ""
+    while block := text.read(BLOCK):
+        _check_nul(where, block)
+        *pieces, rest = cut(rest + block, cuts)
         check_cuts(where, [rest])
         if pieces:
             yield "".join(pieces), False
-    yield rest + _decode(decoder, b"", file, where), True
-
-
-def _decode(decoder: codecs.IncrementalDecoder, data: bytes, file: BinaryIO, where: str) -> str:
-    try:
-        text = decoder.decode(data, final=not data)
-    except UnicodeDecodeError as e:
-        raise UserError(f"{where}: not UTF-8 text (byte {file.tell() - len(e.object) + e.start}): {CONVERT}") from None
-    _check_nul(where, text)
-    return text
+    yield rest, True
+    text.detach()
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
@@ -308,7 +302,11 @@ def _check_nul(where: str, text: str) -> None:
 
 
 def _unreadable(where: str, e: Exception) -> UserError:
-    return e if isinstance(e, UserError) else UserError(f"cannot read {where}: {_reason(e)}")
+    if isinstance(e, UserError):
+        return e
+    if isinstance(e, UnicodeDecodeError):
+        return UserError(f"{where}: not UTF-8 text: {CONVERT}")
+    return UserError(f"cannot read {where}: {_reason(e)}")
 
 
 def _reason(e: Exception) -> str:

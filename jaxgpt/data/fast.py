@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable
 
 import numpy as np
 
 from jaxgpt.data.cuts import LLAMA3, split_by
-from jaxgpt.data.tokenizer import SubwordTokenizer, Tokenizer, byte_vocab
+from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, Tokenizer, byte_vocab
 
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
@@ -43,11 +42,15 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     if alone != [[i] for i in ids.values()] or merged != sorted(set(merged), key=ids.__getitem__):
         return None  # tiktoken merges in the order of ids
     ranks = {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}
-    encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    special = {
+        EOS_NAMES[0]: max(ids.values()) + 1
+    }  # ordinary text below; without any, tiktoken looks for the empty string
+    encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
         try:
-            return np.frombuffer(array("I", encoding.encode_ordinary(text)), np.uint32)
+            ids: np.ndarray = encoding.encode_to_numpy(text, disallowed_special=())
+            return ids
         except BaseException as e:  # its regular expressions have limits; a panic of Rust is not an Exception
             if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
                 raise

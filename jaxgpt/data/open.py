@@ -17,11 +17,10 @@ from jaxgpt.data.shards import holds_ids, prepared_tokenizer
 from jaxgpt.data.text import KNOWN_VOCAB, Progress, Text, no_progress, read_text
 from jaxgpt.data.token_cache import encode_text
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import make_tokenizer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, open_splits
 from jaxgpt.errors import UserError
 
-FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 DECODED = 1 << 18  # ids to decode at a time
 
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC, is_token_path
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_atomically
@@ -29,7 +27,6 @@ KIND, VERSION = "jaxgpt token shards", 2  # values of "kind" and "version" in in
 SPLITS = ("train", "val")
 BUFFER = 1 << 20  # bytes to write at a time
 PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # distinguishes tokenizers
-Format = Literal["llm.c", "nanogpt"]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -152,9 +149,7 @@ def read_index(directory: Path) -> dict[str, Any] | None:
     Raises:
         UserError: if a different version of jaxgpt wrote it.
     """
-    if not (directory / INDEX).is_file():
-        return None
-    index = read_json(directory / INDEX)
+    index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
     if index.get("kind") != KIND:
         return None
     if index.get("version") != VERSION:
@@ -166,87 +161,62 @@ def read_index(directory: Path) -> dict[str, Any] | None:
     return index
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A directory written by `jaxgpt data prepare`.
+def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
+    """Load the tokenizer of a directory.
 
-    Attributes:
-        directory: its path.
-        index: content of index.json.
+    Raises:
+        UserError: if the file has changed.
     """
-
-    directory: Path
-    index: Mapping[str, Any]
-
-    @property
-    def vocab_size(self) -> int:
-        """Vocabulary size of the tokenizer."""
-        return int(self.index["tokenizer"]["vocab_size"])
-
-    @property
-    def tokenizer_path(self) -> Path:
-        """Path of tokenizer.json."""
-        return self.directory / TOKENIZER_FILE
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the ids.
-
-        Raises:
-            UserError: if the file has changed.
-        """
-        path = self.tokenizer_path
-        if not path.is_file() or sha256_file(path) != self.index["tokenizer"]["sha256"]:
-            raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data again")
-        return load_tokenizer(path)
-
-    def check(self, checksums: bool = False) -> None:
-        """Compare the files with the sizes, or the checksums too, in the index.
-
-        Raises:
-            UserError: if they differ.
-        """
-        fix = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
-        itemsize, offset = np.dtype(self.index["dtype"]).itemsize, 4 * HEADER if self.index["format"] == "llm.c" else 0
-        shards = [shard for split in SPLITS for shard in self.index["splits"][split]["shards"]]
-        for shard in shards:
-            path, size = self.directory / shard["file"], offset + shard["tokens"] * itemsize
-            if not path.is_file():
-                raise UserError(f"{path} is missing: {fix}")
-            if path.stat().st_size != size:
-                raise UserError(f"{path} has {path.stat().st_size:,} bytes, not {size:,} as in {INDEX}: {fix}")
-            if checksums and sha256_file(path) != shard["sha256"]:
-                raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {fix}")
-        names = {path.name for path in self.directory.glob("[!.]*.bin")}
-        if others := sorted(names - {shard["file"] for shard in shards}):
-            raise UserError(f"{self.directory / others[0]} is not in {INDEX}: {fix}")
+    path = directory / TOKENIZER_FILE
+    if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
+        raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data again")
+    return load_tokenizer(path)
 
 
-def find_prepared(path: Path) -> Prepared | None:
-    """Open a directory written by `jaxgpt data prepare`, and compare its index with the sizes of its files.
+def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
+    """Compare the files of a directory with the sizes, or the checksums too, in its index.
+
+    Raises:
+        UserError: if they differ.
+    """
+    fix = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
+    itemsize, offset = np.dtype(index["dtype"]).itemsize, 4 * HEADER if index["format"] == "llm.c" else 0
+    shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
+    for name, shard in shards.items():
+        path, size = directory / name, offset + shard["tokens"] * itemsize
+        if not path.is_file():
+            raise UserError(f"{path} is missing: {fix}")
+        if path.stat().st_size != size:
+            raise UserError(f"{path} has {path.stat().st_size:,} bytes, not {size:,} as in {INDEX}: {fix}")
+        if checksums and sha256_file(path) != shard["sha256"]:
+            raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {fix}")
+    if others := sorted({path.name for path in directory.glob("[!.]*.bin")} - shards.keys()):
+        raise UserError(f"{directory / others[0]} is not in {INDEX}: {fix}")
+
+
+def complete_index(path: Path) -> dict[str, Any] | None:
+    """Read the index of a directory written by `jaxgpt data prepare`, and compare it with the sizes of the files.
 
     Returns:
-        The directory, or None if the path is something else.
+        The index, or None if the path is something else.
 
     Raises:
         UserError: if the index is damaged or contradicts the files, or the directory is unfinished.
     """
     index = read_index(path)
-    if index is None:
-        return None
-    if not index.get("complete"):
+    if index and not index["complete"]:
         raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
-    prepared = Prepared(path, index)
-    try:
-        prepared.check()
-        return prepared if prepared.vocab_size else None
-    except (KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"{path / INDEX} is damaged ({type(e).__name__}: {e}): prepare the data again") from None
+    if index:
+        try:
+            check_files(path, index)
+        except (KeyError, TypeError, AttributeError) as e:
+            raise UserError(f"{path / INDEX} is damaged ({type(e).__name__}: {e}): prepare the data again") from None
+    return index
 
 
 def holds_ids(path: Path) -> bool:
     """Return whether a path is a token file, a directory of token files, or one written by `jaxgpt data prepare`."""
-    return find_prepared(path) is not None or is_token_path(path)
+    return complete_index(path) is not None or is_token_path(path)
 
 
 def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
@@ -260,20 +230,21 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
     Raises:
         UserError: if the tokenizers differ, or the index contradicts the files.
     """
-    prepared = find_prepared(path)
-    if prepared is None:
+    index = complete_index(path)
+    if index is None:
         return None
-    own, name = prepared.tokenizer_path, "the tokenizer of the model" if tokenizer else f"data.tokenizer {kind}"
-    if tokenizer is None and kind not in ("char", "word", "bpe", prepared.index["tokenizer"]["name"], str(own)):
+    own, used = saved_tokenizer(path, index), index["tokenizer"]["name"]
+    named = "the tokenizer of the model" if tokenizer else f"data.tokenizer {kind}"
+    if tokenizer is None and kind not in (*FROM_TEXT, used, str(path / TOKENIZER_FILE)):
         if kind == "ids":
-            raise UserError(f"{path} has a tokenizer, {own}: omit --data.tokenizer ids")
-        tokenizer = make_tokenizer(kind, "", 0, 0)
-    if tokenizer is not None and not same_ids(tokenizer, prepared.tokenizer):
+            raise UserError(f"{path} has a tokenizer, {path / TOKENIZER_FILE}: omit --data.tokenizer ids")
+        tokenizer = make_tokenizer(kind)
+    if tokenizer is not None and not same_ids(tokenizer, own):
         raise UserError(
-            f"{path} was prepared with a different tokenizer ({prepared.index['tokenizer']['name']}, {TOKENIZER_FILE}) "
-            f"than {name}: omit --data.tokenizer, or prepare the data with this tokenizer"
+            f"{path} was prepared with a different tokenizer ({used}, {TOKENIZER_FILE}) than {named}: omit "
+            f"--data.tokenizer, or prepare the data with this tokenizer"
         )
-    return tokenizer or prepared.tokenizer
+    return tokenizer or own
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:

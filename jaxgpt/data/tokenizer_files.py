@@ -29,7 +29,8 @@ from jaxgpt.data.tokenizer import (
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes
 
-TOKENIZERS = ("char", "word", "byte", "gpt2", "bpe", "ids")
+FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
+TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 FILE_BYTES = 1 << 27  # size limit of a tokenizer file; four times the largest published one
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))

@@ -33,7 +33,7 @@ TINY = flags(
 @pytest.mark.parametrize(
     ("tokenizer", "prompt"),
     [
-        ("word", "\n"),
+        ("word", "zzz"),
         pytest.param("char", "1 times " * 9, marks=pytest.mark.long),
         pytest.param("char", "", marks=pytest.mark.long),
     ],

@@ -157,3 +157,10 @@ def test_characters_and_words():
     words = make_tokenizer("word", "what is <EOS> this", 0, 0)
     assert words.encode("this is what").tolist() == [3, 1, 0]
     assert words.eos_id == 2
+
+
+def test_bytes_that_are_not_text_are_named() -> None:
+    bpe = make_tokenizer("bpe", "a text", 300)
+    for encode in (bpe.encode, bpe.encode_special, make_tokenizer("byte").encode):
+        with pytest.raises(UserError, match=r"the text has '.udcff' at position 1, which is not a valid character"):
+            encode("a\udcff")

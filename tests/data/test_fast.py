@@ -1,0 +1,80 @@
+"""tiktoken gives the ids of tokenizers, for every tokenizer that it encodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from helpers import TEXT
+
+from jaxgpt.data import Tokenizer, load_tokenizer
+from jaxgpt.data.cuts import LLAMA3, split_by
+from jaxgpt.data.fast import fast_encoder
+from jaxgpt.data.tokenizer_files import train_bpe
+
+pytest.importorskip("tiktoken")
+WORDS = "naïve Tea  \n\n don't 東京、<|endoftext|>🙂"
+
+
+@pytest.fixture(scope="module")
+def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    path.write_text(train_bpe([[TEXT]], 400).to_json())
+    return path
+
+
+def check_fast(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+    encode = fast_encoder(tokenizer)
+    assert encode is not None
+    for text in texts:
+        assert encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, data_dir: Path) -> None:
+    for path in (tokenizer_path, data_dir / "gpt2-bpe"):
+        texts = [
+            TEXT,
+            WORDS,
+            " " * 500 + "a" * 500,
+            "\r\n\t x\u3000y\u00a0 \x1c z",
+            " " * 10**6 + "a",
+        ]
+        check_fast(load_tokenizer(path), texts)
+
+
+@pytest.mark.parametrize("pattern", LLAMA3)
+def test_tiktoken_gives_the_same_ids_with_the_words_of_llama_and_qwen(tokenizer_path: Path, pattern: str) -> None:
+    value = json.loads(tokenizer_path.read_text())
+    level = value["pre_tokenizer"] | {"use_regex": False}
+    value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split_by(pattern), level]}
+    Path("llama.json").write_text(json.dumps(value))
+    texts = [
+        TEXT,
+        WORDS,
+        "12345 x'S  \r\n\r\n y!!\n z",
+        " \n " * 9 + "١٢٣٤ ²½ e\u0301",
+    ]
+    check_fast(load_tokenizer(Path("llama.json")), texts)
+
+
+@pytest.mark.ci
+def test_tiktoken_classifies_every_character_as_tokenizers_does(data_dir: Path) -> None:
+    """Words depend on the class of each character alone, and each library has a Unicode table of its own."""
+    planes = [*range(0x32000), *range(0x32000, 0x110000, 97)]  # there are hardly any characters beyond the third plane
+    characters = [chr(c) for c in planes if not 0xD800 <= c < 0xE000]
+    blocks = [characters[i : i + 1000] for i in range(0, len(characters), 1000)]
+    check_fast(load_tokenizer(data_dir / "gpt2-bpe"), ["".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in b) for b in blocks])
+
+
+def test_tiktoken_does_not_run_a_tokenizer_with_other_merges(tokenizer_path: Path) -> None:
+    """With `ignore_merges`, a token encoded alone is itself for any merges, so that proves nothing."""
+    value = json.loads(tokenizer_path.read_text())
+    assert fast_encoder(load_tokenizer(tokenizer_path)) is not None
+    value["model"]["ignore_merges"] = True
+    Path("whole.json").write_text(json.dumps(value))
+    assert fast_encoder(load_tokenizer(Path("whole.json"))) is None
+    value["model"] |= {"ignore_merges": False, "merges": value["model"]["merges"][1:]}  # a token cannot be reached
+    Path("other.json").write_text(json.dumps(value))
+    assert fast_encoder(load_tokenizer(Path("other.json"))) is None
