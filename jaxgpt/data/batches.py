@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,8 @@ from jaxgpt.config import Config
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.order import WindowOrder, draw
 from jaxgpt.data.tokens import Split, Tokens
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, as_int, short_repr
+from jaxgpt.settings import INT_MAX
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,10 @@ class Batches:
         """Return the batch of a step."""
         rows = self.first + np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
-        source, before = self.split.source_of_rows(rows) if isinstance(self.split, Mixture) else (0 * rows, rows)
+        source, before = self._mixture.source_of_rows(rows)
         starts = np.empty(self.batch_size, np.int64)
-        for index, order in enumerate(self._sources):
+        for index, (first, order) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
             own = source == index
-            first = self.split.offsets[index] if isinstance(self.split, Mixture) else 0
             starts[own] = first + (order.epoch_starts(before[own]) if drawn is None else drawn[own] % order.count)
         return Windows(self.split, starts, self.block_size)
 
@@ -99,12 +100,15 @@ class Batches:
         """Windows in an epoch, of all sources."""
         return sum(source.per_epoch for source in self._sources)
 
+    @cached_property
+    def _mixture(self) -> Mixture:
+        return self.split if isinstance(self.split, Mixture) else Mixture([self.split], [1])
+
     @property
     def _sources(self) -> list[WindowOrder]:
-        options = self.block_size, self.seed, self.stride
-        if isinstance(self.split, Mixture):
-            return [WindowOrder(each, *options, f" of source {i}") for i, each in enumerate(self.split.sources)]
-        return [WindowOrder(self.split, *options)]
+        names = [f" of source {i}" for i in range(len(self._mixture.sources))] if self._mixture is self.split else [""]
+        pairs = zip(self._mixture.sources, names, strict=True)
+        return [WindowOrder(each, self.block_size, self.seed, self.stride, name) for each, name in pairs]
 
 
 def batches(
@@ -132,13 +136,15 @@ def batches(
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
 
     Raises:
-        UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1.
+        UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1, or an argument or step is
+            not valid.
     """
     row = np.asarray(ids)
     if row.ndim != 1 or row.dtype.kind not in "iu":
         raise UserError(f"ids must be a one-dimensional array of integers, not {row.dtype} {list(row.shape)}")
-    for name, value in (("block_size", block_size), ("batch_size", batch_size)):
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, not {value}")
-    order = Batches(Tokens([row]), int(block_size), int(batch_size), int(seed), sampling, int(stride))
-    return lambda step: order.at(int(step))[:]
+    if sampling not in ("epoch", "random"):
+        raise UserError(f"sampling must be epoch or random: {short_repr(sampling)}")
+    T, B = as_int("block_size", block_size, 1, INT_MAX), as_int("batch_size", batch_size, 1, INT_MAX)
+    seed, stride = as_int("seed", seed, 0, 2**63 - 1), as_int("stride", stride, 0, INT_MAX)
+    order = Batches(Tokens([row]), T, B, seed, sampling, stride)
+    return lambda step: order.at(as_int("step", step, 0, 2**62 // B))[:]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.data.cuts import Cuts, cut
-from jaxgpt.data.text import is_hidden
+from jaxgpt.data.text import visible_files
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import missing, parse_json
 
@@ -262,10 +262,7 @@ def _files(name: str) -> Source:
     path = Path(name)
     if not path.exists():
         raise missing(name, f"; a Hugging Face dataset is {HUB}NAME")
-    files = [path]
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
-    files = [p for p in files if p.stat().st_size]
+    files = [p for p in (visible_files(path) if path.is_dir() else [path]) if p.stat().st_size]
     if not files:
         raise UserError(f"{name} has no files, or only empty files")
     stats = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import hashlib
 import sysconfig
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +66,11 @@ class Text:
     data: bytes
     source: str = ""
     files: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(parts: Mapping[str, bytes], source: str) -> Text:
+        """Concatenate files, by name."""
+        return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
 
     @property
     def text(self) -> str:
@@ -129,11 +134,9 @@ def python_sources() -> Text:
             f"found): choose a different text with --data.path FILE"
         )
     parts = {name: _read_file(path) for name, path in paths.items()}
-    missing = [name for name in PYTHON_MODULES if name not in paths]
-    names = list(parts)
-    source = f"{len(parts)} modules of Python's standard library, {names[0]} to {names[-1]}, at {root}"
-    source += f"; without {', '.join(missing)}" if missing else ""
-    return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
+    absent = [name for name in PYTHON_MODULES if name not in paths]
+    source = f"{len(parts)} modules of Python's standard library, {min(parts)} to {max(parts)}, at {root}"
+    return Text.of(parts, source + (f"; without {', '.join(absent)}" if absent else ""))
 
 
 def read_path(path: Path) -> Text:
@@ -148,36 +151,30 @@ def read_path(path: Path) -> Text:
         if not (data := _read_file(path)):
             raise UserError(f"{path} is empty")
         return Text(data, str(path))
-    files = sorted(p for p in path.rglob("*") if p.is_file() and not is_hidden(p.relative_to(path)))
-    parts, skipped = dict[str, bytes](), Counter[str]()
-    for file in files:
-        try:
-            parts[str(file.relative_to(path))] = _read_file(file)
-        except NotText as e:
-            skipped[e.kind] += 1
+    parts, skipped = dict[str, bytes](), 0
+    for file in visible_files(path):
+        data = b""
+        with suppress(NotText):
+            data = _read_file(file)
+        if data:
+            parts[str(file.relative_to(path))] = data
+        skipped += not data
         if sum(map(len, parts.values())) > TEXT_BYTES:
             raise _too_large(path)
-    if empty := [name for name, part in parts.items() if not part]:
-        skipped["empty"] = len(empty)
-    parts = {name: part for name, part in parts.items() if part}
-    counts = ", ".join(f"{n} {kind}" for kind, n in skipped.items())
+    others = f"; skipped {skipped} other file{'s' * (skipped > 1)}" if skipped else ""
     if not parts:
-        raise UserError(f"no text files in {path} ({counts or 'it is empty'}): choose a different --data.path")
-    source = f"{len(parts)} text file{'s' * (len(parts) > 1)} in {path}" + (f"; skipped {counts}" if counts else "")
-    return Text(b"".join(parts.values()), source, tuple((name, len(part)) for name, part in parts.items()))
+        raise UserError(f"no text files in {path}{others}: choose a different --data.path")
+    return Text.of(parts, f"{len(parts)} text file{'s' * (len(parts) > 1)} in {path}{others}")
 
 
-def is_hidden(path: Path) -> bool:
-    """Return whether any part of a path begins with a dot."""
-    return any(part.startswith(".") for part in path.parts)
+def visible_files(directory: Path) -> list[Path]:
+    """Return the files of a directory and its subdirectories, sorted, without hidden ones."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(directory).parts))
 
 
 class NotText(UserError):
-    """A file is not UTF-8 text; `kind` is the suffix of a file of documents, "not UTF-8" or "binary"."""
-
-    def __init__(self, message: str, kind: str = "not UTF-8") -> None:
-        super().__init__(message)
-        self.kind = kind
+    """A file is not UTF-8 text."""
 
 
 def _read_file(path: Path) -> bytes:
@@ -189,8 +186,7 @@ def _read_file(path: Path) -> bytes:
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(
             f"{path} holds documents or compressed data, not plain text: tokenize it with jaxgpt data prepare {path} --out "
-            f"tokens, then use --data.path tokens",
-            path.suffix.lower(),
+            f"tokens, then use --data.path tokens"
         )
     with reported(f"cannot read {path}"):
         if path.stat().st_size > TEXT_BYTES:
@@ -202,9 +198,8 @@ def _read_file(path: Path) -> bytes:
         raise NotText(
             f"{path} is not UTF-8 text (byte {e.start}): convert it to plain text, or rename a file of token ids to .bin"
         ) from None
-    if (nul := data.find(0)) >= 0:
-        message = f"{path} is not text (NUL at byte {nul}): use plain UTF-8 text, or token ids in .bin files"
-        raise NotText(message, "binary")
+    if 0 in data:
+        raise NotText(f"{path} is not text (it has a NUL): use plain UTF-8 text, or token ids in .bin files")
     return data
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
-from jaxgpt.report.ngrams import MAX_BASE, NGrams, trigrams
+from jaxgpt.report import ngrams
+from jaxgpt.report.ngrams import MAX_BASE, trigrams
 
 COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
 EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
@@ -55,7 +56,7 @@ def cross_entropies(
     tested = np.concatenate([_trigrams(held_out, rank, base, *block) for block in sample(len(held_out), evaluated)])
     if not len(fitted) or not len(tested):
         return None
-    entropies = NGrams.fit(fitted, base, vocab_size).cross_entropies(tested)
+    entropies = ngrams.cross_entropies(fitted, tested, base, vocab_size)
     losses = dict(zip(("unigram", "bigram", "trigram"), entropies, strict=True))
     return {"uniform": math.log(vocab_size)} | losses, len(fitted), len(tested)
 

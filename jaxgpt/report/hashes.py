@@ -12,13 +12,6 @@ ODD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd constants of splitmix64
 SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by one lookup
 
 
-def mix(x: np.ndarray) -> np.ndarray:
-    """Spread the bits of uint64 numbers."""
-    x = (x ^ (x >> np.uint64(31))) * np.uint64(ODD[1])
-    mixed: np.ndarray = x ^ (x >> np.uint64(32))
-    return mixed
-
-
 class HashSet:
     """A set of 64-bit hashes.
 
@@ -41,14 +34,40 @@ class HashSet:
         return candidates[equal], ranks[equal]
 
 
+def mix(x: np.ndarray) -> np.ndarray:
+    """Spread the bits of uint64 numbers."""
+    x = (x ^ (x >> np.uint64(31))) * np.uint64(ODD[1])
+    mixed: np.ndarray = x ^ (x >> np.uint64(32))
+    return mixed
+
+
+class Grams:
+    """64-bit hashes of the n-grams of a row of ids, for any n."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self.ids = ids
+        self._powers = [mix(ids.astype(np.int64).view(np.uint64) + np.uint64(1))]  # hashes for n = 1, 2, 4, ...
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def of(self, n: int) -> np.ndarray:
+        """Return the hash of the n-gram at each id but the last n - 1, combined from its first and its last 2^k ids."""
+        power = n.bit_length() - 1
+        while len(self._powers) <= power:
+            self._powers.append(self._join(len(self._powers) - 1, 1 << (len(self._powers) - 1)))
+        return self._powers[power] if n == 1 << power else self._join(power, n - (1 << power))
+
+    def _join(self, power: int, apart: int) -> np.ndarray:
+        hashes = self._powers[power]
+        factor = np.uint64((ODD[0] * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
+        joined: np.ndarray = hashes[: max(len(hashes) - apart, 0)] * factor + hashes[apart:]
+        return joined
+
+
 def gram_hashes(ids: np.ndarray, n: int = GRAM) -> np.ndarray:
-    """Return the hash of the n-gram at each id but the last `n - 1`, uint64."""
-    size = max(len(ids) - n + 1, 0)
-    mixed = mix(ids.astype(np.uint64) + np.uint64(1))
-    hashes = np.zeros(size, np.uint64)
-    for i in range(n):
-        hashes = hashes * np.uint64(ODD[0]) + mixed[i : i + size]
-    return mix(hashes)
+    """Return the hash of the n-gram at each id but the last n - 1, uint64."""
+    return Grams(ids).of(n)
 
 
 def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:

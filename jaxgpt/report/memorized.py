@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.errors import UserError
-from jaxgpt.report.hashes import ODD, HashSet, mix
+from jaxgpt.report.hashes import Grams, HashSet
 
 SEARCHED = 1 << 18  # ids to search at a time: their hashes fit in the CPU's cache
 CONTEXT = 40  # tokens to show before and after a span
@@ -89,7 +89,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     block are compared with those n-grams of all samples; longer n-grams are tried only after a hit. Equal hashes are verified
     token by token, so the result is exact.
     """
-    rows = [_Hashes(_row(sample)) for sample in samples]
+    rows = [Grams(_row(sample)) for sample in samples]
     take: Callable[[int, int], np.ndarray] = lambda start, n: np.asarray(corpus[start : start + n])  # noqa: E731
     if not hasattr(corpus, "__array__") and hasattr(corpus, "take"):
         take = corpus.take
@@ -102,7 +102,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
         if not open_rows:
             break
         # Blocks overlap: a match across the end of a block is complete in the next one.
-        block = _Hashes(take(begin, min(size + longest - 1, total - begin)))
+        block = Grams(take(begin, min(size + longest - 1, total - begin)))
         if (longer := min(best[i].length for i in open_rows) + 1) != n:
             n, wanted = longer, HashSet(np.concatenate([rows[i].of(longer) for i in open_rows]))
         hits = np.unique(wanted.find(block.of(n))[1])
@@ -135,31 +135,7 @@ def find_memorized(
     return spans, float(median(match.length for match in matches[len(samples) :])) if pieces else None
 
 
-class _Hashes:
-    """64-bit hashes of the n-grams of a row of ids, for any n."""
-
-    def __init__(self, ids: np.ndarray) -> None:
-        self.ids = ids
-        self._powers = [mix(ids.astype(np.int64).view(np.uint64) + np.uint64(1))]  # hashes for n = 1, 2, 4, ...
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def of(self, n: int) -> np.ndarray:
-        """Return the hash of the n-gram at each id but the last n - 1, combined from its first and its last 2^k ids."""
-        power = n.bit_length() - 1
-        while len(self._powers) <= power:
-            self._powers.append(self._join(len(self._powers) - 1, 1 << (len(self._powers) - 1)))
-        return self._powers[power] if n == 1 << power else self._join(power, n - (1 << power))
-
-    def _join(self, power: int, apart: int) -> np.ndarray:
-        hashes = self._powers[power]
-        factor = np.uint64((ODD[0] * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
-        joined: np.ndarray = hashes[: max(len(hashes) - apart, 0)] * factor + hashes[apart:]
-        return joined
-
-
-def _improve(best: Match, sample: _Hashes, block: _Hashes, begin: int) -> Match:
+def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
     """Return the longest match in a block that begins at index `begin` of the corpus, or `best` if it is as long."""
     while match := _find(best.length + 1, sample, block):
         start, position = match
@@ -169,7 +145,7 @@ def _improve(best: Match, sample: _Hashes, block: _Hashes, begin: int) -> Match:
     return best
 
 
-def _find(n: int, sample: _Hashes, block: _Hashes) -> tuple[int, int] | None:
+def _find(n: int, sample: Grams, block: Grams) -> tuple[int, int] | None:
     """Return the start in a sample and the position in a block of the first n-gram of the block that is in the sample."""
     grams, starts = np.unique(sample.of(n), return_index=True)
     for position, rank in zip(*HashSet(grams).find(block.of(n)), strict=True):

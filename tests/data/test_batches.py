@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxgpt
 from jaxgpt.data import Batches, Tokens, Windows
 from jaxgpt.errors import UserError
 
@@ -124,3 +127,24 @@ def test_documents_stay_documents_when_they_are_split() -> None:
     tokens = Tokens([np.arange(9) % 4], end_ids=(3,))
     for part in (*tokens.split(4), tokens.check_ids(4)):
         assert part.end_ids == (3,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sampling": "Random"},
+        {"stride": -8},
+        {"seed": -1},
+        {"block_size": 8.5},
+        {"batch_size": 0},
+        {"step": -1},
+        {"ids": [[1]]},
+    ],
+)
+def test_arguments_of_batches_are_checked(change: dict[str, Any]) -> None:
+    good: dict[str, Any] = {"ids": np.arange(99), "block_size": np.int8(8), "batch_size": 4, "step": np.array(3)}
+    step = (given := good | change).pop("step")
+    good_step = good.pop("step")
+    assert jaxgpt.batches(**good)(good_step).shape == (4, 9)
+    with pytest.raises(UserError, match=next(iter(change))):
+        jaxgpt.batches(**given)(step)

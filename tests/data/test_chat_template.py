@@ -71,11 +71,6 @@ def test_text_is_rendered_as_by_transformers(name: str) -> None:
             assert ours.spans == list(map(tuple, spans[0]))
 
 
-def test_marked_text_is_the_assistants() -> None:
-    text, spans = ChatTemplate(MARKED).assistant_spans(TALK)
-    assert [text[a:b] for a, b in spans] == ["Hello. Zażółć 👋<|im_end|>", "Bye.<|im_end|>"]
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -84,10 +79,11 @@ def test_marked_text_is_the_assistants() -> None:
         ("llama-3", ["Hello. Zażółć 👋<|eot_id|>", "Bye.<|eot_id|>"]),
         ("zephyr", ["Hello. Zażółć 👋</s>", "Bye.</s>"]),
         ("gemma", ["Hello. Zażółć 👋<end_of_turn>", "Bye.<end_of_turn>"]),
+        ("marked", ["Hello. Zażółć 👋<|im_end|>", "Bye.<|im_end|>"]),
     ],
 )
-def test_the_assistants_text_is_located_without_marks(name: str, said: list[str]) -> None:
-    text, spans = ChatTemplate(PUBLISHED[name], VARIABLES).assistant_spans(TALK)
+def test_the_assistants_text_is_located(name: str, said: list[str]) -> None:
+    text, spans = ChatTemplate((PUBLISHED | {"marked": MARKED})[name], VARIABLES).assistant_spans(TALK)
     assert [text[a:b] for a, b in spans] == said
 
 
@@ -102,12 +98,6 @@ def test_an_empty_answer_has_an_empty_span() -> None:
     assert begin == end
     ids, trained = encode_spans(ByteTokenizer(), *rendered)
     assert (bytes(ids.tolist()).decode(), trained.sum()) == (rendered.text, len("Bye."))
-
-
-def test_a_template_that_changes_earlier_messages_is_refused() -> None:
-    forgets = "{% for m in messages %}{{ m.role + ':' + (m.content if loop.last else '...') + '\n' }}{% endfor %}"
-    with pytest.raises(UserError, match=r"does not append message 2 .* use a template with {% generation %}"):
-        ChatTemplate(forgets).assistant_spans(TALK)
 
 
 HOSTILE = {

@@ -61,17 +61,6 @@ def test_ids_and_mask_equal_transformers(kind: str) -> None:
         assert 0 < trained.sum() < len(ids)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_assistants_ids_are_found_in_published_templates(name: str) -> None:
-    own = tokenizer(PUBLISHED[name])
-    ids, trained = encode({"messages": TALK}, own)
-    rendered = ChatTemplate(PUBLISHED[name], VARIABLES).assistant_spans(TALK)
-    assert own.decode(ids) == rendered.text
-    assert own.decode(ids[trained]) == "".join(rendered.text[a:b] for a, b in rendered.spans)
-    ends = own.encode_special("".join(NAMES))[[1, 3, 4, 5]]
-    assert np.isin(ids[trained], ends).sum() == 2, "an end id after each answer"
-
-
 def test_a_prompt_and_a_completion() -> None:
     """With a template they are two messages; without one they follow one another, and the end id follows."""
     value = {"prompt": "2 + 2 = </s>", "completion": "4"}
@@ -186,9 +175,6 @@ BAD = {
     '{"messages": [': r"line 2: not valid JSON .*column 15",
     "[1]": "line 2: neither a list of messages nor a prompt and a completion, which are strings: .1.; write .*",
     '{"text": "a"}': "line 2: neither .*; to train on documents, use jaxgpt data prepare",
-    '{"prompt": "a"}': "line 2: neither",
-    '{"prompt": "a", "completion": 3}': "line 2: neither",
-    '{"messages": "Hi"}': "line 2: neither",
     '{"messages": []}': "line 2: messages must be a list such as",
     '{"messages": [{"role": "bot", "content": "Hi"}]}': "line 2: message 1 has the role 'bot': use one of",
     '{"messages": [{"role": "user", "content": ["Hi"]}]}': r"line 2: message 1 \(user\) needs a content that is a string",
@@ -196,7 +182,6 @@ BAD = {
     "\xff": "line 2: not valid JSON",
     json.dumps({"messages": TALK, "tools": [{"name": "f"}]}): "line 2: tools are not supported",
     json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0}]}): "line 2: a message has a weight other than 1",
-    json.dumps({"messages": [*TALK[:3], TALK[3] | {"weight": 0.5}]}): "line 2: a message has a weight other than 1",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data import Batches, Tokens, open_data, token_cache, vocab_size, with_path
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 
 END = "<EOS>"
@@ -80,6 +82,27 @@ def test_every_kind_obeys_the_laws_of_data(kind: str) -> None:
         digest = hashlib.sha256("\n".join(part.fingerprint for part in found.parts).encode())
         assert found.fingerprint == digest.hexdigest()
         assert len(found.train) == sum(len(part.train) for part in found.parts)
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "word", "byte", "bpe", "tokenizer.json", "ids"])
+@pytest.mark.parametrize(
+    "source", ["repeats", "statquest", "texts", "ids", "talks.jsonl", "text.txt=1 ends.txt=2", "ids=1 texts=1"]
+)
+@pytest.mark.usefixtures("inputs")
+def test_the_vocabulary_that_is_counted_is_the_one_that_is_trained(source: str, tokenizer: str) -> None:
+    """For `plan`, `bench` and `info`; where the data cannot be opened, both raise the same error."""
+    Path("tokenizer.json").write_text(make_tokenizer("bpe", TEXT, 280).to_json())
+    named = {"dataset": source} if source in ("repeats", "statquest") else {"mix": tuple(source.split())}
+    named = {"path": source} if Path(source).exists() else named
+    data = DataConfig(**named, tokenizer=tokenizer, vocab_size=300, documents="flow")  # type: ignore[arg-type]
+    config = replace(small_run(), data=data)
+    try:
+        built = open_data(config).tokenizer.vocab_size
+    except UserError as e:
+        with pytest.raises(UserError, match=re.escape(str(e)[:30])):
+            vocab_size(config)
+    else:
+        assert vocab_size(config) == built
 
 
 @pytest.mark.parametrize("path", ["text.txt", "talks.jsonl", "ids"])

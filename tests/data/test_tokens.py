@@ -59,16 +59,6 @@ def test_broken_files_raise(data: bytes, message: str, tmp_path: Path) -> None:
     assert str(path) in str(error.value)
 
 
-@given(st.binary(max_size=3000), st.sampled_from([b"", header(20240520, 1, 8), header(20240801, 7, 2**31 - 1)]))
-def test_any_bytes_give_ids_or_one_line(data: bytes, start: bytes) -> None:
-    path = Path("any.bin")
-    path.write_bytes(start + data)
-    try:
-        assert len(open_tokens(path)) > 0
-    except UserError as e:
-        assert "\n" not in str(e)
-
-
 def test_a_folder_of_shards(tmp_path: Path) -> None:
     write(tmp_path / "fineweb_train_000001.bin", "llmc", IDS[:2000])
     write(tmp_path / "fineweb_train_000002.bin", "llmc", IDS[2000:])
@@ -93,17 +83,6 @@ def test_splits_are_words_of_file_names(words: list[str], between: str, upper: b
         assert split_of(path) == "".join(meant)
 
 
-def test_split_names_that_contain_each_other(tmp_path: Path) -> None:
-    for name in ("retrieval", "constraint"):
-        folder = tmp_path / name
-        folder.mkdir()
-        write(folder / f"{name}_train.bin", "nanogpt", IDS[:1000])
-        write(folder / f"{name}_val.bin", "nanogpt", IDS[:100])
-        train, val, source = open_splits(folder, 0.9)
-        assert (len(train), len(val)) == (1000, 100)
-        assert source == f"2 token files at {folder}"
-
-
 def test_skipped_files_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "train.bin", "nanogpt")
     write(tmp_path / "._train.bin", "nanogpt")
@@ -111,8 +90,8 @@ def test_skipped_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "input.txt").write_text("text")
     for name in ("index.json", "tokenizer.json"):  # those of jaxgpt data prepare
         (tmp_path / name).write_text("{}")
-    train, _, source = open_splits(tmp_path, 1.0)
-    assert len(train) == len(IDS)
+    train, val, source = open_splits(tmp_path, 0.9)
+    assert (len(train), val.take(0, 500).tolist()) == (4500, IDS[4500:].tolist()), "split without validation files"
     assert source == f"1 token file at {tmp_path}; skipped 2 other files"
 
 
@@ -121,12 +100,6 @@ def test_a_binary_among_texts_is_not_a_token_folder(tmp_path: Path) -> None:
     assert is_token_path(tmp_path), "there is nothing else"
     (tmp_path / "a.txt").write_text("text")
     assert not is_token_path(tmp_path)
-
-
-def test_one_file_is_split(tmp_path: Path) -> None:
-    train, val, _ = open_splits(write(tmp_path / "all.bin", "nanogpt"), 0.9)
-    assert (len(train), len(val)) == (4500, 500)
-    assert val.take(0, 3).tolist() == IDS[4500:4503].tolist()
 
 
 def test_a_folder_without_training_files(tmp_path: Path) -> None:

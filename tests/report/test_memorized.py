@@ -15,7 +15,7 @@ from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.data import Tokens, open_data
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.errors import UserError
-from jaxgpt.report import memorized
+from jaxgpt.report import hashes, memorized
 from jaxgpt.report.memorized import Match, longest_match, longest_matches
 
 
@@ -54,7 +54,7 @@ def test_planted_spans_are_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) ->
         sample[:n] = corpus[place : place + n]
     expected = [Match(50, 0, 0), Match(100, 0, 1000), Match(30, 0, 3970), Match(3, 0, 2500)]
     assert longest_matches(samples, corpus) == expected
-    monkeypatch.setattr(memorized, "mix", lambda x: x & np.uint64(0xF) << np.uint64(60))
+    monkeypatch.setattr(hashes, "mix", lambda x: x & np.uint64(0xF) << np.uint64(60))
     assert longest_matches(samples, corpus) == expected
 
 

@@ -15,57 +15,35 @@ from hypothesis import strategies as st
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import gzip_bits, xz_bits
 from jaxgpt.report.hashes import count_duplicates, document_hashes, gram_hashes, overlap
-from jaxgpt.report.ngrams import Counts, NGrams, log2_bin, trigrams
+from jaxgpt.report.ngrams import Counts, cross_entropies, probabilities, trigrams
 
 BASE = 4
 TEXTS = st.lists(st.integers(0, BASE - 1), min_size=3, max_size=60).map(np.array)
 
 
-def fitted(ids: np.ndarray, vocab_size: int = BASE, base: int = BASE) -> NGrams:
-    return NGrams.fit(trigrams(ids, base), base, vocab_size)
-
-
-def definition(model: NGrams, grams: list[tuple[int, ...]], gram: tuple[int, ...]) -> float:
-    """Compute the formula in the docstring of `NGrams` from the trigrams of the training text."""
-    p = (sum(each[-1] == gram[-1] for each in grams) + 1) / (len(grams) + model.vocab_size)
+def definition(grams: list[tuple[int, ...]], gram: tuple[int, ...], vocab_size: int) -> float:
+    """Compute the formula in the docstring of `probabilities` from the trigrams of the training text."""
+    p = (sum(each[-1] == gram[-1] for each in grams) + 1) / (len(grams) + vocab_size)
     for n in range(2, len(gram) + 1):
         after = [each[-1] for each in grams if each[-n:-1] == gram[-n:-1]]
         if after:
-            w = model.weights[n - 2][len(after).bit_length()]
-            p = w * after.count(gram[-1]) / len(after) + (1 - w) * p
-    return float(p)
+            p = (after.count(gram[-1]) + len(set(after)) * p) / (len(after) + len(set(after)))
+    return p
 
 
 @settings(max_examples=40)
 @given(TEXTS, st.integers(0, 2))
 def test_probabilities_equal_their_definition_and_sum_to_one(ids: np.ndarray, unused: int) -> None:
-    """For every context, also one that does not occur."""
-    model = fitted(ids, BASE + unused)
-    words = ids.tolist()
+    """For every context, including contexts that do not occur."""
+    words, V = ids.tolist(), BASE + unused
     grams = list(zip(words, words[1:], words[2:], strict=False))
     keys = np.arange(BASE**3)
-    for order in (1, 2, 3):
-        p = model.probability(keys, order)
-        expected = [
-            definition(model, grams, (k // BASE**2, k // BASE % BASE, k % BASE)[-order:]) for k in keys.tolist()
-        ]
-        np.testing.assert_allclose(p, expected, rtol=1e-12)
+    for order, p in enumerate(probabilities(trigrams(ids, BASE), keys, BASE, V), 1):
+        each = [(k // BASE**2, k // BASE % BASE, k % BASE)[-order:] for k in keys.tolist()]
+        np.testing.assert_allclose(p, [definition(grams, gram, V) for gram in each], rtol=1e-12)
         # An id that does not occur has no key.
-        others = [definition(model, grams, (k // BASE, k % BASE, -1)[-order:]) for k in range(BASE**2)]
+        others = [definition(grams, (k // BASE, k % BASE, -1)[-order:], V) for k in range(BASE**2)]
         np.testing.assert_allclose(p.reshape(-1, BASE).sum(1) + unused * np.array(others), 1, rtol=1e-12)
-
-
-@settings(max_examples=30)
-@given(TEXTS)
-def test_leaving_one_out_equals_a_text_without_it(ids: np.ndarray) -> None:
-    keys = trigrams(ids, BASE)
-    model = NGrams.fit(keys, BASE, BASE)
-    for i in range(min(len(keys), 5)):
-        counts = [Counts.of(np.delete(keys, i) % BASE**n) for n in (1, 2, 3)]
-        without = NGrams(BASE, BASE, counts, [each.contexts(BASE) for each in counts[1:]], model.weights)
-        for order in (1, 2, 3):
-            left_out = model.probability(keys[i : i + 1], order, without=1)
-            np.testing.assert_allclose(left_out, without.probability(keys[i : i + 1], order), rtol=1e-12)
 
 
 @settings(max_examples=30)
@@ -76,66 +54,29 @@ def test_counts(ids: np.ndarray) -> None:
     expected = Counter(a * 16 + b * 4 + c for a, b, c in zip(words, words[1:], words[2:], strict=False))
     counts = Counts.of(keys)
     assert dict(zip(*map(np.ndarray.tolist, counts), strict=True)) == expected
-    contexts = Counter(key // BASE for key in keys.tolist())
-    assert dict(zip(*map(np.ndarray.tolist, counts.contexts(BASE)), strict=True)) == contexts
+    seen, kinds = (dict(zip(*map(np.ndarray.tolist, each), strict=True)) for each in counts.contexts(BASE))
+    assert seen == Counter(key // BASE for key in keys.tolist())
+    assert kinds == Counter(key // BASE for key in set(keys.tolist()))
     assert counts.lookup(np.arange(BASE**3)).tolist() == [expected[k] for k in range(BASE**3)]
 
 
-def test_bins_are_powers_of_two() -> None:
-    n = [0, 1, 2, 3, 4, 7, 8, 2**40 - 1, 2**40]
-    assert log2_bin(np.array(n)).tolist() == [count.bit_length() for count in n]
+def entropies(ids: np.ndarray, base: int, of: np.ndarray | None = None) -> list[float]:
+    return cross_entropies(trigrams(ids, base), trigrams(ids if of is None else of, base), base, base)
 
 
-def test_weights_maximize_the_likelihood_of_what_is_left_out() -> None:
-    """And of one more observation, which has the weight of the previous bin."""
+def test_texts_with_a_known_entropy() -> None:
     rng = np.random.default_rng(0)
-    ids = np.cumsum(rng.choice([0, 1, 2], 3000, p=[0.1, 0.6, 0.3])) % 8
-    keys = trigrams(ids, 8)
-    model = NGrams.fit(keys, 8, 8)
-
-    def likelihood(order: int, b: int, change: float) -> float:
-        weights = [each.copy() for each in model.weights]
-        w = weights[order - 2][b] = weights[order - 2][b] + change
-        before = weights[order - 2][b - 1]
-        changed = NGrams(8, 8, model.counts, model.contexts, weights)
-        p = changed.probability(keys, order, without=1)
-        return float(np.log(p).sum() + before * math.log(w) + (1 - before) * math.log(1 - w))
-
-    for order in (2, 3):
-        b = int(np.median(log2_bin(model.contexts[order - 2].lookup(keys % 8**order // 8) - 1)))
-        best = likelihood(order, b, 0.0)
-        room = min(model.weights[order - 2][b], 1 - model.weights[order - 2][b])
-        assert room > 0
-        assert max(likelihood(order, b, room * change) for change in (-0.5, -0.1, 0.1, 0.5)) < best
-
-
-def test_random_ids_have_the_entropy_of_a_uniform_guess() -> None:
-    ids = np.random.default_rng(0).integers(0, 50, 40_000)
-    model = fitted(ids[:30_000], 50, 50)
-    assert model.cross_entropies(trigrams(ids[30_000:], 50)) == pytest.approx([math.log(50)] * 3, abs=0.01)
-
-
-def test_a_periodic_text_has_an_entropy_near_zero() -> None:
-    """After two tokens the next one is certain; after one it is not."""
-    ids = np.tile([0, 1, 0, 2], 1000)
-    unigram, bigram, trigram = fitted(ids).cross_entropies(trigrams(ids, BASE))
-    assert unigram == pytest.approx(1.5 * math.log(2), abs=0.01)
-    assert bigram == pytest.approx(0.5 * math.log(2), abs=0.01)
-    assert 0 <= trigram < 0.002
-
-
-def test_a_markov_chain_needs_a_bigram() -> None:
-    """The bigram has the entropy rate of the chain, and the trigram is no better."""
-    rng = np.random.default_rng(1)
+    ids = rng.integers(0, 50, 40_000)
+    unigram, bigram, trigram = entropies(ids[:30_000], 50, ids[30_000:])
+    assert unigram == pytest.approx(math.log(50), abs=0.01)
+    assert math.log(50) < bigram < trigram, "random ids: the longer the context, the fewer the counts"
+    unigram, bigram, trigram = entropies(np.tile([0, 1, 0, 2], 1000), 3)
+    assert [unigram, bigram, trigram] == pytest.approx([1.5 * math.log(2), 0.5 * math.log(2), 0], abs=0.01)
+    # A Markov chain: the bigram has the entropy rate of the chain, and the trigram is no better.
     ids = np.cumsum(rng.choice([1, 2], 40_000, p=[0.8, 0.2])) % 10
-    _, bigram, trigram = fitted(ids[:30_000], 10, 10).cross_entropies(trigrams(ids[30_000:], 10))
     rate = -0.8 * math.log(0.8) - 0.2 * math.log(0.2)
-    assert [bigram, trigram] == pytest.approx([rate] * 2, abs=0.02)
-
-
-def test_one_token_has_no_entropy() -> None:
-    ids = np.zeros(10, np.int32)
-    assert fitted(ids, 1, 1).cross_entropies(trigrams(ids, 1)) == [0, 0, 0]
+    assert entropies(ids[:30_000], 10, ids[30_000:])[1:] == pytest.approx([rate] * 2, abs=0.02)
+    assert entropies(np.zeros(10, np.int32), 1) == [0, 0, 0]
 
 
 def test_large_vocabularies() -> None:
