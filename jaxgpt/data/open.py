@@ -14,7 +14,7 @@ from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import holds_ids, prepared_tokenizer
-from jaxgpt.data.text import KNOWN_VOCAB, Progress, Text, no_progress, read_text
+from jaxgpt.data.text import KNOWN_VOCAB, NO_TEXT, Progress, Text, no_progress, read_text
 from jaxgpt.data.token_cache import encode_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
@@ -124,6 +124,14 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
         UserError: if the data cannot be read, or has ids outside the vocabulary of the model.
     """
     data = config.data
+    if data.dataset == "none" and not (data.path or data.mix):
+        raise UserError(NO_TEXT)
+    tokenizer = _tokenizer(config, tokenizer)
+    if 0 < config.model.vocab_size < tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
+            f"set it to 0, or raise it"
+        )
     if data.mix:
         return _open_mixture(config, tokenizer, progress)
     opener = _open_conversations if data.conversations else _open_ids if _holds_ids(data) else _open_text
@@ -153,36 +161,30 @@ def vocab_size(config: Config) -> int:
     return _tokenizer(config).vocab_size
 
 
-def _open_text(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
-    data, text = config.data, read_text(config.data)
-    tokenizer = tokenizer or make_tokenizer(data.tokenizer, text, data.vocab_size, config.model.vocab_size)
-    ids = encode_text(tokenizer, text, progress).check_ids(_model_size(config, tokenizer), tokenizer.vocab_size)
-    train, val = ids.split(int(data.train_fraction * len(ids)))
+def _open_text(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
+    text, size = read_text(config.data), config.model.vocab_size or tokenizer.vocab_size
+    ids = encode_text(tokenizer, text, progress).check_ids(size, tokenizer.vocab_size)
+    train, val = ids.split(int(config.data.train_fraction * len(ids)))
     return Data(train, val, True, tokenizer, text.source, text.sha256, text=text)
 
 
-def _open_ids(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
-    path = Path(config.data.path)
-    tokenizer = prepared_tokenizer(path, config.data.tokenizer, tokenizer) or tokenizer or _tokenizer(config)
-    train, val, source = open_splits(path, config.data.train_fraction)
-    size = _model_size(config, tokenizer)
+def _open_ids(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
+    train, val, source = open_splits(Path(config.data.path), config.data.train_fraction)
+    size = config.model.vocab_size or tokenizer.vocab_size
     train, val = train.check_ids(size, tokenizer.vocab_size), val.check_ids(size, tokenizer.vocab_size)
     fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
     return Data(train, val, True, tokenizer, source, fingerprint)
 
 
-def _open_conversations(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
-    tokenizer = tokenizer or _tokenizer(config)
-    _model_size(config, tokenizer)
+def _open_conversations(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
     T, fraction = config.window, config.data.train_fraction
     train, val, source, sha256 = load_conversations(Path(config.data.path), tokenizer, T, fraction, progress)
     return Data(train, val, True, tokenizer, source, sha256)
 
 
-def _open_mixture(config: Config, tokenizer: Tokenizer | None, progress: Progress) -> Data:
+def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
     """Open each source. Validation uses all of them regardless of their weights, so that losses are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
-    tokenizer = tokenizer or _tokenizer(config)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:
         raise UserError("data.mix has conversations and other data: add --data.documents mask")
@@ -195,17 +197,19 @@ def _open_mixture(config: Config, tokenizer: Tokenizer | None, progress: Progres
     return Data(train, Mixture(val, [1] * len(val)), held_out, tokenizer, source, fingerprint, parts=parts)
 
 
-def _tokenizer(config: Config) -> Tokenizer:
-    """Return the tokenizer of the data: from a prepared directory, named by the config, or made from the text of all sources.
+def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
+    """Return the tokenizer of the data: `given`, of a prepared directory, named by the config, or made from all sources.
 
     Raises:
-        UserError: if it is made from text, and a source is not text; or if it cannot be made.
+        UserError: if a prepared directory has a different tokenizer, or if it is made from text and a source is not text.
     """
-    data, texts = config.data, list[Text]()
-    sources = [each for each, _ in data.sources]
+    data = config.data
+    sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:
-        if each.path and (tokenizer := prepared_tokenizer(Path(each.path), data.tokenizer)):
-            return tokenizer
+        if each.path and (prepared := prepared_tokenizer(Path(each.path), data.tokenizer, given)):
+            return prepared
+    if given:
+        return given
     for each in sources if data.tokenizer in FROM_TEXT else ():
         if each.conversations or _holds_ids(each):
             kind = "conversations" if each.conversations else "token ids"
@@ -214,26 +218,12 @@ def _tokenizer(config: Config) -> Tokenizer:
                 f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), or "
                 f"start from a model with --init-from RUN{documents}"
             )
-        texts.append(read_text(each))
+        texts.append(read_text(each).text)
     return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
 
 
 def _holds_ids(data: DataConfig) -> bool:
     return bool(data.path) and holds_ids(Path(data.path))
-
-
-def _model_size(config: Config, tokenizer: Tokenizer) -> int:
-    """Return the vocabulary size of the model.
-
-    Raises:
-        UserError: if it is smaller than the tokenizer's.
-    """
-    if 0 < config.model.vocab_size < tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size {config.model.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size}: "
-            f"set it to 0, or raise it"
-        )
-    return config.model.vocab_size or tokenizer.vocab_size
 
 
 def _as_documents(config: Config, data: Data) -> Data:

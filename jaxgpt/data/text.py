@@ -19,6 +19,7 @@ from jaxgpt.config import DataConfig
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import cache_dir, fetch, missing
 
+NO_TEXT = "no text is named: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory
 DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
 
@@ -107,7 +108,7 @@ def read_text(config: DataConfig) -> Text:
             return Text(STATQUEST.encode(), "StatQuest's two sentences")
         case "repeats":
             return Text(repeats().encode(), f"{REPEATS_LINES:,} lines of random letters, each written twice")
-    raise UserError("no text is named: add --data.path FILE")
+    raise UserError(NO_TEXT)
 
 
 def repeats() -> str:

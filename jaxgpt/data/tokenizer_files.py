@@ -14,7 +14,6 @@ from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut, split_by
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.special_tokens import read_special_tokens
-from jaxgpt.data.text import Text
 from jaxgpt.data.tokenizer import (
     CHARACTERS,
     EOS_NAMES,
@@ -41,7 +40,7 @@ class NoTokenizer(UserError):
 
 
 def make_tokenizer(
-    kind: str, text: str | Text | Sequence[Text] = "", vocab_size: int = 0, model_vocab_size: int = 0
+    kind: str, text: str | Sequence[str] = "", vocab_size: int = 0, model_vocab_size: int = 0
 ) -> Tokenizer:
     """Make the tokenizer of `data.tokenizer`.
 
@@ -51,7 +50,7 @@ def make_tokenizer(
         vocab_size: vocabulary size of bpe.
         model_vocab_size: vocabulary size of ids: the tokens are the numbers below it.
     """
-    texts = [text] if isinstance(text, str) else [text.text] if isinstance(text, Text) else [each.text for each in text]
+    texts = [text] if isinstance(text, str) else text
     match kind:
         case "char":
             return CharTokenizer(set[str]().union(*texts))

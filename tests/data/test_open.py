@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, DataConfig
-from jaxgpt.data import Batches, Tokens, open_data, token_cache, vocab_size, with_path
+from jaxgpt.data import Batches, Tokens, open_data, vocab_size, with_path
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 
@@ -184,26 +184,6 @@ def test_the_fingerprint_of_token_files_covers_their_ids(tmp_path: Path) -> None
         ids.tofile(tmp_path / "train.bin")
         found.append(open_data(config).fingerprint)
     assert found[0] == found[1] != found[2]
-
-
-def test_16_bit_ids_serve_a_padded_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are enough if the ids of the tokenizer fit, whatever size the model pads its vocabulary to."""
-    monkeypatch.setattr(token_cache, "CACHED", 1)
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    config = config_of(text, tokenizer="bpe", vocab_size=300).with_model(vocab_size=70_000)
-    found = open_data(config)
-    assert isinstance(found.train, Tokens)
-    assert isinstance(found.train.parts[0], np.memmap)
-    (tmp_path / "tokenizer.json").write_text(found.tokenizer.to_json())
-    (tmp_path / "tokens").mkdir()
-    ids = np.concatenate([found.train.take(0, len(found.train)), found.val.take(0, len(found.val))])
-    ids.astype("<u2").tofile(tmp_path / "tokens" / "train.bin")
-    raw = config_of(tmp_path / "tokens", tokenizer=str(tmp_path / "tokenizer.json")).with_model(vocab_size=70_000)
-    assert np.array_equal(open_data(raw).train.take(0, len(found.train)), found.train.take(0, len(found.train)))
-    unknown = config_of(tmp_path / "tokens", tokenizer="ids").with_model(vocab_size=70_000)
-    with pytest.raises(UserError, match=r"train\.bin has no header .* too few for a vocabulary of 70,000"):
-        open_data(unknown)
 
 
 @given(st.integers(1, 40), st.integers(1, 500_000))

@@ -167,6 +167,7 @@ def test_raw_ids_are_too_small_for_a_large_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "train.bin").write_bytes(np.arange(100, dtype="<u4").tobytes())
     tokens = Tokens([open_tokens(tmp_path / "train.bin")])
     assert len(tokens.check_ids(65_536)) == 200
+    assert len(tokens.check_ids(70_000, 300)) == 200, "the model pads the vocabulary of the tokenizer"
     with pytest.raises(UserError, match=r"train\.bin has no header .* 16-bit ids, too few for a vocabulary of 65,537"):
         tokens.check_ids(65_537)
     assert len(Tokens([open_tokens(write(tmp_path / "val.bin", "llmc"))]).check_ids(65_537)) == len(IDS)
