@@ -6,13 +6,11 @@ This module imports only the standard library.
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 import re
 import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 MESSAGE_CHARACTERS = 1000  # maximum length of an error message
@@ -74,27 +72,4 @@ def as_int(name: str, value: Any, low: int, high: int) -> int:
     if not low <= number <= high:
         limit = f"at least {low:,}" if number < low else f"at most {high:,}"
         raise UserError(f"{name} must be {limit}: {short_repr(number)}")
-    return number
-
-
-def as_float(
-    name: str, value: Any, low: float, high: float, *, open_start: bool = False, open_end: bool = False
-) -> float:
-    """Convert a real number of any kind (Python's, NumPy's, a 0-d array) to `float`.
-
-    Raises:
-        UserError: if the value is not a real number (bools are rejected), NaN, or outside `low` to `high`.
-    """
-    real = isinstance(value, Real) or (getattr(value, "shape", None) == () and value.dtype.kind in "iuf")
-    if not real or isinstance(value, bool):
-        raise UserError(f"{name} must be a number: {short_repr(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    # Written so that NaN fails the check.
-    if not (low <= number <= high) or (open_start and number == low) or (open_end and number == high):
-        start = "above" if open_start else "at least"
-        end = "" if high == math.inf else f" and {'below' if open_end else 'at most'} {high:g}"
-        raise UserError(f"{name} must be {start} {low:g}{end or ' and finite' * open_end}: {short_repr(value)}")
     return number

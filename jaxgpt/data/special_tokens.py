@@ -13,6 +13,7 @@ from jaxgpt.files import read_bytes, read_json
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"  # since transformers 5 a separate file
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+ADDED = "additional_special_tokens"
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -67,24 +68,24 @@ def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None
     generation = read_json(directory / GENERATION) if (directory / GENERATION).is_file() else {}
     for name in IDS:
         value = (config or {}).get(name) if generation.get(name) is None else generation[name]
-        ids = value if isinstance(value, list) else [0 if value is None else value]
-        if any(type(i) is not int for i in ids):
+        if value is None:
+            continue
+        if any(type(i) is not int for i in (value if isinstance(value, list) else [value])):
             raise UserError(
                 f"{directory / GENERATION}: {name} must be an integer or a list of integers: {short_repr(value)}"
             )
-        generation |= {} if value is None else {name: value}
+        generation[name] = value
     values = read_json(path) if path.is_file() else {}
     tokens: dict[str, Any] = {n: _token(values[n], f"{path}: {n}") for n in TOKENS if values.get(n) is not None}
-    name = "additional_special_tokens"
-    if values.get(name) is not None:
-        if not isinstance(values[name], list):
-            raise UserError(f"{path}: {name} must be a list: {short_repr(values[name])}")
-        tokens[name] = [_token(token, f"{path}: {name}") for token in values[name]]
+    if (added := values.get(ADDED)) is not None:
+        if not isinstance(added, list):
+            raise UserError(f"{path}: {ADDED} must be a list: {short_repr(added)}")
+        tokens[ADDED] = [_token(token, f"{path}: {ADDED}") for token in added]
     template = _read_template(template_path) if template_path.is_file() else values.get("chat_template")
     if template is not None:
-        each = template if isinstance(template, list) else [{"name": "default", "template": template}]
+        named = template if isinstance(template, list) else [{"name": "default", "template": template}]
         if not all(
-            isinstance(t, dict) and isinstance(t.get("name"), str) and isinstance(t.get("template"), str) for t in each
+            isinstance(t, dict) and all(isinstance(t.get(key), str) for key in ("name", "template")) for t in named
         ):
             raise UserError(f"{path}: chat_template must be a string, or a list of names and templates")
         tokens["chat_template"] = template

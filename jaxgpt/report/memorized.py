@@ -6,7 +6,7 @@ suffix array, takes several bytes per token and minutes to build.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -90,11 +90,9 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     token by token, so the result is exact.
     """
     rows = [Grams(_row(sample)) for sample in samples]
-    take: Callable[[int, int], np.ndarray] = lambda start, n: np.asarray(corpus[start : start + n])  # noqa: E731
-    if not hasattr(corpus, "__array__") and hasattr(corpus, "take"):
-        take = corpus.take
+    split: Split = Tokens([np.asarray(corpus)]) if hasattr(corpus, "__array__") else corpus
     best = [Match(0, 0, 0)] * len(rows)
-    longest, total = max(map(len, rows), default=0), len(corpus)
+    longest, total = max(map(len, rows), default=0), len(split)
     size = max(SEARCHED, 4 * longest)
     n, wanted = 0, HashSet(np.zeros(0, np.uint64))
     for begin in range(0, total, size):
@@ -102,7 +100,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
         if not open_rows:
             break
         # Blocks overlap: a match across the end of a block is complete in the next one.
-        block = Grams(take(begin, min(size + longest - 1, total - begin)))
+        block = Grams(split.take(begin, min(size + longest - 1, total - begin)))
         if (longer := min(best[i].length for i in open_rows) + 1) != n:
             n, wanted = longer, HashSet(np.concatenate([rows[i].of(longer) for i in open_rows]))
         hits = np.unique(wanted.find(block.of(n))[1])
