@@ -72,7 +72,8 @@ def read_in_package() -> set[tuple[str, str]]:
 def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
     """The settings of a section that nothing reads."""
     owners = CALLED[section]
-    seen = {name for owner, name in read if owner in owners or (owner, name) == ("config", "window")}  # of data and model
+    seen = {name for owner, name in read if owner in owners}
+    seen |= {"window"} & {name for owner, name in read if owner == "config"}  # `Config.window`
     replaced = {setting for derived in seen & DERIVED.keys() for setting in DERIVED[derived]}
     return {f.name for f in fields(section)} - seen - replaced
 

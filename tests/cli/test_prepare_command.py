@@ -116,19 +116,25 @@ import os, signal, sys
 from jaxgpt.cli import main
 from jaxgpt.data import documents, prepare, shards
 
-documents.BLOCK, prepare.BATCH, prepare.SAVE_EVERY = 2000, 2000, 0.01
+documents.BLOCK, prepare.BATCH, prepare.SAVE_EVERY = 2000, 2000, -1.0
 left = int(sys.argv[1])
 
-def killing(operation):
+def killing(operation, half=lambda *args: None):
     def run(*args):
         global left
         left -= 1
         if left == 0:
+            half(*args)
             os.kill(os.getpid(), signal.SIGKILL)
         return operation(*args)
     return run
 
-shards.ShardWriter.write = killing(shards.ShardWriter.write)
+def half(writer, ids):
+    write(writer, ids[: len(ids) // 4 * 2])
+    writer.sync()
+
+write = shards.ShardWriter.write
+shards.ShardWriter.write = killing(write, half)
 os.fsync, os.replace = killing(os.fsync), killing(os.replace)
 code = main(sys.argv[2:])
 print(left)
@@ -136,18 +142,21 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(24, marks=pytest.mark.long)])
-def test_a_killed_process_is_continued_with_the_same_bytes(kills: int) -> None:
-    """Kill a process with two threads before several operations on the file system."""
+@pytest.mark.parametrize(
+    ("style", "kills"),
+    [("llm.c", 2), *(pytest.param(style, 24, marks=pytest.mark.long) for style in ("llm.c", "nanogpt"))],
+)
+def test_a_killed_process_is_continued_with_the_same_bytes(style: str, kills: int) -> None:
+    """Kill a process with two threads before or within several operations on the file system."""
 
     def run(out: str, kill_at: int = 10**6) -> subprocess.CompletedProcess[str]:
-        options = ("--out", out, "--shard-tokens", "3000", "--workers", "2")
+        options = ("--out", out, "--format", style, "--shard-tokens", "3000", "--workers", "2")
         words = [sys.executable, "-c", SCRIPT, str(kill_at), *PREPARE[:-2], *options]
         return subprocess.run(words, capture_output=True, text=True)
 
     operations = 10**6 - int(run("whole").stdout.split()[-1])
     for place in range(kills):
-        killed = run("out", (1 + place % 2) * operations // (2 * kills))  # together fewer than all operations
+        killed = run("out", (1 + place % 2) * operations // (2 * kills) + place % 5)  # together fewer than all
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     finished = run("out")
     assert finished.returncode == 0, finished.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
 import gzip
 import hashlib
 import json
@@ -21,7 +20,7 @@ import pytest
 from helpers import TEXT
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
-from jaxgpt.data import load_tokenizer, open_data, shards
+from jaxgpt.data import load_tokenizer, open_data
 from jaxgpt.data.cuts import GPT2_CUTS
 from jaxgpt.data.documents import list_sources, read_pieces, sample_text
 from jaxgpt.data.prepare import prepare
@@ -225,61 +224,6 @@ def test_an_index_that_contradicts_its_files_is_rejected(
 
 class Killed(BaseException):
     """Takes the place of kill -9: nothing catches it."""
-
-
-@pytest.mark.parametrize("crashes", [2, pytest.param(70, marks=pytest.mark.long)])
-@pytest.mark.parametrize("style", ["llm.c", "nanogpt"])
-@pytest.mark.usefixtures("small_blocks")
-def test_a_crash_at_any_write_changes_nothing(
-    params: PrepareParams, style: Any, crashes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stop before each operation on the file system, with half of the data of a write, and start again."""
-    write_sources()
-    params = replace(params, format=style, shard_tokens=4000)
-    run(params, Path("whole"))
-    expected = contents(Path("whole"))
-    left = total = 0
-
-    def counted() -> None:
-        nonlocal left, total
-        left, total = left - 1, total + 1
-        if left < 0:
-            raise Killed
-
-    def crashing(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(*args: Any) -> Any:
-            counted()
-            return operation(*args)
-
-        return counting
-
-    def write(self: Any, ids: bytes) -> bool:
-        try:
-            counted()
-        except Killed:
-            whole(self, ids[: len(ids) // 4 * 2])
-            self._file.flush()
-            raise
-        return whole(self, ids)
-
-    whole = shards.ShardWriter.write
-    monkeypatch.setattr(shards.ShardWriter, "write", write)
-    monkeypatch.setattr(os, "replace", crashing(os.replace))
-    monkeypatch.setattr(os, "fsync", crashing(os.fsync))
-    left = 10**9
-    run(params, Path("counted"))
-    operations = total
-    assert operations > 100
-    for first in range(0, operations, operations // crashes):
-        out, left = Path(f"out{first}"), first
-        with pytest.raises(Killed):
-            run(params, out)
-        left = operations // 3  # and once more
-        with contextlib.suppress(Killed):
-            run(params, out)
-        left = 10**9
-        run(params, out)
-        assert contents(out) == expected, f"crash before operation {first} of {operations}"
 
 
 def test_a_complete_directory_is_compared_with_its_checksums(params: PrepareParams) -> None:
