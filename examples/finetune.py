@@ -12,13 +12,13 @@ from pathlib import Path
 import optax
 
 import jaxgpt
+from jaxgpt.checkpoint.base import weights_at
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import DataConfig, LoraConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.start import weights_at
 from jaxgpt.trainer.train import Outcome, Start, train
 
 

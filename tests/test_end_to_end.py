@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
 from helpers import TEXT, flags, jaxgpt, jaxgpt_process, repository
 
@@ -75,38 +74,6 @@ def test_the_printed_command_works(run: Path) -> None:
     assert (result.code, result.err) == (0, "")
 
 
-def test_sample(run: Path) -> None:
-    one, again, other = (
-        jaxgpt("sample", str(run), "--prompt", "12 times", "--seed", seed, "--max-new-tokens", "20") for seed in "112"
-    )
-    assert one.code == 0, one.err
-    assert one.out.startswith("12 times")
-    assert one.out == again.out != other.out
-
-
-def test_sample_several_as_json(run: Path) -> None:
-    result = jaxgpt(
-        "sample", str(run), "--prompt", "1", "--num-return-sequences", "3", "--max-new-tokens", "9", "--json"
-    )
-    samples = result.json["samples"]
-    assert [len(s["ids"]) for s in samples] == [9, 9, 9]
-    assert len({s["text"] for s in samples}) > 1
-
-
-@pytest.mark.ci
-def test_python_interface(run: Path) -> None:
-    lm = package.load(run)
-    greedy = package.generate(lm, ["12 times", "1"], max_new_tokens=10, temperature=0)
-    again = package.generate(lm, ["12 times"], max_new_tokens=10, temperature=0, key=jax.random.key(9))
-    assert greedy[0] == again[0], "greedy decoding does not depend on the key or the other prompts"
-    assert greedy[0].finish_reason == "length"
-    assert lm.tokenizer.decode(greedy[0].ids) == greedy[0].text
-    ids = lm.tokenizer.encode("12 times").tolist()
-    assert package.generate(lm, [ids], max_new_tokens=10, temperature=0)[0] == greedy[0]
-    logits = package.GPT(lm.config.model).apply({"params": lm.params}, jax.numpy.array([ids]))
-    assert int(logits[0, -1].argmax()) == greedy[0].ids[0]
-
-
 def test_eval(run: Path) -> None:
     result = jaxgpt("eval", str(run), "--checkpoint", "last", "--json")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -116,21 +83,6 @@ def test_eval(run: Path) -> None:
     assert result.json["bits_per_byte"] == pytest.approx(result.json["loss"] / 0.693147, rel=1e-5), (
         "one byte per character"
     )
-
-
-def test_eval_on_another_text(run: Path) -> None:
-    Path("other.txt").write_text(TEXT[:500])
-    result = jaxgpt("eval", str(run), "--data.path", "other.txt")
-    assert result.code == 0, result.err
-    assert "480 in 15 windows of 32" in result.out
-
-
-def test_info(run: Path) -> None:
-    of_run, of_preset = jaxgpt("info", str(run), "--json").json, jaxgpt("info", "gpt2", "--json").json
-    assert of_run["bytes"]["parameters"] == 4 * of_run["parameters"]
-    assert of_preset["parameters"] == 124_439_808
-    assert of_preset["modules"]["h_0/attn"] == 2_362_368
-    assert "124,439,808" in jaxgpt("info", "gpt2").out
 
 
 def test_presets() -> None:
@@ -282,24 +234,6 @@ def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) ->
     assert sorted(str(p) for p in Path().rglob("*")) == before, "no files are left"
 
 
-def test_bad_prompts(run: Path) -> None:
-    Path("prompts.txt").write_text("12\n\n13\n")
-    for args, message in [
-        (["--prompt", "12 é"], "character 'é' (U+00E9, LATIN SMALL LETTER E WITH ACUTE) in '12 é'"),
-        (["--prompt", "1", "--temperature", "-1"], "temperature must be at least 0, not -1.0"),
-        (["--prompt", "1", "--temperature", "nan"], "temperature must be at least 0 and finite, not nan"),
-        (["--prompt", "1", "--top-p", "1.5"], "top-p must be at least 0 and at most 1, not 1.5"),
-        (["--prompt", "1", "--top-k", "-2"], "top-k must be at least 0, not -2"),
-        (["--prompt", "1", "--max-new-tokens", "0"], "max-new-tokens must be at least 1: 0"),
-        (["--prompt", "1", "--checkpoint", "7"], "no checkpoint '7'"),
-        (["--prompts-file", "prompts.txt"], "prompts.txt: line 2 is empty"),
-        (["--prompts-file", "none.txt"], "cannot read none.txt"),
-    ]:
-        result = jaxgpt("sample", str(run), *args)
-        assert (result.code, result.err.count("\n")) == (2, 1), args
-        assert message in result.err, result.err
-
-
 def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(run: Path) -> None:
     shutil.copytree(run, "damaged")
     checkpoints = Path("damaged/checkpoints")
@@ -311,17 +245,6 @@ def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(run: Path) -> None:
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
         assert f"checkpoint damaged/checkpoints/{best} is damaged: params/" in result.err
         assert "try --checkpoint 10" in result.err
-
-
-def test_a_resumed_run_keeps_its_optimizer(run: Path) -> None:
-    before = (run / "config.json").read_text()
-    assert json.loads(before)["optim"]["name"] == "muon"
-    average = "0" if json.loads(before)["optim"]["ema_decay"] else "0.9"
-    for change in (["--optim.name", "adamw"], ["--optim.ema-decay", average]):
-        result = jaxgpt("train", "--resume", "--out", str(run), *change)
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert "a resumed run keeps optim." in result.err
-    assert (run / "config.json").read_text() == before
 
 
 @pytest.mark.ci

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxgpt.checkpoint.run import Run, parse_checkpoint
-from jaxgpt.checkpoint.store import read_info
+from jaxgpt.checkpoint.store import read_info, resolve_step
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 
@@ -34,6 +34,12 @@ def checksum(tree: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+def weights_at(init_from: str) -> Path:
+    """Return the checkpoint of `--init-from`, which is a run (its best checkpoint) or RUN/checkpoints/STEP."""
+    directory, which = parse_checkpoint(init_from)
+    return Run(directory).checkpoints / str(resolve_step(Run(directory).checkpoints, which))
 
 
 def locate_base(run: Run, config: Config) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxgpt.cli.parse import Settings
 from jaxgpt.cli.settings import config_file, named_config, with_settings
@@ -12,9 +12,6 @@ from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
 from jaxgpt.signals import UNFINISHED
-
-if TYPE_CHECKING:
-    from jaxgpt.checkpoint.run import Run
 
 
 def train(
@@ -60,11 +57,12 @@ def train(
 
     with joined(distributed):
         with TrainReport() as report:
-            if resume and (run := Run(Path(out or source))).exists():
-                wanted = resumed_config(run, "" if source else target, settings, init_from, report.note)
+            path = Path(out or source)
+            if resume and Run(path).exists():
+                wanted = resumed_config(path, "" if source else target, settings, init_from, report.note)
                 if wanted is None:
                     return 0  # the run is finished
-                begin = Start(wanted, run=run)
+                begin = Start(wanted, run=Run(path))
             elif resume and not target:
                 raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
             else:
@@ -101,21 +99,19 @@ def new_config(base: Config, source: str, init_from: str, settings: Mapping[str,
 
 
 def resumed_config(
-    run: Run, preset: str, settings: Mapping[str, Any], init_from: str, note: Callable[[str], None]
+    path: Path, preset: str, settings: Mapping[str, Any], init_from: str, note: Callable[[str], None]
 ) -> Config | None:
     """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
+    from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.background import plot_losses
-    from jaxgpt.trainer.resume import check_resume, is_finished
-    from jaxgpt.trainer.start import moved_base
+    from jaxgpt.trainer.resume import check_resume, is_finished, moved_base
 
+    run = Run(path)
     old = run.config()
     if preset not in ("", old.preset):
-        raise UserError(
-            f"{run.path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out"
-        )
+        raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")
     config = check_resume(old, with_settings(old, settings))
-    if init_from:
-        config = moved_base(run, config, init_from)
+    config = moved_base(run, config, init_from) if init_from else config
     if is_finished(run, old, config) and config.init_from == old.init_from:
         steps = config.train.steps
         note(f"already at {steps}/{steps}: {run.path} is finished; to train longer, set --train.steps higher")

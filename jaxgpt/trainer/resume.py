@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from jaxgpt.checkpoint.base import FrozenBase, check_base
-from jaxgpt.checkpoint.run import Run, remove_replaced, write_settings
+from jaxgpt.checkpoint.base import FrozenBase, check_base, weights_at
+from jaxgpt.checkpoint.run import Run, parse_checkpoint, remove_replaced, write_settings
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid
 from jaxgpt.config import Config, DataConfig, changes
 from jaxgpt.data import Data
@@ -28,6 +29,16 @@ def check_resume(old: Config, new: Config) -> Config:
                 f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
             )
     return new
+
+
+def moved_base(run: Run, config: Config, init_from: str) -> Config:
+    """Set a new path of the base of a run with adapters; `reopen` compares the weights."""
+    if config.lora.rank:
+        return replace(config, init_from=str(weights_at(init_from).absolute()))
+    if not config.init_from or Path(init_from) not in (Path(config.init_from), parse_checkpoint(config.init_from)[0]):
+        started = f"started from {config.init_from}" if config.init_from else "did not start from other weights"
+        raise UserError(f"--init-from {init_from}: {run.path} {started}; omit it, or start a new run")
+    return config
 
 
 def is_finished(run: Run, old: Config, new: Config) -> bool:

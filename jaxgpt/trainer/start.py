@@ -13,9 +13,9 @@ import jax
 import numpy as np
 import optax
 
-from jaxgpt.checkpoint.base import FrozenBase, locate_base
+from jaxgpt.checkpoint.base import FrozenBase, locate_base, weights_at
 from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint
-from jaxgpt.checkpoint.store import Info, checkpoints, resolve_step, restore
+from jaxgpt.checkpoint.store import Info, checkpoints, restore
 from jaxgpt.checkpoint.versions import versions
 from jaxgpt.config import Config, ModelConfig, flat
 from jaxgpt.data import Batches, Data
@@ -155,12 +155,6 @@ def first_state(program: Program, run: Run, last: Info | None, params: Any) -> T
     return program.from_checkpoint(restore(run.checkpoints, last.step, program.layout.abstract_checkpoint))
 
 
-def weights_at(init_from: str) -> Path:
-    """Return the checkpoint of `--init-from`, which is a run (its best checkpoint) or RUN/checkpoints/STEP."""
-    directory, which = parse_checkpoint(init_from)
-    return Run(directory).checkpoints / str(resolve_step(Run(directory).checkpoints, which))
-
-
 def on_weights(base: Config, init_from: str, keep: bool) -> Config:
     """Replace the model and the tokenizer of settings with those of the run that has the initial weights.
 
@@ -187,16 +181,6 @@ def with_weights(config: Config, init_from: str) -> Config:
         return replace(config, init_from=str(weights))
     # Adapters need their base, so its path is valid in every directory.
     return replace(config, init_from=str(weights.absolute()), data=replace(config.data, tokenizer=str(tokenizer)))
-
-
-def moved_base(run: Run, config: Config, init_from: str) -> Config:
-    """Set a new path of the base of a run with adapters; `reopen` compares the weights."""
-    if config.lora.rank:
-        return replace(config, init_from=str(weights_at(init_from).absolute()))
-    if not config.init_from or Path(init_from) not in (Path(config.init_from), parse_checkpoint(config.init_from)[0]):
-        started = f"started from {config.init_from}" if config.init_from else "did not start from other weights"
-        raise UserError(f"--init-from {init_from}: {run.path} {started}; omit it, or start a new run")
-    return config
 
 
 def _check_same_model(old: ModelConfig, new: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""Replacing a run: at every moment the old or the new run can be read, whatever fails."""
+"""Replacing a run: the old or the new run can be read at every moment, regardless of what fails."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def new() -> jaxgpt.LM:
 
 
 def save(lm: jaxgpt.LM) -> None:
-    """As a program does."""
+    """Replace a run as a program does."""
     jaxgpt.save(lm, RUN, overwrite=True)
 
 
 def start(lm: jaxgpt.LM) -> None:
-    """As `jaxgpt train --overwrite` does before its first step."""
+    """Replace a run as `jaxgpt train --overwrite` does, before its first step."""
     with new_run(str(RUN), lm.config, lm.tokenizer, overwrite=True):
         pass
 
 
 @pytest.mark.parametrize("replace", [save, start])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
-    """What a process leaves that is killed before an operation is a copy of the directory at that moment."""
+    """A copy of the directory before an operation is what a process leaves that is killed there."""
     old = weights(RUN)
 
     def copy(number: int, event: str) -> None:

@@ -6,6 +6,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def test_a_sample_that_fails_does_not_fail_the_run(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.ci
 def test_documents_are_masked_at_end_ids() -> None:
-    """Data without end ids is refused."""
+    """Data without end ids is rejected."""
     Path("tokenizer.json").write_text(WordTokenizer([*"abcd", "</s>"]).to_json())
     ids = np.append(np.random.default_rng(1).integers(0, 4, (40, 4)), np.full((40, 1), 4), 1)
     np.asarray(ids, "<u2").tofile("train.bin")
@@ -139,11 +140,15 @@ def test_paths_of_data_may_change_at_a_resume_and_nothing_else(old: DataConfig, 
         assert check_resume(before, after).data == new
 
 
-def test_a_resumed_run_keeps_its_validation_windows() -> None:
-    """`best` would compare losses over different windows."""
+@pytest.mark.parametrize(
+    "setting",
+    [{"train.eval_windows": 7}, {"optim.name": "muon"}, {"optim.ema_decay": 0.9}, {"model.n_layer": 9}],
+)
+def test_a_resumed_run_keeps_its_state_and_its_validation_windows(setting: dict[str, Any]) -> None:
+    """With other windows, `best` would compare losses over different data."""
     old = Config()
-    with pytest.raises(UserError, match=r"keeps train\.eval_windows: 0, not 7"):
-        check_resume(old, replace(old, train=replace(old.train, eval_windows=7)))
+    with pytest.raises(UserError, match=f"a resumed run keeps {next(iter(setting))}: "):
+        check_resume(old, old.with_settings(setting))
 
 
 @pytest.mark.ci

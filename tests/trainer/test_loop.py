@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, checkpoints, read_params, resolve_step, restore, val_losses
+from jaxgpt.checkpoint.store import Info, checkpoints, restore, val_losses
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
@@ -113,57 +113,6 @@ def test_steps_per_call_do_not_change_a_run() -> None:
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("last", [False, True])
-def test_a_stop_during_an_evaluation(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run saves at once and evaluates after the resume, so the best checkpoint is the same; also at the last step."""
-    config = small_run()
-    straight = run(config, "straight")
-    evaluations = [evaluate] * last
-
-    def stopped(*args: Any) -> Any:
-        if evaluations:
-            return evaluations.pop()(*args)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return None
-
-    with monkeypatch.context() as patch:
-        patch.setattr("jaxgpt.trainer.train.evaluate", stopped)
-        cut = run(config, "cut")
-    assert (int(cut.state.step), cut.stopped) == (8 if last else 4, True)
-    assert list(val_losses(Path("cut/checkpoints"))) == [4] * last
-    resumed = run(config, "cut", resume=True)
-    assert same_bits(resumed.state, straight.state)
-    assert comparable(Path("cut/metrics.jsonl")) == comparable(Path("straight/metrics.jsonl"))
-    assert val_losses(Path("cut/checkpoints")) == val_losses(Path("straight/checkpoints"))
-
-
-@pytest.mark.ci
-def test_a_damaged_checkpoint_is_set_aside() -> None:
-    straight = run(small_run(), "out")
-    lines = comparable(Path("out/metrics.jsonl"))
-    file = max(Path("out/checkpoints/8/opt_state").rglob("d/*"), key=lambda p: p.stat().st_size)
-    file.write_bytes(file.read_bytes()[:-1] + b"!")
-    reporter = Silent()
-    resumed = run(small_run(), "out", resume=True, reporter=reporter)
-    assert same_bits(resumed.state, straight.state)
-    assert comparable(Path("out/metrics.jsonl")) == lines
-    damaged, resuming = reporter.notes
-    assert damaged.startswith("checkpoint 8 is not used: opt_state/")
-    assert resuming == "resuming from out/checkpoints/4 at step 4/8"
-    assert Path("out/checkpoints/8.damaged").is_dir()
-
-
-@pytest.mark.ci
-def test_temporary_checkpoints_by_time() -> None:
-    """After every step here; later checkpoints replace them."""
-    seen = []
-    watch = Silent({step: lambda: seen.append(list(checkpoints(Path("out/checkpoints")))) for step in range(8)})
-    run(small_run(steps=7, eval_every=100, checkpoint_seconds=1e-9), "out", reporter=watch)
-    assert any(seen[1:6])
-    assert list(checkpoints(Path("out/checkpoints"))) == [7]
-
-
 def test_a_run_writes_checkpoints_and_metrics() -> None:
     run(small_run(), "out")
     losses = val_losses(Path("out/checkpoints"))
@@ -219,45 +168,6 @@ def test_a_reporter_is_called_for_every_step_and_stage() -> None:
     assert heard[4:] == ["evaluating", "saving a checkpoint", 2, "evaluating", "saving a checkpoint"]
 
 
-def test_best_and_last_are_kept() -> None:
-    """The learning rate makes the model worse, so the first evaluation is the best and its checkpoint is kept."""
-    config = replace(
-        small_run(steps=12, eval_every=2), optim=OptimConfig(learning_rate=3.0, grad_clip=0.0, warmup_steps=5)
-    )
-    run(config, "out")
-    folder = Path("out/checkpoints")
-    losses = {m["step"]: m["val_loss"] for m in read_metrics(Path("out/metrics.jsonl")) if "val_loss" in m}
-    best = min(losses, key=losses.__getitem__)
-    assert best < 8, "otherwise this test shows nothing"
-    assert list(checkpoints(folder)) == [best, 10, 12]
-    assert (resolve_step(folder, "best"), resolve_step(folder, "last"), resolve_step(folder, "10")) == (best, 12, 10)
-    with pytest.raises(UserError, match="no checkpoint '11'"):
-        resolve_step(folder, "11")
-
-
-def test_an_incomplete_checkpoint_is_skipped() -> None:
-    run(small_run(), "out")
-    Path("out/checkpoints/9").mkdir()
-    Path("out/checkpoints/8/checkpoint.json").unlink()
-    assert list(checkpoints(Path("out/checkpoints"))) == [4]
-    with pytest.raises(UserError, match="no complete checkpoint"):
-        resolve_step(Path("nowhere"), "last")
-
-
-def test_a_checkpoint_of_another_model_raises() -> None:
-    config = small_run()
-    run(config, "out")
-    other, _ = prepare(config.with_model(n_embd=32))
-    with pytest.raises(UserError, match="out/checkpoints/8 does not match the run's settings: params") as error:
-        read_params(Path("out/checkpoints"), "8", other.layout.abstract_state.params)
-    assert "\n" not in str(error.value)
-
-
-def test_checkpoint_every() -> None:
-    run(small_run(steps=7, eval_every=100, checkpoint_every=3), "out")
-    assert list(checkpoints(Path("out/checkpoints"))) == [6, 7]
-
-
 def test_nan_stops_and_keeps_the_last_good_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Program.step
 
@@ -292,12 +202,6 @@ def overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.trainer.program.next_token_loss", bad)
 
 
-def test_the_non_finite_metric_is_named(overflow: None) -> None:
-    words = "loss is nan at step 0, and no gradient is finite: stopped, there is no"
-    with pytest.raises(TrainingFailed, match=words):
-        run(small_run(), "out")
-
-
 def test_too_many_consecutive_skips_stop_the_run(overflow: None) -> None:
     config = replace(small_run(), optim=OptimConfig(warmup_steps=2, not_finite="skip", skip_limit=3))
     reporter = Silent()
@@ -321,15 +225,6 @@ def test_a_signal_during_compilation_is_not_lost(monkeypatch: pytest.MonkeyPatch
             assert run(small_run(), "out", resume=resume).stopped
     assert list(checkpoints(Path("out/checkpoints"))) == [0]
     assert not run(small_run(), "out", resume=True).stopped
-
-
-def test_a_second_signal_stops_at_once() -> None:
-    def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(small_run(), "out", reporter=Silent({1: twice}))
 
 
 def test_metrics_lines_past_the_resumed_step_are_dropped(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
     assert config.lora.targets == "q_proj+k_proj+v_proj,down_proj"
     jax.tree.map(np.testing.assert_array_equal, lm.params, merge(params, adapters, 8.0))
     base = api.load("base").params
-    jax.tree.map(np.testing.assert_array_equal, params, base | {"wpe": {"embedding": base["wpe"]["embedding"][:8]}})
+    jax.tree.map(np.testing.assert_array_equal, params, base)
     assert read_info(Path("run/checkpoints/4")).about["base"] == checksum(base)
     # It can be the base of another run, and an ordinary one once it is saved.
     for config, path in ((lm.config, "merged"), (open_config("run"), "again")):
@@ -278,15 +278,8 @@ def test_a_run_does_not_replace_its_base(folder: Path) -> None:
     start = ["train", "finetune", *RUN, "--out", "base", "--overwrite", "--init-from"]
     for words in (["base"], ["base", "--lora.rank", "2"]):
         assert "--out base --overwrite would delete the weights to start from: choose" in error(jaxgpt(*start, *words))
-    assert jaxgpt("eval", "run", "--data.path", "text.txt").code == 0
-
-
-@pytest.mark.ci
-def test_a_run_does_not_replace_the_base_of_its_base(folder: Path) -> None:
-    start = ["train", "finetune", *RUN, "--lora.rank", "2", "--init-from"]
-    assert jaxgpt(*start, "base", "--out", "next").code == 0
-    message = error(jaxgpt(*start, "next", "--out", "base", "--overwrite"))
-    assert re.search("--out base --overwrite would delete the base of .*next: choose a different", message)
+    message = error(jaxgpt(*start, "run"))
+    assert re.search("--out base --overwrite would delete the base of .*run: choose a different", message)
 
 
 @pytest.mark.ci
