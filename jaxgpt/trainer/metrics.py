@@ -84,16 +84,18 @@ def start_line(config: Config, last: Info | None) -> dict[str, Any]:
         config: settings of the run.
         last: the checkpoint that training resumes from; None: a new run.
     """
-    line = {"step": last.step if last else 0, "started": datetime.now().astimezone().isoformat(timespec="seconds")}
-    line |= {
+    before = from_json(json.dumps(last.about["config"])) if last else config
+    return {
+        "step": last.step if last else 0,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
         "directory": str(Path.cwd()),
         "commit": _commit(),
         "host": platform.node(),
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": versions(),
+        "changed": changes(before, config),
     }
-    line |= {"devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}", "versions": versions()}
-    before = from_json(json.dumps(last.about["config"])) if last else config
-    return line | {"changed": changes(before, config)}
 
 
 def _commit() -> str:

@@ -278,8 +278,14 @@ def test_a_run_does_not_replace_its_base(folder: Path) -> None:
     start = ["train", "finetune", *RUN, "--out", "base", "--overwrite", "--init-from"]
     for words in (["base"], ["base", "--lora.rank", "2"]):
         assert "--out base --overwrite would delete the weights to start from: choose" in error(jaxgpt(*start, *words))
-    message = error(jaxgpt(*start, "run"))
-    assert re.search("--out base --overwrite would delete the base of .*run: choose a different", message)
+
+
+@pytest.mark.ci
+def test_a_run_does_not_replace_the_base_of_its_base(folder: Path) -> None:
+    start = ["train", "finetune", *RUN, "--lora.rank", "2", "--init-from"]
+    assert jaxgpt(*start, "base", "--out", "next").code == 0
+    message = error(jaxgpt(*start, "next", "--out", "base", "--overwrite"))
+    assert re.search("--out base --overwrite would delete the base of .*next: choose a different", message)
 
 
 @pytest.mark.ci
