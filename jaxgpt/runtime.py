@@ -17,7 +17,7 @@ from jaxgpt.files import cache_dir, locked
 # jit gives NaN or 1e31. `jaxgpt verify` shows whether a different version does, too.
 MISCOMPILING = ("0.10", "0.11", "0.12")
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
-# LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (docs/log.md).
+# LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (benchmarks/LOG.md).
 QUICK_FLAG = "--xla_backend_extra_options=xla_cpu_disable_loop_unrolling=true"
 COMPILED_BYTES = 2 * 2**30  # size limit of the cache of compiled programs
 GARBAGE = 50_000  # new objects before a garbage collection

@@ -1,6 +1,6 @@
 """Operations for XLA's CPU backend: equal to their definitions, and written so that it vectorizes and does not copy.
 
-Measurements are in docs/log.md.
+Measurements are in benchmarks/LOG.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""The files around the package: CI, hooks, metadata, and what a wheel and an sdist contain."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import repository
+
+import jaxgpt
+
+ROOT = repository()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_ci_calls_the_script_that_contributors_run() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    [job] = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+    assert job["timeout-minutes"] > 40  # minutes of .ci/run on 2 cores
+
+
+def test_hooks_run_the_commands_of_ci() -> None:
+    [repo] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    ci = (ROOT / ".ci" / "run").read_text()
+    entries = [hook["entry"].split(" ", 1) for hook in repo["hooks"]]
+    assert [program for program, *_ in entries] == ["ruff", "ruff", "mypy"]
+    assert [entry for entry in entries if " ".join([f'"$bin/{entry[0]}"', *entry[1:]]) not in ci] == []
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (jaxgpt.__version__, PROJECT["license"])
+
+
+def test_the_readme_is_short() -> None:
+    """At most 1,000 words, and six commands before the example in Python."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.split()) <= 1000
+    blocks = text.split("```python")[0].split("```sh\n")[1:]
+    assert sum(len(block.split("```")[0].strip().splitlines()) for block in blocks) <= 6
+
+
+@pytest.mark.ci
+def test_the_wheel_and_the_sdist_contain_what_they_need(tmp_path: Path) -> None:
+    """Built from the tracked files; the wheel is built from the sdist."""
+    pytest.importorskip("setuptools", minversion="77")
+    source, out = tmp_path / "source", tmp_path / "out"
+    out.mkdir()
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+
+    def build(kind: str, where: Path) -> Path:
+        code = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+        made = subprocess.run([sys.executable, "-c", code, str(out)], cwd=where, capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        return out / made.stdout.splitlines()[-1]
+
+    with tarfile.open(build("sdist", source)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    [unpacked] = tmp_path.glob("jaxgpt-*")
+    names = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    generated = {"PKG-INFO", "setup.cfg"}
+    kept = {name for name in names - generated if ".egg-info/" not in name}
+    missing = set(filter(None, tracked.split("\0"))) - kept
+    assert {name for name in missing if not name.startswith(".")} == set(), "of the tracked files"
+
+    with zipfile.ZipFile(build("wheel", unpacked)) as wheel:
+        inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        [metadata] = [name for name in wheel.namelist() if name.endswith("METADATA")]
+        text = wheel.read(metadata).decode()
+    assert inside == {name for name in kept if name.startswith("jaxgpt/")}
+    assert f"Version: {jaxgpt.__version__}" in text
+    assert "Classifier: Programming Language :: Python :: 3.13" in text
