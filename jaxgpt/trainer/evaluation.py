@@ -18,7 +18,7 @@ from jaxgpt.parallel.put import put
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
-AHEAD = 1  # batches dispatched before blocking on the oldest: on a CPU, each has its own temporaries
+AHEAD = 2  # batches dispatched before blocking on the oldest
 
 
 class Evaluation(NamedTuple):
