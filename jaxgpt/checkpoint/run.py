@@ -27,8 +27,8 @@ from pathlib import Path
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
-from jaxgpt.errors import UserError
-from jaxgpt.files import read_bytes, sole_writer, write_atomically
+from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.files import beside, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
@@ -96,7 +96,8 @@ def open_run(path: Path) -> Run:
     """
     run = Run(path)
     if not path.is_dir():
-        raise UserError(f"no run at {path}: a folder that `jaxgpt train` wrote is expected")
+        near = did_you_mean(str(path), beside(path))
+        raise UserError(f"no run at {path}{near}: a directory that `jaxgpt train` wrote is expected")
     missing = [name for name in FILES[:3] if not run.exists() or not (path / name).exists()]
     if missing and any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""

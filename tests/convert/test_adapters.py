@@ -149,7 +149,7 @@ def test_a_missing_base_is_named(written: Path) -> None:
     result = jaxgpt("import", str(written / "adapter"), "run", "--init-from", "nowhere")
     assert (result.code, result.err) == (
         2,
-        "jaxgpt: no run at nowhere: a folder that `jaxgpt train` wrote is expected\n",
+        "jaxgpt: no run at nowhere: a directory that `jaxgpt train` wrote is expected\n",
     )
     copytree(written / "llama", "base")
     assert jaxgpt("import", str(written / "adapter"), "run", "--init-from", "base").code == 0

@@ -155,7 +155,7 @@ def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
     assert "the baselines of the runs differ" in jaxgpt("plot", "a", "b $^", "--x", "step").err
     Path("a/metrics.jsonl").unlink()
     for args, message in (
-        (["a"], "a has no metrics.jsonl"), (["b $^", "b $^"], "named twice"), (["nowhere"], "no run at nowhere"),
+        (["a"], "a has no metrics.jsonl"), (["b $^", "b $^"], "named twice"), (["b $"], "no run at b $ (did you mean b $^?)"),
         (["b $^", "--out", "x.gif"], "must end in .png, .svg or .pdf"), ([], "missing argument: the runs to draw"),
         (["b $^", "--out", "no/x.png"], "cannot write no/x.png"),
     ):  # fmt: skip
