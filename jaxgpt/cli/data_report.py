@@ -23,7 +23,7 @@ def data_report(target: str, /, *, json: Json = False, settings: Annotated[Setti
 
     It has tokens, documents, repetitions, the overlap of validation with training, and baselines to compare a loss with:
     cross entropies of the held-out tokens under a uniform guess and under unigram, bigram and trigram models of the training
-    tokens, and the size of the held-out text after gzip and xz, which have seen the end of the training text.
+    tokens, and the size of the held-out text after gzip and xz primed with the end of the training text.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe
@@ -32,7 +32,7 @@ def data_report(target: str, /, *, json: Json = False, settings: Annotated[Setti
     Args:
         target: preset, run, or path of the data
     """
-    # A folder of text may hold a config.json of its own.
+    # A directory of text may have a file config.json.
     is_run = target not in PRESETS and all(
         (Path(target) / f"{name}.json").is_file() for name in ("config", "tokenizer")
     )
@@ -133,4 +133,4 @@ def _table(results: dict[str, Any]) -> Iterator[str]:
     counted = f"; n-grams are counted in {results['counted_tokens']:,} training tokens" * sampled
     yield f"\nOn {results['evaluated_tokens']:,} {split}{counted}."
     trigram = baselines["trigram"]["loss"]
-    yield f"A loss below the trigram's {trigram:.4f} means that the model uses more than the two tokens before."
+    yield f"A loss below the trigram's {trigram:.4f} means that the model uses more than the two previous tokens."
