@@ -219,7 +219,7 @@ def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
 
     from jaxgpt.config import MeshConfig, ModelConfig
     from jaxgpt.model import GPT
-    from jaxgpt.model.params import boxed_params, init_params
+    from jaxgpt.model.init import boxed_params, init_params
     from jaxgpt.parallel import make_mesh, shardings
 
     config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=width, n_layer=layers, n_head=heads)

@@ -20,9 +20,9 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.kernels import of_device
 from jaxgpt.model import GPT
+from jaxgpt.model.init import init_params
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import init_lora, matrices, merge
-from jaxgpt.model.params import init_params
 from jaxgpt.train.loss import cross_entropy
 
 MODEL = ModelConfig(

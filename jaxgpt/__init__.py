@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxgpt.data.batches import batches
     from jaxgpt.lm import LM, chat, explain, generate, load, save, stream
     from jaxgpt.model import GPT
-    from jaxgpt.model.params import init_params
+    from jaxgpt.model.init import init_params
     from jaxgpt.ops.attention import attend
     from jaxgpt.presets import preset
     from jaxgpt.train.loss import next_token_loss
@@ -72,7 +72,7 @@ _HOME = {
     "chat": "jaxgpt.lm",
     "explain": "jaxgpt.lm",
     "generate": "jaxgpt.lm",
-    "init_params": "jaxgpt.model.params",
+    "init_params": "jaxgpt.model.init",
     "init_state": "jaxgpt.train.step",
     "load": "jaxgpt.lm",
     "next_token_loss": "jaxgpt.train.loss",

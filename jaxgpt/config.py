@@ -253,6 +253,16 @@ class DataConfig(Section):
         return self.documents != "flow" or any(each.conversations for each, _ in self.sources)
 
 
+# Settings that only some optimizers read; all read the schedule, weight_decay and grad_clip.
+READ_BY = {
+    "adamw": ("beta1", "beta2", "eps", "momentum_dtype"),
+    "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_ratio", "muon_momentum", "muon_steps"),
+    "lion": ("beta1", "beta2", "momentum_dtype"),
+    "sgd": ("beta1", "momentum_dtype"),
+    "adafactor": (),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Section):
     """Optimizer and learning rate schedule."""
@@ -307,6 +317,14 @@ class OptimConfig(Section):
     def skips_updates(self) -> bool:
         """Whether bad updates are skipped."""
         return self.not_finite == "skip" or self.spike_factor > 0
+
+    @property
+    def ignored(self) -> str:
+        """The non-default settings that the optimizer ignores, as a note; "" for none."""
+        of_some = {name for names in READ_BY.values() for name in names}
+        changed = [f.name for f in fields(self) if f.name in of_some and getattr(self, f.name) != f.default]
+        ignored = [f"optim.{name}" for name in changed if name not in READ_BY[self.name]]
+        return f"{self.name} does not use {', '.join(ignored)}" if ignored else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,8 @@ from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, engine, explain
 from jaxgpt.lm.model import sampler_of
 from jaxgpt.model import GPT
-from jaxgpt.model.params import abstract_params, boxed_params
+from jaxgpt.model.init import boxed_params
+from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.norms import NORMS

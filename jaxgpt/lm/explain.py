@@ -1,20 +1,60 @@
-"""Explain how one token was chosen."""
+"""Explain how a token was sampled: the effect of each filter, and the random number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgpt.config import SEED, SamplingParams, TextParams
 from jaxgpt.decoding import TokenBuffer
-from jaxgpt.decoding.explain import Choice
-from jaxgpt.decoding.explain import explain as explain_choice
-from jaxgpt.decoding.sampling import Filter, with_filters
+from jaxgpt.decoding.filters import inverse_cdf_sample
+from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages, with_filters
+from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt, fit_context, make_settings, row_keys
 from jaxgpt.lm.model import LM, placed, sampler_of, unstacked
+
+
+class Stage(NamedTuple):
+    """The effect of one filter.
+
+    Attributes:
+        name: name and parameter of the filter.
+        removed: number of tokens the filter removed.
+        removed_mass: total probability of these tokens before the filter.
+        moved_mass: probability shifted among the remaining tokens, half the sum of absolute changes.
+        left: number of remaining tokens.
+    """
+
+    name: str
+    removed: int
+    removed_mass: float
+    moved_mass: float
+    left: int
+
+
+class Choice(NamedTuple):
+    """The explanation of one sampled token.
+
+    Attributes:
+        stages: the filters, in order.
+        probability_V: probability of each token after all filters, float64, sum 1.
+        uniform: the random number; None for greedy decoding.
+        before: total probability of the tokens with smaller ids. The random number is between this and
+            `before + probability_V[token]`.
+        token: the sampled id.
+        key: data of the row's key; folded with the index of the token, the key gives the random number.
+    """
+
+    stages: list[Stage]
+    probability_V: np.ndarray
+    uniform: float | None
+    before: float
+    token: int
+    key: list[int]
 
 
 def explain(
@@ -46,3 +86,56 @@ def explain(
     with placed(lm, 1):
         logits_11V, _ = sampler_of(lm).model.prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
     return explain_choice(logits_11V[:, -1], text, with_filters(params, filters), row_keys(key, 1, 1)[0])
+
+
+def explain_choice(
+    logits_1V: jax.Array, text: TokenBuffer, sampling: SamplingParams, key: jax.Array, index: int = 0
+) -> Choice:
+    """Sample a token as `sample_token` does, and record each stage.
+
+    Args:
+        logits_1V: logits of one row.
+        text: tokens of the row so far.
+        sampling: sampling parameters.
+        key: key of the row.
+        index: index of the token among the new ones, from 0.
+
+    Raises:
+        UserError: if a logit is NaN, or the filters remove every token.
+    """
+    if np.isnan(np.asarray(logits_1V)).any():
+        raise UserError(DIVERGED)
+    before_V = _probability(logits_1V)
+    effects = []
+    for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
+        if np.isneginf(np.asarray(logits_1V)).all():
+            fix = (
+                "raise no-repeat-ngram-size, or disable it with 0"
+                if name.startswith("no-repeat")
+                else "let it keep some"
+            )
+            raise UserError(f"{name} forbids every token: {fix}")
+        after_V = _probability(logits_1V)
+        gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
+        lost = float(before_V[gone_V].sum())
+        kept_V = np.where(gone_V, 0.0, before_V)
+        moved = float(np.abs(after_V - kept_V / max(kept_V.sum(), 1e-300)).sum() / 2)
+        effects.append(Stage(name, int(gone_V.sum()), lost, moved, int((after_V > 0).sum())))
+        before_V = after_V
+    number = row_uniform(key[None], index) if sampling.draws else None
+    token = int(before_V.argmax() if number is None else inverse_cdf_sample(logits_1V, number)[0])
+    return Choice(
+        effects,
+        before_V,
+        None if number is None else float(number[0]),
+        float(before_V[:token].sum()),
+        token,
+        [int(x) for x in jax.random.key_data(key).reshape(-1)],
+    )
+
+
+def _probability(logits_1V: jax.Array) -> np.ndarray:
+    logits_V = np.asarray(logits_1V, np.float64)[0]
+    weight_V = np.exp(logits_V - logits_V.max())
+    out: np.ndarray = weight_V / weight_V.sum()
+    return out

@@ -1,8 +1,4 @@
-"""The decoder: ids -> embeddings -> blocks -> logits.
-
-Letters in names: B batch, T query positions, S key/value positions, D model width, N heads, K key/value heads, H head
-width, F MLP width, V vocabulary, L layers.
-"""
+"""The decoder: ids -> embeddings -> blocks -> logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initializers, and the declaration of parameters."""
+"""Initial parameters: initializers, and the declaration of parameters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import ModelConfig
+from jaxgpt.ops.random import named_key
+
+
+def init_params(model: nn.Module, seed: jax.typing.ArrayLike = 0) -> Any:
+    """Initialize the parameters of a model.
+
+    Args:
+        model: the model, with `config.vocab_size` set.
+        seed: an integer, which may be traced.
+
+    Returns:
+        Nested dicts of float32 arrays: `{"wte": {"embedding": [V, D]}, "h_0": {"attn": {...}, "mlp": {...}, ...}, ...}`.
+    """
+    return nn.unbox(boxed_params(model, seed))
+
+
+def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
+    """Initialize parameters in linen's boxes, which carry the logical axes of each array for the sharding table."""
+    return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Initial parameters and their shapes."""
+"""The table of weights: the shape and the logical axes of every parameter, as its module declares them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.gpt import GPT
+from jaxgpt.model.init import boxed_params
 from jaxgpt.model.scan import STACKED, layer_name
-from jaxgpt.ops.random import named_key
-
-
-def init_params(model: GPT, seed: jax.typing.ArrayLike = 0) -> Any:
-    """Initialize the parameters of a model.
-
-    Args:
-        model: the model, with `config.vocab_size` set.
-        seed: an integer, which may be traced.
-
-    Returns:
-        Nested dicts of float32 arrays: `{"wte": {"embedding": [V, D]}, "h_0": {"attn": {...}, "mlp": {...}, ...}, ...}`.
-    """
-    return nn.unbox(boxed_params(model, seed))
-
-
-def boxed_params(model: GPT, seed: jax.typing.ArrayLike) -> Any:
-    """Initialize parameters in linen's boxes, which carry the logical axes of each array for the sharding table."""
-    return model.init(named_key(seed, "init"), jnp.zeros((1, 1), jnp.int32))["params"]
 
 
 class Weight(NamedTuple):

@@ -287,8 +287,8 @@ def batch_ways(mesh: Any) -> int:
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
-    """Return the sharding of a batch `[B, T]`, or of several `[K, B, T]`: rows over the data and fsdp axes."""
-    rows = spec(("batch", "length"), RULES)
+    """Return the sharding of a batch `[B, ...]`, or of several `[K, B, ...]`: rows over the data and fsdp axes."""
+    rows = spec(("batch",), RULES)
     return NamedSharding(mesh, PartitionSpec(None, *rows) if several else rows)
 
 

@@ -26,13 +26,14 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
         several: whether the shape begins with K.
 
     Returns:
-        int32 of that shape.
+        int32 of that shape; float32 for a batch of floating-point numbers.
     """
     axis = int(several)
+    real = np.issubdtype(getattr(batches[0], "dtype", np.int32), np.floating)
 
     @cache
     def part(first: int, last: int) -> np.ndarray:
-        out = np.full((*shape[:axis], last - first, *shape[axis + 1 :]), -1, np.int32)
+        out = np.full((*shape[:axis], last - first, *shape[axis + 1 :]), -1, np.float32 if real else np.int32)
         for rows, batch in zip(out if several else [out], batches, strict=False):
             filled = batch[first:last]
             np.copyto(rows[: len(filled)], filled, casting="same_kind")

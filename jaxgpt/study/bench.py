@@ -22,7 +22,8 @@ from jaxgpt.kernels.stored import quantize
 from jaxgpt.lm.engine import DecodeSession
 from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
-from jaxgpt.model.params import abstract_params, init_params
+from jaxgpt.model.init import init_params
+from jaxgpt.model.params import abstract_params
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
 from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,16 +107,6 @@ def groups(params: Any, model: ModelConfig) -> Any:
     return map_weights(lambda weight, _: "muon" if weight and weight.in_block else "adam", params, model)
 
 
-# Settings that only some optimizers read; all read the schedule, weight_decay and grad_clip.
-READS = {
-    "adamw": ("beta1", "beta2", "eps", "momentum_dtype"),
-    "muon": ("beta1", "beta2", "eps", "momentum_dtype", "muon_ratio", "muon_momentum", "muon_steps"),
-    "lion": ("beta1", "beta2", "momentum_dtype"),
-    "sgd": ("beta1", "momentum_dtype"),
-    "adafactor": (),
-}
-
-
 def make_optimizer(
     config: Config, optimizer: optax.GradientTransformation | None = None, numbers: Numbers | None = None
 ) -> optax.GradientTransformation:
@@ -152,14 +141,7 @@ def _named(config: Config, numbers: Numbers) -> optax.GradientTransformation:
     rate, momentum_dtype = schedule(config, numbers.rate), jnp.dtype(o.momentum_dtype)
     decays, label = partial(decay_mask, model=config.model), partial(groups, model=config.model)
     adamw = partial(
-        optax.adamw,
-        rate,
-        b1=o.beta1,
-        b2=o.beta2,
-        eps=o.eps,
-        weight_decay=decay,
-        mask=decays,
-        mu_dtype=momentum_dtype,
+        optax.adamw, rate, o.beta1, o.beta2, o.eps, weight_decay=decay, mask=decays, mu_dtype=momentum_dtype
     )
     match o.name:
         case "adamw":
@@ -181,14 +163,6 @@ def _named(config: Config, numbers: Numbers) -> optax.GradientTransformation:
             )
     clip = clip_by_global_norm(numbers.grad_clip) if o.grad_clip else optax.identity()
     return optax.chain(clip, update)
-
-
-def ignored_settings(optim: OptimConfig) -> str:
-    """List the non-default settings that the optimizer ignores, or return ""."""
-    of_some = {name for names in READS.values() for name in names}
-    changed = [f.name for f in fields(optim) if f.name in of_some and getattr(optim, f.name) != f.default]
-    ignored = [f"optim.{name}" for name in changed if name not in READS[optim.name]]
-    return f"{optim.name} does not use {', '.join(ignored)}" if ignored else ""
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -64,7 +64,9 @@ def skip_bad_updates(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> SkipState:
-        return init_skip_state(optimizer.init(params))
+        # An array each, as donated buffers must not alias.
+        counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
+        return SkipState(jnp.ones((), jnp.bool_), SkipStatistics(*counts, *means), optimizer.init(params))
 
     def update(
         grads: Any,
@@ -85,13 +87,6 @@ def skip_bad_updates(
         return updates, SkipState(applied, statistics, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def init_skip_state(inner_state: Any) -> SkipState:
-    """Make the state before the first step."""
-    # An array each, as donated buffers must not alias.
-    counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
-    return SkipState(jnp.ones((), jnp.bool_), SkipStatistics(*counts, *means), inner_state)
 
 
 def should_apply(

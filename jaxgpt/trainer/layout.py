@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 from jaxgpt.config import Config
 from jaxgpt.kernels import best
 from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
 from jaxgpt.model.lora import model_adapters
-from jaxgpt.model.params import boxed_params
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key

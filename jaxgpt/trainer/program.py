@@ -33,7 +33,7 @@ from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
 from jaxgpt.parallel.processes import count, is_peer_failure
 from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import Objective, next_token_loss
-from jaxgpt.train.optimizer import Numbers, ignored_settings, make_optimizer, schedule
+from jaxgpt.train.optimizer import Numbers, make_optimizer, schedule
 from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
 from jaxgpt.trainer.layout import Layout, compute_sharded, make_layout, shardings_of
 from jaxgpt.trainer.report import Report
@@ -89,22 +89,29 @@ class Program:
         stack = jax.jit(self.layout.stacked, out_shardings=shardings_of(self.layout.abstract_state))
         return block_on_cpu_mesh(self.layout.mesh, stack(state))
 
-    def put(self, windows_BT1: Any) -> jax.Array:
-        """Put windows on their devices: a training batch padded for `step`, any other number of windows padded for `eval`."""
-        n, *window = windows_BT1.shape
-        ways = batch_ways(self.layout.mesh)
-        training = n == self.layout.config.train.batch_size
-        rows = math.prod(self.layout.microbatches) if training else math.ceil(n / ways) * ways
-        return put(self.layout.mesh, [windows_BT1], (rows, *window))
+    def put(self, batch: Any) -> Any:
+        """Put windows, or a tree of arrays of rows, on their devices, padded with rows of -1.
+
+        A training batch is padded for `step`, any other number of rows for `eval`.
+        """
+
+        def put_rows(array: Any) -> jax.Array:
+            n, *row = array.shape
+            ways = batch_ways(self.layout.mesh)
+            training = n == self.layout.config.train.batch_size
+            rows = math.prod(self.layout.microbatches) if training else math.ceil(n / ways) * ways
+            return put(self.layout.mesh, [array], (rows, *row))
+
+        return jax.tree.map(put_rows, batch)
 
     def put_batches(self, batches: Sequence[Any]) -> jax.Array:
         """Put the batches of the next steps, at most `train.steps_per_call`, on their devices, for `steps`."""
         steps = self.layout.config.train.steps_per_call
         return put(self.layout.mesh, batches, self.layout.batch(steps).shape, several=steps > 1)
 
-    def step(self, state: TrainState, windows_BT1: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Take one optimizer step. The given state is donated."""
-        return self._call(self._train[False], state, windows_BT1, self._numbers)
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Take one optimizer step on a batch of `put`. The given state is donated."""
+        return self._call(self._train[False], state, batch, self._numbers)
 
     def steps(
         self, state: TrainState, batches: jax.Array, n: int
@@ -344,7 +351,7 @@ def build(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set it to 0"
         )
     _, kernel_note = choose_attention(config, device)
-    optim_note = ignored_settings(config.optim) if optimizer is None else ""
+    optim_note = config.optim.ignored if optimizer is None else ""
     layout = make_layout(config, mesh, optimizer, change_rules(rules or {}))
     layout = replace(layout, model=model, objective=objective, ops=layout.ops if ops is None else ops)
     if rules:

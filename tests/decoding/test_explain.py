@@ -9,9 +9,9 @@ import pytest
 
 from jaxgpt.decoding import SamplingParams, TokenBuffer
 from jaxgpt.decoding import sample_token as sample_token_
-from jaxgpt.decoding.explain import explain
 from jaxgpt.decoding.sampling import with_filters
 from jaxgpt.errors import UserError
+from jaxgpt.lm.explain import explain_choice
 
 sample_token = jax.jit(sample_token_, static_argnums=4)
 
@@ -31,7 +31,7 @@ def test_masses_add_up_and_agree_with_the_sampler(sampling: SamplingParams) -> N
     for seed in range(5):
         logits = jax.random.normal(jax.random.key(seed), (1, 60)) * 2
         key = jax.random.key(100 + seed)
-        told = explain(logits, PAST, sampling, key, seed)
+        told = explain_choice(logits, PAST, sampling, key, seed)
         token_1, log_p_1 = sample_token(logits, PAST, key[None], jnp.int32(seed), sampling)
         assert told.token == int(token_1[0])
         assert float(log_p_1[0]) == pytest.approx(np.log(told.probability_V[told.token]), abs=1e-5)
@@ -43,7 +43,9 @@ def test_masses_add_up_and_agree_with_the_sampler(sampling: SamplingParams) -> N
             assert 0 <= stage.removed_mass < 1
         if told.uniform is not None:
             assert told.before - 1e-6 <= told.uniform <= told.before + told.probability_V[told.token] + 1e-6
-        replayed = explain(logits, PAST, sampling, jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32)), seed)
+        replayed = explain_choice(
+            logits, PAST, sampling, jax.random.wrap_key_data(jnp.array(told.key, jnp.uint32)), seed
+        )
         assert (replayed.token, replayed.uniform) == (told.token, told.uniform)
 
 
@@ -58,16 +60,18 @@ def test_a_stage_that_forbids_every_token_is_named_with_its_remedy() -> None:
     ]
     for sampling, logits, message in cases:
         with pytest.raises(UserError, match=message):
-            explain(logits, PAST, sampling, jax.random.key(0))
+            explain_choice(logits, PAST, sampling, jax.random.key(0))
 
 
 def test_the_mass_removed_by_each_filter() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
-    top_k, top_p = explain(logits, PAST, SamplingParams(temperature=1, top_k=2, top_p=0.6), jax.random.key(0)).stages
+    top_k, top_p = explain_choice(
+        logits, PAST, SamplingParams(temperature=1, top_k=2, top_p=0.6), jax.random.key(0)
+    ).stages
     assert top_k[:3] == ("top-k 2", 2, pytest.approx(0.25))
     # 2/3 and 1/3 remain; the first alone reaches 0.6.
     assert top_p[:3] == ("top-p 0.6", 1, pytest.approx(1 / 3))
-    [cooler] = explain(logits, PAST, SamplingParams(temperature=0.5), jax.random.key(0)).stages
+    [cooler] = explain_choice(logits, PAST, SamplingParams(temperature=0.5), jax.random.key(0)).stages
     expected = np.array([0.25, 0.0625, 0.015625, 0.015625])
     assert cooler.removed == 0
     assert cooler.moved_mass == pytest.approx(np.abs(expected / expected.sum() - [0.5, 0.25, 0.125, 0.125]).sum() / 2)

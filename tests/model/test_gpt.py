@@ -21,8 +21,9 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, KernelAttention, best
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.model import GPT, KVCache
+from jaxgpt.model.init import init_params
 from jaxgpt.model.norm import Norm
-from jaxgpt.model.params import abstract_params, flatten_params, forward_order, init_params, weight_at, weights
+from jaxgpt.model.params import abstract_params, flatten_params, forward_order, weight_at, weights
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import row_positions

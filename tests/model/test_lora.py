@@ -14,9 +14,10 @@ from helpers import make, random_ids, small
 
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
+from jaxgpt.model.init import boxed_params
 from jaxgpt.model.linear import Linear
 from jaxgpt.model.lora import init_lora, matrices, merge
-from jaxgpt.model.params import boxed_params, flatten_params
+from jaxgpt.model.params import flatten_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
 
 KEY = jax.random.key(0)

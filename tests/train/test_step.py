@@ -18,7 +18,6 @@ from helpers import make, random_ids, small
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.errors import UserError
-from jaxgpt.kernels.devices import over_data
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
@@ -99,9 +98,8 @@ def mean_gradients(
     batch: Any,
     key: jax.Array | None = None,
     accumulation: int = 1,
-    over_devices: Any = None,
 ) -> tuple[dict[str, jax.Array], Any]:
-    run = partial(gradients, objective=objective, accumulation=accumulation, over_devices=over_devices)
+    run = partial(gradients, objective=objective, accumulation=accumulation)
     found: tuple[dict[str, jax.Array], Any] = jax.jit(run)(params, batch, key)
     return found
 
@@ -133,43 +131,33 @@ def test_microbatches_divide_the_batch() -> None:
         gradients(jnp.ones(()), jnp.zeros((5, 9), jnp.int32), None, objective=objective, accumulation=2)
 
 
-@pytest.mark.parametrize("data", [2, pytest.param(1, marks=pytest.mark.ci)])
-def test_an_objective_of_ones_own(data: int) -> None:
-    """Its batch is a tree of arrays; its other sums become metrics. Neither depends on microbatches or devices.
+@pytest.mark.parametrize(("data", "accumulation"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.ci)])
+def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
+    """A batch may be a tree, and the sums of an objective are metrics, divided once, also in microbatches on devices.
 
-    Pairs of sequences, as preference losses compare them: the rows of both lie in one microbatch.
+    Pairs of sequences, as preference losses compare them: the rows of both are in one microbatch.
     """
     config = small("statquest", block_size=8, n_layer=1)
     model, params = make(config)
-    rng = np.random.default_rng(0)
-    batch = {
-        "pairs": {"chosen": random_ids(config, (8, 9)), "rejected": random_ids(config, (8, 9), 1)},
-        "reference": jnp.asarray(rng.normal(size=8), jnp.float32),
-    }
+    reference_B = np.random.default_rng(0).normal(size=8).astype(np.float32)
+    batch = {"chosen": random_ids(config, (8, 9)), "rejected": random_ids(config, (8, 9), 1), "reference": reference_B}
 
     def preference(params: Any, batch: Any, key: None) -> RowSums:
-        each = [next_token_loss(model.apply)(params, batch["pairs"][name], key) for name in ("chosen", "rejected")]
+        each = [next_token_loss(model.apply)(params, batch[name], key) for name in ("chosen", "rejected")]
         margin_B = each[1].loss_B - each[0].loss_B - batch["reference"]
         others = {"accuracy": (margin_B > 0).astype(jnp.float32), "margin": margin_B}
         return RowSums(-jax.nn.log_sigmoid(margin_B), jnp.ones_like(margin_B), others)
 
-    optimizer, add = optax.sgd(0.1), over_data if data > 1 else None
-    with use_mesh(build(Config(model=config, mesh=MeshConfig(data=data))).layout.mesh, config):
-        (state, metrics), (state_4, metrics_4) = (
-            jax.jit(partial(train_step, objective=preference, optimizer=optimizer, over_devices=add, accumulation=n))(
-                init_state(params, optimizer), batch
-            )
-            for n in (1, 4)
-        )
+    train = TrainConfig(batch_size=8, accumulation=accumulation)
+    p = build(Config(model=config, train=train, mesh=MeshConfig(data=data)), optax.sgd(0.1), objective=preference)
+    state, metrics = p.step(p.init(params), p.put(batch))
     sums = preference(params, batch, None)
     assert {"loss", "accuracy", "margin", "grad_norm", "grad_squares"} == set(metrics)
     for name, each in {**sums.others, "loss": sums.loss_B}.items():
         np.testing.assert_allclose(metrics[name], each.mean(), rtol=1e-5)
     assert 0 < metrics["accuracy"] < 1
-    assert_close((metrics_4, state_4.params), (metrics, state.params))
     grads = jax.grad(lambda params: preference(params, batch, None).loss_B.mean())(params)
-    expected = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
-    assert_close(state.params, expected)
+    assert_close(state.params, jax.tree.map(lambda w, g: w - 0.1 * g, params, grads))
 
 
 def assert_close(found: Any, expected: Any) -> None:

@@ -21,7 +21,7 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
-from jaxgpt.model.params import init_params
+from jaxgpt.model.init import init_params
 from jaxgpt.runtime import SAFE_FLAG
 from jaxgpt.study.verify import files, forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
