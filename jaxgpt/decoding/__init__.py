@@ -4,11 +4,4 @@ from jaxgpt.config import BeamParams, SamplingParams
 from jaxgpt.decoding.sampler import Sampler
 from jaxgpt.decoding.sampling import TokenBuffer, sample_token, warp
 
-__all__ = [
-    "BeamParams",
-    "Sampler",
-    "SamplingParams",
-    "TokenBuffer",
-    "sample_token",
-    "warp",
-]
+__all__ = ["BeamParams", "Sampler", "SamplingParams", "TokenBuffer", "sample_token", "warp"]

@@ -64,9 +64,7 @@ def skip_bad_updates(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> SkipState:
-        # An array each, as donated buffers must not alias.
-        counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
-        return SkipState(jnp.ones((), jnp.bool_), SkipStatistics(*counts, *means), optimizer.init(params))
+        return init_skip_state(optimizer.init(params))
 
     def update(
         grads: Any,
@@ -87,6 +85,13 @@ def skip_bad_updates(
         return updates, SkipState(applied, statistics, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def init_skip_state(inner_state: Any) -> SkipState:
+    """Make the state before the first step."""
+    # An array each, as donated buffers must not alias.
+    counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
+    return SkipState(jnp.ones((), jnp.bool_), SkipStatistics(*counts, *means), inner_state)
 
 
 def should_apply(

@@ -137,53 +137,50 @@ def test_attention_gets_the_window_of_each_layer() -> None:
     assert windows == [4, 0, 4]
 
 
+def check_pieces(name: str, ops: Ops, starts: tuple[int, ...], pieces: Sequence[int], stale: bool = False) -> None:
+    """Prefill the first piece of a text and extend it by the others: the logits are those of each row alone.
+
+    Args:
+        name: the model.
+        ops: the operations.
+        starts: first slot of each row; left of it is padding.
+        pieces: numbers of tokens.
+        stale: set back the cache of a different text after the first piece.
+    """
+    config = small(name)
+    params, model = make(config)[1], GPT(config, ops)
+    first, total = pieces[0], sum(pieces)
+    tokens, start_B = random_ids(config, (len(starts), total)), jnp.array(starts)
+    seen = random_ids(config, tokens.shape, seed=1).at[:, :first].set(tokens[:, :first]) if stale else tokens[:, :first]
+    logits, cache = prefill(model, params, seen, start_B, total + 1)
+    cache, parts = cache._replace(length=jnp.int32(first)), [logits[:, :first]]
+    for n in pieces[1:]:
+        logits, cache = extend(model, params, tokens[:, cache.length : cache.length + n], cache)
+        parts.append(logits)
+    assert (cache.length, cache.length.dtype) == (total, jnp.int32)
+    if not stale:
+        expected = [[max(slot - at, -1) for slot in range(total)] + [-1] for at in starts]
+        assert cache.position_BS.tolist() == expected
+    for row, at in enumerate(starts):
+        alone = forward(GPT(config), params, tokens[row : row + 1, at:])[0]
+        np.testing.assert_allclose(jnp.concatenate(parts, 1)[row, at:], alone, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("splits", [(1, 3, 6), pytest.param(range(1, 8), marks=pytest.mark.long)], ids=["some", "all"])
 @with_both
 @every_model
 def test_cached_logits_equal_full_logits_for_every_split(name: str, ops: Ops, splits: Sequence[int]) -> None:
-    """Prefilling n tokens and then extending one at a time gives the logits of a single pass, for every n.
-
-    By default for one n below, one within and one above the sliding window. The rest is also added at once.
-    """
-    config = small(name)
-    params, model = make(config)[1], GPT(config, ops)
+    """By default for one split below, one within and one above the sliding window. The rest is also added at once."""
     T = 7  # longer than the window, shorter than the context
-    tokens, start = random_ids(config, (2, T)), jnp.zeros(2, jnp.int32)
-    full = forward(GPT(config), params, tokens)
     for n in splits:
-        logits, first = prefill(model, params, tokens[:, :n], start, T)
-        parts, cache = [logits], first
-        for t in range(n, T):
-            logits, cache = extend(model, params, tokens[:, t : t + 1], cache)
-            parts.append(logits)
-        np.testing.assert_allclose(np.concatenate(parts, 1), full, atol=1e-5, rtol=0)
-        assert int(cache.length) == T
-        assert cache.position_BS.tolist() == [list(range(T))] * 2
-        if n == splits[0]:
-            rest, _ = extend(model, params, tokens[:, n:], first)
-            np.testing.assert_allclose(rest, full[:, n:], atol=1e-5, rtol=0)
-
-
-def check_left_padding(name: str, ops: Ops) -> None:
-    config = small(name)
-    params, model = make(config)[1], GPT(config, ops)
-    tokens, start = random_ids(config, (3, 9)), jnp.array([0, 3, 6])
-    logits, cache = prefill(model, params, tokens[:, :7], start, 12)
-    assert cache.position_BS[:, 7:].tolist() == [[-1] * 5] * 3
-    two, cache = extend(model, params, tokens[:, 7:], cache)
-    assert (cache.length, cache.length.dtype) == (9, jnp.int32)
-    for row in range(3):
-        first = int(start[row])
-        alone = forward(GPT(config), params, tokens[row : row + 1, first:])[0]
-        found = jnp.concatenate([logits[row, first:], two[row]])
-        np.testing.assert_allclose(found, alone, atol=1e-5, rtol=0)
+        check_pieces(name, ops, (0, 0), (n, *[1] * (T - n)))
+    check_pieces(name, ops, (0, 0), (splits[0], T - splits[0]))
 
 
 @with_both
 @every_model
 def test_left_padding_does_not_change_logits(name: str, ops: Ops) -> None:
-    """A row that starts after arbitrary padding has the same logits as alone, in the prompt and in what follows."""
-    check_left_padding(name, ops)
+    check_pieces(name, ops, (0, 3, 6), (7, 2))
 
 
 def test_a_kernel_reads_left_padded_prompts() -> None:
@@ -194,7 +191,7 @@ def test_a_kernel_reads_left_padded_prompts() -> None:
         calls.append(args)
         return tiled_attention(*args)
 
-    check_left_padding("gemma", Ops(attend=KernelAttention(kernel)))
+    check_pieces("gemma", Ops(attend=KernelAttention(kernel)), (0, 3, 6), (7, 2))
     assert len(calls) == small("gemma").n_layer
 
 
@@ -203,21 +200,7 @@ def test_a_kernel_reads_left_padded_prompts() -> None:
 )
 @pytest.mark.parametrize("ops", BOTH, ids=["definition", "cpu"])
 def test_slots_of_a_cache_that_is_set_back_are_never_seen(name: str, ops: Ops) -> None:
-    """Slots after `length` keep the tokens of another text; later tokens overwrite them, one and several at a time."""
-    config = small(name)
-    params, model = make(config)[1], GPT(config, ops)
-    tokens, start = random_ids(config, (2, 11)), jnp.array([0, 2])
-    _, cache = prefill(model, params, tokens, start, 12)
-    other = random_ids(config, (2, 11), seed=1).at[:, :4].set(tokens[:, :4])
-    cache, parts = cache._replace(length=jnp.int32(4)), []
-    for n in (1, 2, 1, 3):
-        at = int(cache.length)
-        logits, cache = extend(model, params, other[:, at : at + n], cache)
-        parts.append(logits)
-    found = jnp.concatenate(parts, 1)
-    for row in range(2):
-        alone = forward(GPT(config), params, other[row : row + 1, int(start[row]) :])[0]
-        np.testing.assert_allclose(found[row], alone[4 - int(start[row]) :], atol=1e-5, rtol=0)
+    check_pieces(name, ops, (0, 2), (4, 1, 2, 1, 3), stale=True)
 
 
 @every_model

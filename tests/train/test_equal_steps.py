@@ -16,7 +16,7 @@ from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.trainer.program import build
 
-T, LAYERS = 16, 2
+T = 16
 MESHES = [(d, f, t) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) for t in (1, 2, 4) if 1 < d * f * t <= 8]
 RULES: dict[str, Any] = {
     "": {},
@@ -24,10 +24,11 @@ RULES: dict[str, Any] = {
     "data": {"embed": ("data",)},  # divides weights on a mesh of "data" alone as well
     "heads": {"heads": (), "kv_heads": ()},
 }
-MODELS: dict[str, Any] = {
-    "untied": {"tie_embeddings": False, "bias": False},
-    "tied": {},
-    "gated": {"mlp": "gated", "activation": "silu", "norm": "rmsnorm", "positions": "rope", "n_kv_head": 1},
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "untied": ("gpt2", {"tie_embeddings": False, "bias": False}),
+    "tied": ("gpt2", {}),
+    "llama": ("llama", {"n_kv_head": 1}),
+    "statquest": ("statquest", {}),  # neither norms nor MLPs
 }
 DRAWS = st.tuples(
     st.sampled_from([*MODELS]),
@@ -37,7 +38,7 @@ DRAWS = st.tuples(
     st.sampled_from([0, 3, 8, 40]),  # train.loss_chunk
     st.sampled_from([1, 2, 4]),  # train.accumulation
     st.booleans(),  # train.scan_layers
-    st.sampled_from(["none", "dots", "full"]),
+    st.sampled_from(["none", "dots", "full", "offload"]),
     st.sampled_from([0.0, 0.2]),  # model.dropout
 )
 
@@ -52,21 +53,23 @@ def step(
     rules: str = "",
     chunk: int = 0,
     accumulation: int = 1,
-    scan: bool = False,
+    scan_layers: bool = False,
     remat: Any = "none",
     dropout: float = 0.0,
+    layers: int = 1,
 ) -> Any:
     """Return loss, gradient norm and new weights of one step of SGD. Each microbatch draws its own dropout masks."""
-    shape = {"vocab_size": 33, "n_layer": LAYERS, "block_size": T, "n_head": 4, "n_embd": 16, "dropout": dropout}
+    name, changes = MODELS[model]
+    shape = {"vocab_size": 33, "n_layer": layers, "block_size": T, "n_head": 4, "n_embd": 16, "dropout": dropout}
     config = Config(
-        model=small("gpt2", **(shape | MODELS[model])),
+        model=small(name, **(shape | changes)),
         optim=OptimConfig(name="sgd", learning_rate=0.1, warmup_steps=0),
         train=TrainConfig(
             batch_size=rows,
             steps=1,
             loss_chunk=chunk,
             accumulation=1 if dropout else accumulation,
-            scan_layers=scan,
+            scan_layers=scan_layers,
             remat=remat,
         ),
         mesh=MeshConfig(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))),
@@ -75,7 +78,7 @@ def step(
     windows = np.array(random_ids(config.model, (rows, T + 1)))
     windows[1, 5:] = -1  # rows and microbatches have different numbers of targets
     state, metrics = program.step(program.init(), program.put(windows))
-    params = unstack_layers(state.params, LAYERS) if scan else state.params
+    params = unstack_layers(state.params, layers) if scan_layers else state.params
     return jax.device_get((metrics["loss"], metrics["grad_norm"], params))
 
 
@@ -88,7 +91,9 @@ def test_one_step_equals_that_of_one_device(draws: int) -> None:
     @example(NOT_COMPILED)
     @given(DRAWS)
     def check(draw: Any) -> None:
-        found, expected = step(*draw), alone(*draw[:2], dropout=draw[-1])
+        model, rows, *_, scan_layers, _, dropout = draw
+        layers = 2 if scan_layers else 1
+        found, expected = step(*draw, layers), alone(model, rows, dropout=dropout, layers=layers)
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6), found, expected)
 
     check()

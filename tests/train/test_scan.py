@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +12,8 @@ from helpers import make, random_ids, small
 
 from jaxgpt.checkpoint.store import Info, Saver, restore
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.kernels.remat import POLICIES
-from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
-from jaxgpt.train.loss import next_token_loss
 from jaxgpt.train.optimizer import decay_mask, make_optimizer
 from jaxgpt.trainer.program import Program, build
 
@@ -46,51 +42,6 @@ def assert_same(a: object, b: object, **tolerance: float) -> None:
 
 
 long = pytest.mark.long
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=long) for n in ("scaled", "gpt2", "statquest"))])
-def test_scanned_losses_and_gradients_equal_unrolled(name: str) -> None:
-    """Including dropout masks; the blocks of statquest have neither norm nor MLP."""
-    model, params = make(small(name, n_layer=2, dropout=0.2))
-    tokens = random_ids(model.config, (2, 9))
-
-    @jax.jit
-    def loss_and_grads(params: object) -> object:
-        objective = next_token_loss(model.apply)
-        return jax.value_and_grad(lambda p: objective(p, tokens, jax.random.key(0)).loss_B.sum())(params)
-
-    loss, grads = loss_and_grads(params)
-    loss_s, grads_s = loss_and_grads(stack_layers(params))
-    np.testing.assert_allclose(loss_s, loss, rtol=1e-5)
-    assert_same(grads_s, stack_layers(grads), rtol=1e-5, atol=1e-5)
-
-
-@functools.cache
-def loss_and_gradients(remat: str, scan: bool) -> object:
-    model, params = make(small("modern", dropout=0.2))
-    tokens = random_ids(model.config, (2, 9))
-    objective = next_token_loss(GPT(model.config, remat=POLICIES[remat]).apply)
-
-    def loss(params: object) -> jax.Array:
-        return objective(params, tokens, jax.random.key(0)).loss_B.sum()
-
-    return jax.jit(jax.value_and_grad(loss))(stack_layers(params) if scan else params)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("remat", "scan"),
-    [
-        ("dots", True),
-        *(
-            pytest.param(*case, marks=long)
-            for case in (("full", True), ("offload", True), ("offload", False), ("full", False), ("dots", False))
-        ),
-    ],
-)
-def test_every_remat_has_the_same_loss_and_gradients(remat: str, scan: bool) -> None:
-    assert_same(loss_and_gradients(remat, scan), loss_and_gradients("none", scan), rtol=1e-5, atol=1e-5)
 
 
 def test_unstack_inverts_stack() -> None:

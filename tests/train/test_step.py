@@ -104,21 +104,6 @@ def mean_gradients(
     return found
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("accumulation", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 8))])
-def test_accumulation_equals_one_batch(accumulation: int) -> None:
-    """Also if microbatches have different numbers of tokens: sums are divided once."""
-    config = small("gpt2", block_size=8)
-    model, params = make(config)
-    rows = random_ids(config, (8, 9)).at[0, 3:].set(-1).at[1, 1:].set(-1)
-
-    run = partial(mean_gradients, next_token_loss(model.apply))
-    (metrics, grads), (metrics_a, grads_a) = (run(params, rows, accumulation=n) for n in (1, accumulation))
-    np.testing.assert_allclose(metrics_a["loss"], metrics["loss"], rtol=1e-6)
-    for a, b in zip(jax.tree.leaves(grads_a), jax.tree.leaves(grads), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5)
-
-
 def test_a_batch_without_targets_has_no_loss_and_no_gradients() -> None:
     objective = next_token_loss(lambda variables, tokens_BT, key: variables["params"] * jnp.ones((*tokens_BT.shape, 3)))
     metrics, grad = mean_gradients(objective, jnp.ones(()), jnp.full((2, 9), -1))
