@@ -15,7 +15,7 @@ from jaxgpt.lm import LM
 from jaxgpt.model.params import abstract_params
 from jaxgpt.presets import PRESETS, command, preset
 from jaxgpt.study import names
-from jaxgpt.study.capture import captured_names
+from jaxgpt.study.run import hidden_names, layer_names
 
 LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, whose layers take long to trace
 
@@ -62,7 +62,7 @@ def test_sizes_and_shapes_of_the_study_notes(name: str, D: int, F: int, N: int, 
     assert config.block_size == T
     listed = names(LM(Config(model=config), params, ByteTokenizer()), (2, T))
     shapes = {key: x.shape for key, x in listed.items()}
-    hidden, patterns = captured_names(config)
+    hidden, patterns = hidden_names(config), layer_names(config, "attn.pattern")
     assert shapes["logits"] == (2, T, 50_257 if name == "gpt2-style" else 96)
     assert [shapes[h] for h in hidden] == [(2, T, D)] * (L + 1)
     assert [shapes[p] for p in patterns] == [(2, N, T, T)] * L

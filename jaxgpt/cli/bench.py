@@ -1,4 +1,4 @@
-"""jaxgpt bench PRESET|RUN [--seconds 5] [--no-decode] [--json] [--section.field ...]"""
+"""jaxgpt bench PRESET|RUN [--seconds 5] [--no-decode] [--trace DIR] [--json] [--section.field ...]"""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 
 
-def bench(target: str, /, *, seconds: float = 5.0, decode: bool = True, json: Json = False, settings: Settings) -> int:
+def bench(
+    target: str,
+    /,
+    *,
+    seconds: float = 5.0,
+    decode: bool = True,
+    trace: str = "",
+    json: Json = False,
+    settings: Settings,
+) -> int:
     """Measure training and generation speed on this machine, its peak rates, and where the time goes.
 
     Training steps use random token ids. The breakdown is the device time by kind of compiled instruction, from a profiler
@@ -23,12 +32,13 @@ def bench(target: str, /, *, seconds: float = 5.0, decode: bool = True, json: Js
 
     jaxgpt bench shakespeare
     jaxgpt bench runs/shakespeare --seconds 20
-    jaxgpt bench gpt2 --no-decode --json
+    jaxgpt bench gpt2 --no-decode --trace profile
 
     Args:
         target: preset or run
         seconds: measure training steps for this many seconds
         decode: also measure generation
+        trace: keep the profiler trace in this directory, for XProf and Perfetto
     """
     config = with_vocab(with_settings(named_config(target), settings))
     if not 0 < seconds <= 3600:
@@ -40,11 +50,13 @@ def bench(target: str, /, *, seconds: float = 5.0, decode: bool = True, json: Js
     from jaxgpt.study import bench as measure
 
     with progress("starting") as activity:
-        results = {"name": target} | measure.bench(config, seconds, decode, activity.stage)
+        results = {"name": target} | measure.bench(config, seconds, decode, trace, activity.stage)
     if json:
         print_json(results)
     else:
         print(report(config, results))
+        if trace:
+            print(f"trace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev")
     return 0
 
 

@@ -1,6 +1,5 @@
 """Inspect a model: read and edit activations, ask questions of them, verify invariants, benchmark."""
 
-from jaxgpt.study.capture import Captured, CapturedGeneration, capture, capture_generation
 from jaxgpt.study.heads import (
     Heads,
     entropy,
@@ -12,14 +11,13 @@ from jaxgpt.study.heads import (
 )
 from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, ablate_neurons, patch
 from jaxgpt.study.lens import Attribution, Lens, Neighbours, attribution, lens, neighbours
-from jaxgpt.study.run import ForwardPass, Generated, generate, names, run
+from jaxgpt.study.run import Captured, ForwardPass, Generated, capture, generate, names, run
 from jaxgpt.study.verify import LawResult, fresh, verify
 
 __all__ = [
     "Ablation",
     "Attribution",
     "Captured",
-    "CapturedGeneration",
     "ForwardPass",
     "Generated",
     "Heads",
@@ -32,7 +30,6 @@ __all__ = [
     "ablate_neurons",
     "attribution",
     "capture",
-    "capture_generation",
     "entropy",
     "fresh",
     "generate",

@@ -35,7 +35,9 @@ TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
 HIT = "/jax/compilation_cache/cache_hits"
 
 
-def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[str], Any] = str) -> dict[str, Any]:
+def bench(
+    config: Config, seconds: float, decode: bool = True, trace: str = "", say: Callable[[str], Any] = str
+) -> dict[str, Any]:
     """Measure startup, training steps, input, decoding and the machine's limits, on random ids.
 
     `MFU = tokens/s F / peak`, with F the FLOPs per token (`flops_per_token`): `6 P + 12 L N H T`, or with adapters
@@ -45,6 +47,7 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
         config: the run, with `model.vocab_size` set.
         seconds: time to run training steps for.
         decode: whether to measure generation as well.
+        trace: directory to keep the profiler trace in; "": delete it.
         say: called with the name of each stage as it starts.
 
     Returns:
@@ -57,39 +60,38 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
         raise UserError(
             f"generation needs a model.block_size of at least 3, not {config.model.block_size}: use --no-decode"
         )
-    stages: dict[str, float] = {}
     say("compiling")
-    with _timed(stages, "weights"):
-        program = build(config)
-        state = jax.block_until_ready(program.init())
-    steps = _Steps(program, state)
-    with _timed(stages, "traced"):
-        lowered = program.lower(state, steps.batch())
-    with _timed(stages, "compiled"), _cache_hits() as hits:
+    clock = _Clock()
+    program = build(config)
+    steps = _Steps(program, jax.block_until_ready(program.init()))
+    start = {"weights": clock()}
+    lowered = program.lower(steps.state, steps.batch())
+    start["traced"] = clock()
+    with _cache_hits() as hits:
         compiled = compile_lowered(program.layout, lowered)
-    with _timed(stages, "first_step"):
-        steps.run(1, each=1)
+    start |= {"compiled": clock(), "from_cache": bool(hits)}
+    steps.run(1, each=1)
+    start["first_step"] = clock()
     say(f"training for {seconds:g} s")
-    steps.run(2)
-    times = steps.run(seconds=seconds)
+    expected = statistics.median(steps.run(3))
+    times = steps.run(max(round(seconds / expected / steps.each), 5))
     step = statistics.median(times)
-    count = min(max(round(TRACED / (step * steps.each)), 2), 10)
-    trace = record_trace(lambda: steps.run(count))
-    where = device_time(trace, instruction_kinds(compiled.as_text() or ""), len(program.layout.mesh.local_devices))
-    tokens = config.train.batch_size * config.window
+    calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
+    profile = record_trace(lambda: steps.run(calls), trace)
+    where = device_time(profile, instruction_kinds(compiled.as_text() or ""), len(program.layout.mesh.local_devices))
     say("measuring peak FLOP/s and bandwidth")
-    peak = product_peak(program.layout.mesh, config.train.compute_dtype)
-    bandwidth = read_bandwidth(program.layout.mesh)
-    params, memory = program.layout.abstract_weights, compiled.memory_analysis()
+    mesh, params, memory = program.layout.mesh, program.layout.abstract_weights, compiled.memory_analysis()
+    peak, bandwidth = product_peak(mesh, config.train.compute_dtype), read_bandwidth(mesh)
     flops = flops_per_token(config.model, params, config.window, config.lora)
-    device = program.layout.mesh.devices.flat[0]
+    tokens = config.train.batch_size * config.window
+    device = mesh.devices.flat[0]
     results: dict[str, Any] = {
         "device": device.device_kind if device.platform != "cpu" else "cpu",
-        "devices": program.layout.mesh.size,
+        "devices": mesh.size,
         "jax": jax.__version__,
         "parameters": parameter_count(params),
         "compute_dtype": config.train.compute_dtype,
-        "start_seconds": stages | {"from_cache": bool(hits)},
+        "start_seconds": start,
         "step": {
             "seconds": step,
             "range": [min(times), max(times)],
@@ -110,6 +112,17 @@ def bench(config: Config, seconds: float, decode: bool = True, say: Callable[[st
     return results
 
 
+class _Clock:
+    """Returns the seconds since its last call."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def __call__(self) -> float:
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+
 class _Steps:
     """Training steps on random ids, dispatched ahead of the devices as in the training loop."""
 
@@ -127,41 +140,28 @@ class _Steps:
         """Return the input of the next call, for `each` steps."""
         return self.program.put_batches([self.batches.at(step) for step in range(self.step, self.step + each)])
 
-    def run(self, calls: int = 0, seconds: float = 0.0, each: int = 0) -> list[float]:
-        """Run training steps and time them.
+    def run(self, calls: int, each: int = 0) -> list[float]:
+        """Run training steps and return the seconds per step of each call.
 
         Args:
-            calls: number of calls; 0: at least 5, and as many as start within `seconds`.
-            seconds: duration, if `calls` is 0.
+            calls: number of calls.
             each: steps per call; 0: `train.steps_per_call`.
-
-        Returns:
-            The seconds per step of each call.
         """
         each = each or self.each
         pending: deque[Any] = deque()
         times: list[float] = []
-        begin = last = time.perf_counter()
-
-        def read(leave: int) -> None:
-            nonlocal last
-            while len(pending) > leave:
+        clock = _Clock()
+        for call in range(calls + LAG):
+            if call < calls:
+                host = _Clock()
+                batch = self.batch(each)
+                self.input_seconds.append(host() / each)
+                self.state, metrics = self.program.steps(self.state, batch, each)
+                self.step += each
+                pending.append(metrics)
+            if call >= LAG and pending:
                 pending.popleft()()
-                now = time.perf_counter()
-                times.append((now - last) / each)
-                last = now
-
-        for count in range(calls or 1_000_000):
-            if not calls and count >= 5 and time.perf_counter() - begin > seconds:
-                break
-            start = time.perf_counter()
-            batch = self.batch(each)
-            self.input_seconds.append((time.perf_counter() - start) / each)
-            self.state, metrics = self.program.steps(self.state, batch, each)
-            self.step += each
-            pending.append(metrics)
-            read(LAG)
-        read(0)
+                times.append(clock() / each)
         # The first call started on idle devices, and the last ones may have ended before they were read.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
@@ -183,15 +183,15 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
     def generate() -> tuple[float, float]:
         keys = jax.random.split(jax.random.key(0), 1)
         session = DecodeSession(sampler, weights, [[0] * prompt], keys, [new], context=config.block_size)
-        start = time.perf_counter()
+        clock = _Clock()
         session.next_tokens(1)
-        first = time.perf_counter()
+        first = clock()
         session.next_tokens(new - 1)
-        return first - start, (time.perf_counter() - first) / (new - 1)
+        return first, clock() / (new - 1)
 
-    start = time.perf_counter()
+    clock = _Clock()
     generate()
-    compiled = time.perf_counter() - start
+    compiled = clock()
     firsts, tokens = zip(*(generate() for _ in range(3)), strict=True)
     weight_bytes = 4 * multiplied_parameters(config, abstract_params(config))
     token = statistics.median(tokens)
@@ -205,13 +205,6 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
         "weight_bytes": weight_bytes,
         "of_limit": weight_bytes / bandwidth / token,
     }
-
-
-@contextmanager
-def _timed(stages: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    stages[name] = time.perf_counter() - start
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from jaxgpt.config import Config
 from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import as_keys
-from jaxgpt.study.run import forward, on_tokens
+from jaxgpt.study.run import forward, layer_names, on_tokens
 
 
 class Heads(NamedTuple):
@@ -45,12 +45,9 @@ def heads(lm: LM, ids: Any) -> Heads:
 
 @partial(jax.jit, static_argnums=0)
 def _heads(config: Config, params: Any, tokens_BT: jax.Array) -> Heads:
-    patterns = _patterns(config, params, tokens_BT)
-    return Heads(
-        jnp.stack([previous_score(pattern) for pattern in patterns]),
-        jnp.stack([induction_score(pattern, tokens_BT) for pattern in patterns]),
-        jnp.stack([entropy(pattern).mean((0, 2)) for pattern in patterns]),
-    )
+    pattern_LBNTS = _patterns(config, params, tokens_BT)
+    previous, induction = jax.vmap(previous_score), jax.vmap(induction_score, (0, None))
+    return Heads(previous(pattern_LBNTS), induction(pattern_LBNTS, tokens_BT), entropy(pattern_LBNTS).mean((1, 3)))
 
 
 def rollout(lm: LM, ids: Any) -> jax.Array:
@@ -73,18 +70,15 @@ def rollout(lm: LM, ids: Any) -> jax.Array:
 
 @partial(jax.jit, static_argnums=0)
 def _rollout(config: Config, params: Any, tokens_BT: jax.Array) -> jax.Array:
-    same_1TT = jnp.eye(tokens_BT.shape[1])[None]
-    reached, layers = same_1TT, []
-    for pattern_BNTS in _patterns(config, params, tokens_BT):
-        reached = jnp.matmul((pattern_BNTS.mean(1) + same_1TT) / 2, reached)
-        layers.append(reached)
-    return jnp.stack(layers)
+    same_11TT = jnp.eye(tokens_BT.shape[1])[None, None]
+    step_LBTT = (_patterns(config, params, tokens_BT).mean(2) + same_11TT) / 2
+    return jax.lax.associative_scan(lambda first, then: jnp.matmul(then, first), step_LBTT)
 
 
-def _patterns(config: Config, params: Any, tokens_BT: jax.Array) -> list[jax.Array]:
-    names = tuple(f"h.{layer}.attn.pattern" for layer in range(config.model.n_layer))
+def _patterns(config: Config, params: Any, tokens_BT: jax.Array) -> jax.Array:
+    names = tuple(layer_names(config.model, "attn.pattern"))
     taps = forward(config, params, tokens_BT, names).taps
-    return [taps[name] for name in names]
+    return jnp.stack([taps[name] for name in names])
 
 
 def previous_score(pattern_BNTS: jax.Array) -> jax.Array:
@@ -108,7 +102,7 @@ def induction_score(pattern_BNTS: jax.Array, tokens_BT: jax.Array) -> jax.Array:
 
 def entropy(pattern_BNTS: jax.Array) -> jax.Array:
     """Compute the entropy of each query's attention weights, in nats, `[B, N, T]`."""
-    return -jnp.where(pattern_BNTS > 0, pattern_BNTS * jnp.log(jnp.maximum(pattern_BNTS, 1e-30)), 0.0).sum(-1)
+    return jax.scipy.special.entr(pattern_BNTS).sum(-1)
 
 
 def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0) -> jax.Array:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +18,10 @@ from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import encode_prompt
 from jaxgpt.lm.model import ids_with_text, only_text
 from jaxgpt.lm.text import UNFINISHED
+from jaxgpt.study.heads import entropy
 from jaxgpt.study.interventions import ablate_heads
 from jaxgpt.study.lens import lens
-from jaxgpt.study.run import run
+from jaxgpt.study.run import layer_names, run, stream_names
 
 INSPECTED_TOKENS = 128  # tokens of an inspected text
 TOP = 5  # most probable tokens at each position
@@ -49,6 +50,8 @@ class Inspection(NamedTuple):
     """The predictions and activations of a model for a text of T tokens.
 
     Attributes:
+        source: run and step of the model, as `LM.source`.
+        generated: method that generated the tokens after the prompt: greedy, or temperature and seed; "": the prompt alone.
         ids: ids of the text, `[T]`.
         tokens: their texts.
         prompt: number of tokens of the prompt; the others are generated.
@@ -67,6 +70,8 @@ class Inspection(NamedTuple):
             the model is too large, or the text is one token, which has no loss.
     """
 
+    source: str
+    generated: str
     ids: list[int]
     tokens: list[str]
     prompt: int
@@ -88,18 +93,20 @@ class Inspection(NamedTuple):
         The means are over all tokens but the first; attention to the first token includes the second token's. `without`, if
         measured, is the increase of the text's loss without the head.
         """
-        rows = []
-        for layer, maps in enumerate(self.attention):
-            for head, map_TS in enumerate(maps):
-                later = map_TS[1:] if len(map_TS) > 1 else map_TS
-                entropy = -np.where(later > 0, later * np.log(np.maximum(later, 1e-30)), 0.0).sum(-1).mean()
-                previous = np.diagonal(map_TS, -1).mean() if len(map_TS) > 1 else 0.0
-                same = np.diagonal(map_TS)[-len(later) :].mean()
-                values = {"same": same, "previous": previous, "first": later[:, 0].mean(), "entropy": entropy}
-                if self.without is not None:
-                    values["without"] = self.without[layer, head]
-                rows.append({"layer": layer, "head": head} | {name: float(value) for name, value in values.items()})
-        return rows
+        several = len(self.ids) > 1
+        own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))
+        values = {
+            "same": own[..., several:].mean(-1),
+            "previous": before.mean(-1) if several else np.zeros(own.shape[:2]),
+            "first": self.attention[:, :, several:, 0].mean(-1),
+            "entropy": np.asarray(entropy(jnp.asarray(self.attention)))[..., several:].mean(-1),
+        }
+        if self.without is not None:
+            values["without"] = self.without
+        return [
+            {"layer": layer, "head": head} | {name: float(value[layer, head]) for name, value in values.items()}
+            for layer, head in np.ndindex(own.shape[:2])
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Return all values but the attention maps, which are summarized by `heads`."""
@@ -133,18 +140,18 @@ def inspect(
     """
     model = lm.config.model
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
-    limit = min(longest, model.block_size)
-    if len(ids) + max_new_tokens > limit:
+    limit, before = min(longest, model.block_size), len(ids)
+    if before + max_new_tokens > limit:
         raise UserError(
-            f"a prompt of {len(ids)} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
+            f"a prompt of {before} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
             f"prompt, or lower max-new-tokens"
         )
-    before = len(ids)
+    generated = ""
     if max_new_tokens:
         ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=temperature, key=key)[0].ids
-    residual = [*(f"resid.pre.{layer}" for layer in range(model.n_layer)), f"resid.post.{model.n_layer - 1}"]
-    patterns = [f"h.{layer}.attn.pattern" for layer in range(model.n_layer)]
-    out = run(lm, [ids], [*residual, *patterns])
+        generated = f"at temperature {temperature:g}, seed {key}" if temperature else "greedy"
+    stream, patterns = stream_names(model), layer_names(model, "attn.pattern")
+    out = run(lm, [ids], [*stream, *patterns])
     has_text = ids_with_text(lm)
     logits = np.asarray(only_text(out.logits, has_text)[0], np.float64)
     top = logits.max(-1, keepdims=True)
@@ -160,37 +167,35 @@ def inspect(
     if len(ids) > 1 and 2 * model.parameters * len(ids) * model.n_layer * model.n_head <= ABLATION:
         removed = ablate_heads(lm, [ids], TextLoss(tuple(ids), has_text))
         without = np.asarray(removed.ablated) - float(removed.clean)
-    word = _texts(lm.tokenizer, ids[0])
+
+    word = partial(token_text, lm.tokenizer, first=ids[0])
     return Inspection(
+        source=lm.source,
+        generated=generated,
         ids=ids,
-        tokens=[_whole(lm.tokenizer, ids[0], lm.tokenizer.decode(ids[:1])), *map(word, ids[1:])],
+        tokens=[token_text(lm.tokenizer, ids[0]), *map(word, ids[1:])],
         prompt=before,
         top_ids=best,
         top_probabilities=np.take_along_axis(p, best, -1),
-        top_tokens=[[word(i) for i in row] for row in best],
+        top_tokens=[[word(i) for i in row] for row in best.tolist()],
         entropy=-(p * np.where(p > 0, log_p, 0.0)).sum(-1),
         next_probability=np.exp(follows[:, 0]),
         next_rank=1 + (log_p[:-1] > follows).sum(-1),
         attention=np.stack([np.asarray(out.taps[name][0], np.float32) for name in patterns]),
-        lens_tokens=[[word(i) for i in row] for row in np.asarray(layers.ids)[:, 0, :, 0]],
+        lens_tokens=[[word(i) for i in row] for row in layers.ids[:, 0, :, 0].tolist()],
         lens_probabilities=np.asarray(layers.probabilities)[:, 0, :, 0],
-        norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in residual]),
+        norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in stream]),
         without=without,
     )
 
 
-def _texts(tokenizer: Tokenizer, first: int) -> Callable[[int], str]:
-    """Return a function from an id to its text after a first token, as some decoders drop the space that begins a text."""
-    before = tokenizer.decode([first])
+def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
+    """Return the text of a token; the name of its bytes if they are not whole characters.
 
-    def text(i: int) -> str:
-        both = tokenizer.decode([first, int(i)])
-        follows = both.startswith(before) and not tokenizer.separator
-        return _whole(tokenizer, int(i), both[len(before) :] if follows else tokenizer.decode([int(i)]))
-
-    return text
-
-
-def _whole(tokenizer: Tokenizer, i: int, text: str) -> str:
-    """Return the text of a token; the names of its bytes if they are not whole characters."""
+    With a first token before it: some decoders drop the space that begins a text.
+    """
+    text = tokenizer.decode([i])
+    if first is not None and not tokenizer.separator:
+        before, both = tokenizer.decode([first]), tokenizer.decode([first, i])
+        text = both[len(before) :] if both.startswith(before) else text
     return tokenizer.name(i) if UNFINISHED in text else text

@@ -14,8 +14,9 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, as_int, short_repr
 from jaxgpt.lm import LM
+from jaxgpt.lm.model import check_lm
 from jaxgpt.study.lens import answer_ids
-from jaxgpt.study.run import Edits, as_tokens, forward, on_tokens
+from jaxgpt.study.run import Edits, as_tokens, forward, layer_names, on_tokens, run
 
 Metric = Callable[[jax.Array], jax.Array]  # a pure function of logits [B, T, V], such as LogitDifference
 Replacement = Literal["zero", "mean"]
@@ -109,33 +110,30 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Replacement = "z
     Raises:
         UserError: as `run`, or if the replacement or the metric is invalid.
     """
-    names = tuple(f"h.{layer}.attn.head_out" for layer in range(lm.config.model.n_layer))
-    return _ablate(lm, ids, metric, replacement, names)
+    check_lm(lm)
+    return _ablate(lm, ids, metric, replacement, layer_names(lm.config.model, "attn.head_out"))
 
 
 def ablate_neurons(lm: LM, ids: Any, layer: int, metric: Metric, replacement: Replacement = "zero") -> Ablation:
-    """Compute a metric without each hidden unit of an MLP.
-
-    Args:
-        lm: the model.
-        ids: a text, or ids `[B, T]`.
-        layer: index of the layer, from 0.
-        metric: a function of the logits `[B, T, V]` that returns a scalar.
-        replacement: replacement of the unit's activation: zero, or its mean over these rows and positions.
+    """Compute a metric without each hidden unit of the MLP of a layer, from 0. Other arguments as for `ablate_heads`.
 
     Raises:
-        UserError: as `run`, or if the replacement or the metric is invalid.
+        UserError: as `ablate_heads`.
     """
+    check_lm(lm)
     layer = as_int("layer", layer, 0, lm.config.model.n_layer - 1)
-    out = _ablate(lm, ids, metric, replacement, (f"h.{layer}.mlp.post",))
+    out = _ablate(lm, ids, metric, replacement, [f"h.{layer}.mlp.post"])
     return out._replace(ablated=out.ablated[0])
 
 
-def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: tuple[str, ...]) -> Ablation:
+def _ablate(lm: LM, ids: Any, metric: Metric, replacement: Replacement, names: list[str]) -> Ablation:
     _check_metric(metric)
     if replacement not in get_args(Replacement):
         raise UserError(f"replacement must be zero or mean: {short_repr(replacement)}")
-    return on_tokens(_ablation, lm, ids, metric, replacement, names)
+    taps = run(lm, ids, names).taps
+    means = tuple(jnp.broadcast_to(taps[name].mean((0, 1)), taps[name].shape) for name in names)
+    values = means if replacement == "mean" else jax.tree.map(jnp.zeros_like, means)
+    return Ablation(*on_tokens(_sweep, lm, ids, values, tuple(names), 2, metric))
 
 
 class Patching(NamedTuple):
@@ -186,55 +184,40 @@ def patch(
         raise UserError(f"site must be the name of one activation of a layer, such as attn.out: {short_repr(site)}")
     if over not in ("positions", "heads"):
         raise UserError(f"over must be positions or heads: {short_repr(over)}")
-    layers, of_stream = range(lm.config.model.n_layer), site.startswith("resid.")
-    names = tuple(f"{site}.{layer}" if of_stream else f"h.{layer}.{site}" for layer in layers)
-    by_key = site.endswith((".scores", ".pattern"))  # [B, N, T, S]: T are the positions
-    axis = {"positions": 1 + by_key, "heads": 2 - by_key}[over]
-    heads = ("attn.q", "attn.k", "attn.v", "attn.rot_q", "attn.rot_k", "attn.head_out", "attn.scores", "attn.pattern")
-    if over == "heads" and site not in heads:
-        raise UserError(f"{short_repr(site)} has no heads: choose from {', '.join(heads)}")
-    return on_tokens(_patching, lm, corrupted_BT, clean_BT, metric, names, axis)
-
-
-@partial(jax.jit, static_argnums=(0, 3, 4, 5))
-def _ablation(
-    config: Config,
-    params: Any,
-    tokens_BT: jax.Array,
-    metric: Metric,
-    replacement: Replacement,
-    names: tuple[str, ...],
-) -> Ablation:
-    out = forward(config, params, tokens_BT, names)
-    values = [
-        jnp.zeros_like(x) if replacement == "zero" else jnp.broadcast_to(x.mean((0, 1), keepdims=True), x.shape)
-        for x in (out.taps[name] for name in names)
-    ]
-    measure = lambda edits: _measure(metric, forward(config, params, tokens_BT, (), edits).logits)  # noqa: E731
-    return Ablation(_measure(metric, out.logits), _sweep(measure, names, values, 2))
+    names = tuple(layer_names(lm.config.model, site))
+    out = run(lm, clean_BT, names)
+    values = tuple(out.taps[name] for name in names)
+    if over == "heads" and values[0].ndim != 4:
+        raise UserError(f"{short_repr(site)} has no heads: choose attn.head_out, attn.q, attn.pattern, ...")
+    axis = 1 if (over == "heads") == site.endswith((".scores", ".pattern")) else 2  # [B, T, N, H], or [B, N, T, S]
+    return Patching(_measure(metric, out.logits), *on_tokens(_sweep, lm, corrupted_BT, values, names, axis, metric))
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5, 6))
-def _patching(
+def _sweep(
     config: Config,
     params: Any,
-    corrupted_BT: jax.Array,
-    clean_BT: jax.Array,
-    metric: Metric,
+    tokens_BT: jax.Array,
+    values: tuple[jax.Array, ...],
     names: tuple[str, ...],
     axis: int,
-) -> Patching:
-    clean = forward(config, params, clean_BT, names)
-    measure = lambda edits: _measure(metric, forward(config, params, corrupted_BT, (), edits).logits)  # noqa: E731
-    grid = _sweep(measure, names, [clean.taps[name] for name in names], axis)
-    return Patching(_measure(metric, clean.logits), measure(()), grid)
+    metric: Metric,
+) -> tuple[jax.Array, jax.Array]:
+    """Compute a metric, and the metric with one slice of one activation replaced: `[len(names), n]`, n the size of the axis.
 
-
-def _sweep(
-    measure: Callable[[Edits], jax.Array], names: Sequence[str], values: Sequence[jax.Array], axis: int
-) -> jax.Array:
-    """Compute the metric with one slice of one activation replaced: `[len(names), n]`, n the size of the axis."""
+    Args:
+        config: config of the model.
+        params: its weights.
+        tokens_BT: ids.
+        values: activations to take the slices from.
+        names: their names.
+        axis: their axis of slices.
+        metric: a function of the logits.
+    """
     n = values[0].shape[axis]
+
+    def measure(edits: Edits = ()) -> jax.Array:
+        return _measure(metric, forward(config, params, tokens_BT, (), edits).logits)
 
     def replaced(cell: jax.Array) -> jax.Array:
         def edit(i: int, x: jax.Array) -> jax.Array:
@@ -244,4 +227,4 @@ def _sweep(
         return measure(tuple((name, partial(edit, i)) for i, name in enumerate(names)))
 
     cells = jnp.arange(len(names) * n)
-    return jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)
+    return measure(), jax.lax.map(replaced, cells, batch_size=AT_ONCE).reshape(len(names), n)

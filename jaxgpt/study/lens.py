@@ -14,7 +14,7 @@ from jaxgpt.config import Config
 from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import check_lm, ids_with_text, only_text
-from jaxgpt.study.run import as_tokens, forward, on_tokens
+from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
 
 
 class Lens(NamedTuple):
@@ -55,9 +55,7 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
 def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, has_text: bytes) -> Lens:
-    layers = config.model.n_layer
-    last = f"resid.post.{layers - 1}"
-    names = (*(f"resid.pre.{layer}" for layer in range(layers)), last)
+    *_, last = names = tuple(stream_names(config.model))
     out = forward(config, params, tokens_BT, names)
 
     def read(answer_BT: jax.Array, x_BTD: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -128,14 +126,11 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
 def _attribution(
     config: Config, params: Any, tokens_BT: jax.Array, answer_B: jax.Array | None, at: jax.Array, has_text: bytes
 ) -> Attribution:
-    config, model = config.with_model(logit_softcap=0.0), config.model
-    layers, B = range(model.n_layer), tokens_BT.shape[0]
-    heads = [f"h.{layer}.attn.head_out" for layer in layers]
-    mlps = [f"h.{layer}.mlp.out" for layer in layers if model.mlp != "none"]
-    positions = ["pos_embed"] if model.positions in ("learned", "sinusoidal") else []
+    config = config.with_model(logit_softcap=0.0)
+    heads, mlps = layer_names(config.model, "attn.head_out"), layer_names(config.model, "mlp.out")
     out = forward(config, params, tokens_BT, ("*",))
     scales = {name: x for name, x in out.taps.items() if name.endswith(".scale")}
-    parts = {name: out.taps[name] for name in ("embed", *positions, *heads, *mlps)}
+    parts = {name: out.taps[name] for name in ("embed", "pos_embed", *heads, *mlps) if name in out.taps}
     if answer_B is None:
         answer_B = jnp.argmax(jnp.take(only_text(out.logits, has_text), at, axis=1), -1)
 
@@ -145,14 +140,18 @@ def _attribution(
         return jnp.take_along_axis(logits_BV, answer_B[:, None], -1)[:, 0]
 
     gradients = jax.grad(lambda parts: logit_of(parts).sum())(parts)
-    product = {name: gradients[name] * parts[name] for name in (*heads, *mlps)}
-    none_B, at_BTD = jnp.zeros((B,)), gradients["embed"]
+    if "pos_embed" in parts:  # `[1, T, D]`, added to the embedding
+        gradients["pos_embed"] = gradients["embed"]
+
+    def contribution(name: str, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
+        return (gradients[name] * parts[name]).sum(axes) if name in parts else jnp.zeros(len(tokens_BT))
+
     return Attribution(
         logit=logit_of(parts),
-        embed=(at_BTD * parts["embed"]).sum((1, 2)),
-        position=(at_BTD * parts["pos_embed"]).sum((1, 2)) if positions else none_B,  # added to the embedding
-        heads=jnp.stack([product[name].sum((1, 3)) for name in heads]),
-        mlps=jnp.stack([product[name].sum((1, 2)) for name in mlps] or [none_B for _ in layers]),
+        embed=contribution("embed"),
+        position=contribution("pos_embed"),
+        heads=jnp.stack([contribution(name, (1, 3)) for name in heads]),
+        mlps=jnp.stack([contribution(name) for name in mlps]),
         bias=logit_of(jax.tree.map(jnp.zeros_like, parts)),
     )
 
@@ -183,30 +182,18 @@ class Neighbours(NamedTuple):
 
 
 def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
-    """Find the tokens whose embeddings have the largest cosine similarity to those of some tokens, themselves left out.
+    """Find the k other tokens whose embeddings have the largest cosine similarity to the embeddings of some tokens.
 
-    The padding ids of a vocabulary are included.
-
-    Args:
-        lm: the model.
-        ids: one id or several.
-        k: number of neighbours.
+    Ids without a text, such as the padding of a vocabulary, are included.
 
     Raises:
         UserError: if an id is outside the vocabulary, or k is not below the vocabulary size.
     """
     check_lm(lm)
     V = lm.config.model.vocab_size
-    ids_n = [as_int("an id", i, 0, V - 1) for i in np.asarray(ids).reshape(-1).tolist()]
-    return _neighbours(lm.params["wte"]["embedding"], jnp.asarray(ids_n, jnp.int32), as_int("k", k, 1, V - 1))
-
-
-@partial(jax.jit, static_argnums=2)
-def _neighbours(table: Any, ids_n: jax.Array, k: int) -> Neighbours:
-    V = table.shape[0]
-    rows_VD = table.take(jnp.arange(V), axis=0)
+    ids_n = np.array([as_int("an id", i, 0, V - 1) for i in np.asarray(ids).reshape(-1).tolist()])
+    rows_VD = lm.params["wte"]["embedding"].take(jnp.arange(V), axis=0)
     unit_VD = rows_VD / jnp.maximum(jnp.linalg.norm(rows_VD, axis=-1, keepdims=True), 1e-30)
-    cosine_nV = jnp.einsum("nD,VD->nV", unit_VD[ids_n], unit_VD)
-    cosine_nV = jnp.where(jnp.arange(V)[None, :] == ids_n[:, None], -jnp.inf, cosine_nV)
-    cosine, ids = jax.lax.top_k(cosine_nV, k)
-    return Neighbours(ids, cosine)
+    cosine_nV = (unit_VD[ids_n] @ unit_VD.T).at[jnp.arange(len(ids_n)), ids_n].set(-jnp.inf)
+    cosine, found = jax.lax.top_k(cosine_nV, as_int("k", k, 1, V - 1))
+    return Neighbours(found, cosine)

@@ -6,6 +6,7 @@ const at = (l, n, i, j) => j > i ? 0 : bytes[(l * data.heads + n) * triangle + i
 const tokens = [...document.querySelectorAll(".t")], heads = maps();
 const rows = [...document.querySelectorAll("[aria-labelledby=h-next] tbody tr")], large = document.getElementById("large");
 let head = [data.layers.length - 1, 0], kept = T - 1, shown = kept;
+const quoted = i => `"${data.tokens[i]}"`;
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // Add a button with a canvas for each head to the table of maps, and return the buttons.
@@ -25,13 +26,43 @@ function maps() {
     });
   });
 }
-function draw(canvas, l, n, row) {
+function draw(canvas, l, n) {
   canvas.width = canvas.height = T;
   const context = canvas.getContext("2d"), image = context.createImageData(T, T);
   const [r, g, b] = color("--ink").split(" ").map(Number);
   for (let i = 0; i < T; i++) for (let j = 0; j <= i; j++)
-    image.data.set([r, g, b, 255 * Math.sqrt(at(l, n, i, j)) * (row === undefined || row === i ? 1 : 0.45)], 4 * (i * T + j));
+    image.data.set([r, g, b, 255 * Math.sqrt(at(l, n, i, j))], 4 * (i * T + j));
   context.putImageData(image, 0, 0);
+}
+// Draw the chosen head with the tokens on both axes, or every n-th one if there are too many to read.
+function enlarge(l, n, row) {
+  const ratio = devicePixelRatio, width = large.clientWidth, context = large.getContext("2d"), font = "12px monospace";
+  const labels = data.tokens.map(token => token.length > 10 ? token.slice(0, 9) + "\u2026" : token);
+  context.font = font;
+  const margin = 8 + Math.max(...labels.map(label => context.measureText(label).width));
+  const cell = (width - margin - 1) / T, side = T * cell, every = Math.ceil(12 / cell), ink = color("--ink");
+  large.width = width * ratio;
+  large.height = (side + margin) * ratio;
+  context.scale(ratio, ratio);
+  context.font = font;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  context.strokeStyle = color("--line");
+  context.strokeRect(margin, 0.5, side, side);
+  for (let i = 0; i < T; i++) {
+    for (let j = 0; j <= i; j++) {
+      context.fillStyle = `rgb(${ink} / ${Math.sqrt(at(l, n, i, j)) * (i === row ? 1 : 0.45)})`;
+      context.fillRect(margin + j * cell, i * cell, cell, cell);
+    }
+    if (i !== row && (i % every || Math.abs(i - row) < every)) continue;
+    context.fillStyle = color(i === row ? "--mark" : "--fg");
+    context.fillText(labels[i], margin - 4, (i + 0.5) * cell);
+    context.save();
+    context.translate(margin + (i + 0.5) * cell, side + 4);
+    context.rotate(-Math.PI / 2);
+    context.fillText(labels[i], 0, 0);
+    context.restore();
+  }
 }
 function show(i) {
   shown = i;
@@ -44,15 +75,15 @@ function show(i) {
   });
   rows.forEach((row, j) => row.classList.toggle("on", j === i));
   seen.sort((a, b) => b[0] - a[0]);
-  const list = seen.slice(0, 5).map(([p, j]) => `${data.tokens[j]} (${j}) ${Math.round(100 * p)}%`).join(", ");
+  const list = seen.slice(0, 5).map(([p, j]) => `${quoted(j)} (${j}) ${Math.round(100 * p)}%`).join(", ");
   document.getElementById("status").textContent =
-    `Layer ${data.layers[l]}, head ${n}: token ${i}, ${data.tokens[i]}, attends to ${list}`;
-  draw(large, l, n, i);
+    `Layer ${data.layers[l]}, head ${n}: token ${i}, ${quoted(i)}, attends to ${list}`;
+  enlarge(l, n, i);
 }
 function choose(l, n) {
   head = [l, n];
   heads.forEach(h => h.setAttribute("aria-pressed", String(+h.dataset.l === l && +h.dataset.n === n)));
-  document.getElementById("chosen").textContent = `Layer ${data.layers[l]}, head ${n}: rows attend to columns.`;
+  document.getElementById("chosen").textContent = `Layer ${data.layers[l]}, head ${n}: the token of each row attends to the tokens of the columns.`;
   show(shown);
 }
 function move(list, event, step) {
@@ -81,4 +112,5 @@ function all() {
 }
 document.documentElement.classList.add("on-js");
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+addEventListener("resize", () => show(shown));
 all();

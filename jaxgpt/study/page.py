@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -34,13 +34,16 @@ def html(inspection: Inspection, title: str) -> str:
     )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    made = f", {T - prompt} generated, {inspection.generated} (underlined)" if prompt < T else ""
+    model = f"{inspection.source}: " * bool(inspection.source)
+    model += f"{L} layer{'s' * (L > 1)} of {N} head{'s' * (N > 1)}"
+    summary = f"{model}. {T} token{'s' * (T > 1)}: {prompt} of the prompt{made}."
     omitted = f" {L - len(layers)} of {L} layers are omitted, to limit the size of the page." if len(layers) < L else ""
     return Template(page).substitute(
         policy=escape(policy),
         title=escape(visible(title)),
         style=style,
-        summary=f"{L} layer{'s' * (L > 1)} of {N} head{'s' * (N > 1)}, {T} tokens: {prompt} of the prompt, "
-        f"{T - prompt} generated (underlined).",
+        summary=escape(visible(summary)),
         tokens="".join(_button(i, token, i >= prompt) for i, token in enumerate(inspection.tokens)),
         omitted=omitted,
         tables="\n".join(table(inspection) for table in (_next, _lens, _norms, _heads)),
@@ -77,14 +80,14 @@ def _data(inspection: Inspection, layers: list[int]) -> dict[str, Any]:
     }
 
 
-def _token(text: str, space: str = DOT) -> str:
-    """Return a token in an element that keeps its spaces and direction."""
-    return f'<bdi class="w">{escape(visible(text, space))}</bdi>'
+def _token(text: str) -> str:
+    """Return a token in an element that keeps its direction, with visible spaces."""
+    return f'<bdi class="w">{escape(visible(text, DOT))}</bdi>'
 
 
 def _button(i: int, token: str, new: bool) -> str:
-    label = f"{i}: {escape(visible(token, DOT))}"
-    button = f'<button type="button" class="t{" new" * new}" aria-label="{label}">{_token(token, " ")}</button>'
+    label = escape(f'{i}: "{visible(token, DOT)}"')
+    button = f'<button type="button" class="t{" new" * new}" aria-label="{label}">{_token(token)}</button>'
     return button + "<br>" * ("\n" in token)
 
 
@@ -107,12 +110,9 @@ def _table(name: str, title: str, about: str, head: Iterable[str], rows: Iterabl
     )
 
 
-def _cell(text: str) -> str:
-    return f"<td>{text}</td>"
-
-
-def _shaded(text: str, share: float) -> str:
-    return f'<td class="s" style="--p:{min(max(float(share), 0.0), 1.0):.3f}">{text}</td>'
+def _cell(text: str, share: float | None = None) -> str:
+    """Return a cell, shaded by a share of 1 if there is one."""
+    return f"<td>{text}</td>" if share is None else f'<td class="s" style="--p:{share:.3f}">{text}</td>'
 
 
 def _next(inspection: Inspection) -> str:
@@ -121,7 +121,7 @@ def _next(inspection: Inspection) -> str:
         follows = ["", ""] if last else [f"{inspection.next_probability[i]:.1%}", f"{inspection.next_rank[i]:,}"]
         plain = [_token(inspection.tokens[i]), *follows, f"{inspection.entropy[i]:.2f}"]
         best = zip(inspection.top_tokens[i], inspection.top_probabilities[i], strict=True)
-        return [*map(_cell, plain), *(_shaded(f"{_token(token)} {p:.1%}", p) for token, p in best)]
+        return [*map(_cell, plain), *(_cell(f"{_token(token)} {p:.1%}", p) for token, p in best)]
 
     k = inspection.top_ids.shape[1]
     about = (
@@ -133,27 +133,27 @@ def _next(inspection: Inspection) -> str:
 
 
 def _lens(inspection: Inspection) -> str:
-    def cells(layer: int) -> Iterable[str]:
-        predictions = zip(inspection.lens_tokens[layer], inspection.lens_probabilities[layer], strict=True)
-        return (_shaded(_token(token), p) for token, p in predictions)
-
     about = (
-        "Logit lens: the most probable next token if the model ended before each layer, shaded by its probability. The first "
+        "Logit lens: the most probable next token if the model ended before each layer, shaded by its probability. The last "
         "row is the output of the model."
+    )
+    cells = (
+        (_cell(_token(token), p) for token, p in zip(tokens, probabilities, strict=True))
+        for tokens, probabilities in zip(inspection.lens_tokens, inspection.lens_probabilities, strict=True)
     )
     return _by_layer("lens", "Predictions by layer", about, inspection, cells)
 
 
 def _norms(inspection: Inspection) -> str:
+    about = "Euclidean norm of the residual stream before each layer; the last row is the output of the last layer."
     most = float(inspection.norms.max()) or 1.0
-    about = "Euclidean norm of the residual stream before each layer; the first row is the output of the last layer."
-    cells = lambda layer: (_shaded(f"{x:.3g}", x / most) for x in inspection.norms[layer])  # noqa: E731
+    cells = ((_cell(f"{x:.3g}", x / most) for x in norms) for norms in inspection.norms)
     return _by_layer("norms", "Norms", about, inspection, cells)
 
 
-def _by_layer(name: str, title: str, about: str, inspection: Inspection, cells: Callable[[int], Iterable[str]]) -> str:
-    """Return a table with a row for each layer, the last one first, and a column for each token."""
-    rows = ((layer, cells(layer)) for layer in reversed(range(len(inspection.norms))))
+def _by_layer(name: str, title: str, about: str, inspection: Inspection, cells: Iterable[Iterable[str]]) -> str:
+    """Return a table with a row for the input of each layer and for the output, and a column for each token."""
+    rows = zip([*range(len(inspection.attention)), "output"], cells, strict=True)
     return _table(name, title, about, ["layer", *map(_token, inspection.tokens)], rows)
 
 
@@ -171,7 +171,7 @@ def _heads(inspection: Inspection) -> str:
         about += ". The model is too large to remove each head here."
 
     def cells(scores: dict[str, Any]) -> Sequence[str]:
-        shares = [_shaded(f"{scores[name]:.0%}", scores[name]) for name in ("same", "previous", "first")]
+        shares = [_cell(f"{scores[name]:.0%}", scores[name]) for name in ("same", "previous", "first")]
         loss = [_cell(f"{scores['without']:+.3f}")] if "without" in scores else []
         return [*shares, _cell(f"{scores['entropy']:.2f}"), *loss]
 

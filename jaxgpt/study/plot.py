@@ -18,8 +18,8 @@ from jaxgpt.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 FONT = "DejaVu Sans"  # comes with matplotlib
 GRAY = "#6b7280"
@@ -34,7 +34,7 @@ TOKEN_CHARACTERS = 14
 TRAINING: dict[str, Any] = {"linewidth": 1, "alpha": 0.4}  # training losses next to validation losses
 VALIDATION: dict[str, Any] = {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
 DARK = 0.55  # relative luminance below which text on a color is white
-AXES = {"step": "step", "tokens": "tokens", "seconds": "time"}
+AXES = ("step", "tokens", "seconds")
 SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}", " ": "\N{MIDDLE DOT}"}
 
 
@@ -50,101 +50,78 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
         UserError: if the array is empty or has other dimensions, or the number of tokens differs.
     """
     weights = _array("pattern", pattern, (2, 3))
-    heads, T, S = (1, *weights.shape) if weights.ndim == 2 else weights.shape
-    names = _names("tokens", tokens, S)
+    T, S = weights.shape[-2:]
+    names = _names(tokens, S)
     if weights.ndim == 2:
         margin = 1.0 + 0.07 * max(map(len, names))
         figure = new_figure(min(max(3.0, 0.28 * S + margin + 0.3), 18.0), min(max(2.6, 0.28 * T + margin), 18.0))
         figure.set_layout_engine("compressed")
         axes = figure.subplots()
-        image = _image(axes, weights, _colors(SEQUENTIAL), 0.0, 1.0)
-        _labels(figure, axes, names, names[S - T :])
-        axes.set(xlabel="key", ylabel="query")
-        _title(axes, title)
-        _bar(figure, image, [axes], "attention")
-        return figure
-    wanted = math.sqrt(1.5 * heads)
-    divisors = [n for n in range(1, heads + 1) if heads % n == 0 and wanted / 1.6 <= n <= wanted * 1.6]
-    columns = min(divisors or [math.ceil(wanted)], key=lambda n: abs(n - wanted))
-    rows = math.ceil(heads / columns)
+        image = _image(axes, weights, SEQUENTIAL, 0.0, 1.0)
+        _label(axes, names, names[S - T :], "key", "query", title)
+        return _with_bar(image, [axes], "attention")
+    columns = math.ceil(math.sqrt(1.5 * len(weights)))
+    rows = math.ceil(len(weights) / columns)
     figure = new_figure(1.7 * columns + 0.9, 1.85 * rows * max(T / S, 0.3) + 0.7)
-    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-    for axes in grid[heads:]:
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[len(weights) :]:
         axes.set_axis_off()
-    for head, axes in enumerate(grid[:heads]):
-        image = _image(axes, weights[head], _colors(SEQUENTIAL), 0.0, 1.0)
+    for head, axes in enumerate(grid[: len(weights)]):
+        image = _image(axes, weights[head], SEQUENTIAL, 0.0, 1.0)
         axes.set_title(f"head {head}", fontsize=8, color=GRAY, pad=3)
         axes.set(xticks=[], yticks=[])
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
-    if title:
-        figure.suptitle(drawable(title), fontsize=11, **TEXT)
-    _bar(figure, image, list(grid), "attention")
-    return figure
+    figure.suptitle(drawable(title), fontsize=11, **TEXT)
+    return _with_bar(image, list(grid), "attention")
 
 
 def lens(
-    values: ArrayLike,
-    tokens: Sequence[str],
-    words: Sequence[Sequence[str]] | None = None,
-    *,
-    layers: Sequence[str] | None = None,
-    limits: tuple[float, float] | None = (0.0, 1.0),
-    label: str = "probability",
-    title: str = "",
+    probabilities: ArrayLike, tokens: Sequence[str], words: Sequence[Sequence[str]] | None = None, *, title: str = ""
 ) -> Figure:
-    """Draw a logit lens: what each layer would predict after each token, the last layer at the top.
+    """Draw a logit lens: the prediction of each layer after each token, the first layer at the top.
 
     Args:
-        values: a number for each layer and position, such as the probability of the prediction, `[L, T]`.
+        probabilities: probability of the prediction, `[L, T]`.
         tokens: the tokens read, `[T]`.
         words: the token predicted by each layer at each position, `[L][T]`, to write into the cells.
-        layers: names of the layers; None: their numbers.
-        limits: values of the first and last color; None: the least and the greatest value.
-        label: meaning of the values.
         title: figure title.
 
     Raises:
-        UserError: if `values` is not a matrix, or the lengths of other arguments differ.
+        UserError: if `probabilities` is not a matrix, or the lengths of other arguments differ.
     """
-    numbers = _array("values", values, (2,))
-    low, high = limits or (float(np.nanmin(numbers)), float(np.nanmax(numbers)))
-    width = 0.85 if words else 0.4
-    axes = _by_layer(numbers, tokens, layers, SEQUENTIAL, (low, high), label, title, width)
-    if words is not None:
-        L, T = numbers.shape
-        if len(words) != L or any(len(row) != T for row in words):
-            raise UserError(f"words must have {L} rows of {T} tokens, as values has")
-        for (layer, position), color in np.ndenumerate(_text_colors((numbers - low) / max(high - low, 1e-9))):
-            text = token_label(words[layer][position])
-            size = 8 if len(text) <= 8 else 6
-            axes.text(position, layer, text, ha="center", va="center", fontsize=size, color=color, **TEXT)
-    return axes.get_figure()  # type: ignore[return-value]
+    numbers = _array("probabilities", probabilities, (2,))
+    L, T = numbers.shape
+    if words is not None and (len(words) != L or any(len(row) != T for row in words)):
+        raise UserError(f"words must have {L} rows of {T} tokens, as probabilities has")
+    image = _by_layer(numbers, tokens, SEQUENTIAL, (0.0, 1.0), title, 0.85 if words else 0.4)
+    luminance = image.to_rgba(numbers)[..., :3] @ [0.2126, 0.7152, 0.0722]
+    for (layer, position), light in np.ndenumerate(luminance if words else ()):
+        text = token_label(words[layer][position])  # type: ignore[index]
+        color = "white" if light < DARK else "#111827"
+        size = 8 if len(text) <= 8 else 6
+        image.axes.text(position, layer, text, ha="center", va="center", fontsize=size, color=color, **TEXT)
+    return _with_bar(image, [image.axes], "probability")
 
 
 def patching(
-    effect: ArrayLike,
-    tokens: Sequence[str],
-    *,
-    layers: Sequence[str] | None = None,
-    label: str = "effect of the patch",
-    title: str = "",
+    effect: ArrayLike, tokens: Sequence[str], *, label: str = "effect of the patch", title: str = ""
 ) -> Figure:
     """Draw effects around zero at each layer and position, such as of activation patching: negative blue, positive red.
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
         tokens: the tokens, `[T]`.
-        layers: names of the layers; None: their numbers.
         label: meaning of the numbers.
         title: figure title.
 
     Raises:
-        UserError: if `effect` is not a matrix, or the lengths of other arguments differ.
+        UserError: if `effect` is not a matrix, or the number of tokens differs.
     """
     numbers = _array("effect", effect, (2,))
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
-    return _by_layer(numbers, tokens, layers, DIVERGING, (-most, most), label, title, 0.4).get_figure()  # type: ignore[return-value]
+    image = _by_layer(numbers, tokens, DIVERGING, (-most, most), title, 0.4)
+    return _with_bar(image, [image.axes], label)
 
 
 def losses(
@@ -174,20 +151,19 @@ def losses(
     figure = new_figure(4.0 * len(kinds) + (3.4 if len(kinds) == 1 else 1.0), 4.2)
     panels: list[Axes] = list(np.atleast_1d(figure.subplots(1, len(kinds), sharey=True)))
     curves = {name: _curves(name, lines) for name, lines in runs.items()}
-    longest = max((float(each["seconds"].max(initial=0)) for pair in curves.values() for each in pair), default=0.0)
-    divide, unit = next(
-        ((n, u) for n, u in ((3600.0, "hours"), (60.0, "minutes")) if longest > 2 * n), (1.0, "seconds")
-    )
+    longest = max(each["seconds"].max(initial=0) for pair in curves.values() for each in pair)
+    units = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
+    divide, unit = next((n, unit) for n, unit in units if longest > 2 * n or n == 1)
+    handles: list[Line2D] = []
     for axes, kind in zip(panels, kinds, strict=True):
-        scale = divide if kind == "seconds" else 1.0
+        scale = divide if kind == "seconds" else 1
         for number, (name, (train, val)) in enumerate(curves.items()):
             line: dict[str, Any] = {"color": RUNS[number % len(RUNS)], "linestyle": STYLES[number // len(RUNS) % 4]}
-            label = str(number) if axes is panels[0] else "_"  # the legend omits labels with "_"
             both = len(val["loss"]) > 0
-            faint = TRAINING if both else {"linewidth": 1, "label": label}
-            axes.plot(train[kind] / scale, train["loss"], **line, **faint)
+            drawn = axes.plot(train[kind] / scale, train["loss"], **line, **(TRAINING if both else {"linewidth": 1}))
             if both:
-                axes.plot(val[kind] / scale, val["loss"], **line, **VALIDATION, label=label)
+                drawn = axes.plot(val[kind] / scale, val["loss"], **line, **VALIDATION)
+            handles += drawn if axes is panels[0] else []
             at = train if len(train["loss"]) else val
             for step, what in _changes(runs[name]).items():
                 x_changed = np.interp(step, at["step"], at[kind]) / scale
@@ -200,27 +176,24 @@ def losses(
                 best = val["loss"].argmin()
                 point = val[kind][best] / scale, val["loss"][best]
                 axes.annotate(f"{point[1]:.3f}", point, (0, 8), textcoords="offset points", ha="center")
-        axes.set_xlabel(f"time ({unit})" if kind == "seconds" else AXES[kind])
+        axes.set_xlabel(f"time ({unit})" if kind == "seconds" else kind)
         if kind == "tokens":
             axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
         plain(axes)
         axes.margins(x=0.02)
-    panels[0].set_ylabel("loss (nats per token)")
-    for axes in panels:
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
-    if title:
-        figure.suptitle(drawable(title), fontsize=11, **TEXT)
-    handles, labels = panels[0].get_legend_handles_labels()
+    panels[0].set_ylabel("loss (nats per token)")
+    figure.suptitle(drawable(title), fontsize=11, **TEXT)
+    names = list(map(drawable, runs))
     if any(len(train["loss"]) and len(val["loss"]) for train, val in curves.values()):
         handles += [Line2D([], [], color=GRAY, **kind) for kind in (TRAINING, VALIDATION)]
-        labels += ["training (single batch)", "validation"]
+        names += ["training (single batch)", "validation"]
+    numbers = list(map(str, range(len(handles))))  # replaced by the names: a legend omits labels that begin with "_"
     legend = figure.legend(
-        handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False, fontsize=9
+        handles, numbers, loc="outside upper left", ncols=min(len(numbers), 4), frameon=False, fontsize=9
     )
-    for text, name in zip(legend.get_texts(), runs, strict=False):
-        text.set_text(drawable(name))
-        text.set_parse_math(False)
-        text.set_fontfamily(FONT)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(text=name, **TEXT)
     return figure
 
 
@@ -280,22 +253,23 @@ def _curves(name: str, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np
     Evaluations have the tokens and time of the last step before them.
     """
     number = lambda value: type(value) in (int, float) and math.isfinite(value)  # noqa: E731
-    train = [line for line in lines if number(line.get("loss"))]
-    val = [line for line in lines if number(line.get("val_loss"))]
+
+    def column(field: str, points: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        return np.array([point[field] for point in points], float)
+
+    train, val = ([line for line in lines if number(line.get(field))] for field in ("loss", "val_loss"))
     if not train and not val:
         raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no complete line")
     known = [line for line in train if number(line.get("tokens")) and number(line.get("elapsed_seconds"))]
-    done = np.array([line["step"] + 1 for line in known], float)
-    at: dict[str, np.ndarray] = {}
-    for kind, field in (("tokens", "tokens"), ("seconds", "elapsed_seconds")):
-        at[kind] = np.array([line[field] for line in known], float)
+    done = column("step", known) + 1
 
     def curve(points: list[Mapping[str, Any]], field: str, offset: int) -> dict[str, np.ndarray]:
-        steps = np.array([line["step"] for line in points], float)
-        out = {"step": steps, "loss": np.array([line[field] for line in points], float)}
-        for kind, values in at.items():
-            out[kind] = np.interp(steps + offset, done, values) if len(done) else np.full(len(steps), np.nan)
-        return out
+        step = column("step", points)
+
+        def at(field: str) -> np.ndarray:
+            return np.interp(step + offset, done, column(field, known)) if known else np.full(len(step), np.nan)
+
+        return {"step": step, "loss": column(field, points), "tokens": at("tokens"), "seconds": at("elapsed_seconds")}
 
     return curve(train, "loss", 1), curve(val, "val_loss", 0)
 
@@ -318,78 +292,64 @@ def _array(name: str, values: ArrayLike, dimensions: tuple[int, ...]) -> np.ndar
     return array
 
 
-def _names(what: str, names: Sequence[str] | None, n: int) -> list[str]:
-    """Return the labels of an axis.
+def _names(tokens: Sequence[str] | None, n: int) -> list[str]:
+    """Return the labels of n positions.
 
     Raises:
-        UserError: if there are not `n` names.
+        UserError: if there are not `n` tokens.
     """
-    if names is None:
+    if tokens is None:
         return [str(i) for i in range(n)]
-    if len(names) != n:
-        raise UserError(f"{what} has {len(names)} items, and the array {n}: pass one for each")
-    return [token_label(name) for name in names]
-
-
-def _colors(names: list[str]) -> LinearSegmentedColormap:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("jaxgpt", names)
-
-
-def _text_colors(shares: np.ndarray) -> np.ndarray:
-    """Return the readable color of a text on each cell of a sequential image."""
-    luminance = _colors(SEQUENTIAL)(np.nan_to_num(shares))[..., :3] @ [0.2126, 0.7152, 0.0722]
-    return np.where(luminance < DARK, "white", "#111827")
+    if len(tokens) != n:
+        raise UserError(f"tokens has {len(tokens)} items, and the array {n}: pass one for each")
+    return [token_label(token) for token in tokens]
 
 
 def _by_layer(
     numbers: np.ndarray,
     tokens: Sequence[str],
-    layers: Sequence[str] | None,
-    colors: list[str],
+    colors: Sequence[str],
     limits: tuple[float, float],
-    label: str,
     title: str,
     width: float,
-) -> Axes:
-    """Draw a row for each layer, the first at the bottom, and a column of a width in inches for each token."""
+) -> AxesImage:
+    """Draw a row for each layer, the first at the top, and a column of a width in inches for each token."""
     L, T = numbers.shape
-    below, left = _names("tokens", tokens, T), _names("layers", layers, L)
+    names = _names(tokens, T)
     figure = new_figure(min(width * T + 1.9, 64.0 if width > 0.5 else 24.0), min(0.3 * L + 1.5, 18.0))
-    axes = figure.subplots()
-    image = _image(axes, numbers, _colors(colors), *limits, aspect="auto", origin="lower")
-    _labels(figure, axes, below, left)
-    axes.set(xlabel="token", ylabel="layer")
-    _title(axes, title)
-    _bar(figure, image, [axes], label)
-    return axes
+    image = _image(figure.subplots(), numbers, colors, *limits, aspect="auto")
+    _label(image.axes, names, _names(None, L), "token", "layer", title)
+    return image
 
 
-def _image(axes: Axes, values: np.ndarray, colors: Any, low: float, high: float, **options: Any) -> Any:
-    image = axes.imshow(values, cmap=colors, vmin=low, vmax=high, interpolation="nearest", **options)
+def _image(axes: Axes, values: np.ndarray, colors: Sequence[str], low: float, high: float, **options: Any) -> AxesImage:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colormap = LinearSegmentedColormap.from_list("jaxgpt", colors)
+    image = axes.imshow(values, cmap=colormap, vmin=low, vmax=high, interpolation="nearest", **options)
     for spine in axes.spines.values():
         spine.set(color="#d1d5db", linewidth=0.8)
     axes.tick_params(length=0)
     return image
 
 
-def _labels(figure: Figure, axes: Axes, below: list[str], left: list[str]) -> None:
+def _label(axes: Axes, below: list[str], left: list[str], xlabel: str, ylabel: str, title: str) -> None:
     """Label columns and rows, or every n-th of them if there are too many to read."""
-    width, height = figure.get_size_inches()
+    width, height = axes.get_figure().get_size_inches()  # type: ignore[union-attr]
     columns, rows = math.ceil(len(below) * 0.17 / width), math.ceil(len(left) * 0.17 / height)
     steep: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
     steep = steep if any(len(name) > 3 for name in below) else {}
     axes.set_xticks(range(0, len(below), columns), below[::columns], fontsize=8, **TEXT, **steep)
     axes.set_yticks(range(0, len(left), rows), left[::rows], fontsize=8, **TEXT)
-
-
-def _title(axes: Axes, title: str) -> None:
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(drawable(title), fontsize=11, loc="left", **TEXT)
 
 
-def _bar(figure: Figure, image: Any, axes: list[Axes], label: str) -> None:
+def _with_bar(image: AxesImage, axes: list[Axes], label: str) -> Figure:
+    """Add a color bar and return the figure."""
+    figure: Any = axes[0].get_figure()
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=0)
     bar.set_label(drawable(label), fontsize=9, parse_math=False)
+    return figure

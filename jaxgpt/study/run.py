@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import SEED, Config, ModelConfig, SamplingParams, TextParams
+from jaxgpt.decoding import TokenBuffer, sample_token
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys
-from jaxgpt.lm.engine import DecodeSession
-from jaxgpt.lm.generation import memory_errors, read_request
-from jaxgpt.lm.model import check_lm, placed, sampler_of, unstacked
+from jaxgpt.lm.generation import read_request
+from jaxgpt.lm.model import check_lm, ids_with_text, only_text, placed, unstacked
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
@@ -85,9 +85,57 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
         UserError: if there is no such name, an edit changes a shape or dtype, or the ids are outside the vocabulary or longer
             than the context length.
     """
-    observed = check_observed(taps, edits)
+    observed = _check_observed(taps, edits)
     out = on_tokens(_forward, lm, ids, *observed)
     return out._replace(taps=_ordered(observed[0], out.taps))
+
+
+class Captured(NamedTuple):
+    """Logits and activations of one forward pass, named as in transformers.
+
+    Attributes:
+        logits: `[B, T, V]`.
+        hidden: L + 1 arrays `[B, T, D]`: the input of the first block, then the output of each block, the last one after the
+            final norm. The same as transformers' `output_hidden_states`.
+        attentions: L arrays `[B, N, T, T]`, float32: rows sum to 1 and are 0 above the diagonal.
+    """
+
+    logits: jax.Array
+    hidden: tuple[jax.Array, ...]
+    attentions: tuple[jax.Array, ...]
+
+
+def capture(lm: LM, ids: Any) -> Captured:
+    """Compute logits, hidden states and attention maps in one forward pass.
+
+    Args:
+        lm: the model.
+        ids: a text, or ids `[B, T]`.
+
+    Raises:
+        UserError: as `run`.
+    """
+    check_lm(lm)
+    hidden, attentions = hidden_names(lm.config.model), layer_names(lm.config.model, "attn.pattern")
+    logits, taps = run(lm, ids, [*hidden, *attentions])
+    return Captured(logits, tuple(taps[name] for name in hidden), tuple(taps[name] for name in attentions))
+
+
+def layer_names(config: ModelConfig, activation: str) -> list[str]:
+    """Return the names of an activation in all layers, such as `resid.pre` or `attn.pattern`."""
+    in_stream = activation.startswith("resid.")
+    return [f"{activation}.{layer}" if in_stream else f"h.{layer}.{activation}" for layer in range(config.n_layer)]
+
+
+def stream_names(config: ModelConfig) -> list[str]:
+    """Return the names of the residual stream: the input of each block, then the output of the last one."""
+    return [*layer_names(config, "resid.pre"), f"resid.post.{config.n_layer - 1}"]
+
+
+def hidden_names(config: ModelConfig) -> list[str]:
+    """Return the names of the hidden states that `capture` returns."""
+    *inputs, last = stream_names(config)
+    return [*inputs, "ln_f.out" if config.final_norm and config.norm != "none" else last]
 
 
 class Generated(NamedTuple):
@@ -130,37 +178,23 @@ def generate(
     Raises:
         UserError: as `jaxgpt.generate`, or as `run` for taps and edits.
     """
-    lm, observed = unstacked(lm), check_observed(taps, edits)
-    text_params, sampling = make_settings(settings, TextParams, SamplingParams)
-    request = read_request(lm, [prompt], text_params)
-    [row], [new] = request.rows, request.new
-    # Checks the names before the model is compiled.
-    jax.eval_shape(lambda weights: forward(lm.config, weights, jnp.asarray([row]), *observed), lm.params)
-    sampler = sampler_of(lm, sampling, request.params.stop_ids, _ops(lm.config, Observer(observed[1])))
-    # Without padding, so that edits see the positions of the prompt.
-    session = DecodeSession(sampler, lm.params, [row], row_keys(key, 1, 1), [new], context=len(row))
-    text = request.text(0)
-    with placed(lm, 1), memory_errors():
-        text.add(session.next_tokens(new)[0].tolist())
-    assert text.finish_reason is not None
-    generation = Generation(text.text, text.ids, text.finish_reason)
-    return Generated(row + generation.ids, generation, *replay(lm, row, generation.ids, *observed))
-
-
-def replay(
-    lm: LM, prompt: Sequence[int], new: Sequence[int], taps: Sequence[str] = (), edits: Edits = ()
-) -> ForwardPass:
-    """Compute the activations of a generated text as generation does: the prompt in one pass, then token by token.
-
-    Generation does not read the last id: it may exceed the context length, where it has no position, and is then omitted.
-    """
-    lm, model = unstacked(lm), lm.config.model
-    if model.positions != "rope" and len(prompt) + len(new) > model.block_size:
-        new = new[:-1]
+    lm, observed = unstacked(lm), _check_observed(taps, edits)
+    params, sampling = make_settings(settings, TextParams, SamplingParams)
+    if params.overflow == "slide":
+        raise UserError("overflow slide recomputes the activations of the text at each step: use auto or error")
+    request = read_request(lm, [prompt], params)
+    [row], [new], model = request.rows, request.new, lm.config.model
+    prompt_1P, key_1, has_text = jnp.asarray([row], jnp.int32), row_keys(key, 1, 1), ids_with_text(lm)
     with placed(lm, 1):
-        tokens = jnp.asarray([[*prompt, *new]], jnp.int32)
-        out = _replay(lm.config, lm.params, tokens, len(prompt), tuple(taps), edits)
-    return out._replace(taps=_ordered(taps, out.taps))
+        new_ids, out = _generate(lm.config, lm.params, prompt_1P, key_1, new, sampling, has_text, *observed)
+    text = request.text(0)
+    text.add(new_ids.tolist())
+    assert text.finish_reason is not None
+    ids = row + text.ids
+    read = len(ids) if model.positions == "rope" else min(len(ids), model.block_size)
+    taken = {name: x[:, :, :read, :read] if _by_key(name) else x[:, :read] for name, x in out.taps.items()}
+    generation = Generation(text.text, text.ids, text.finish_reason)
+    return Generated(ids, generation, out.logits[:, :read], _ordered(observed[0], taken))
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
@@ -186,27 +220,52 @@ def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), 
 _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4, 5))
-def _replay(config: Config, params: Any, tokens_1T: jax.Array, prompt: int, taps: Taps, edits: Edits) -> ForwardPass:
+@partial(jax.jit, static_argnums=(0, 4, 5, 6, 7, 8))
+def _generate(
+    config: Config,
+    params: Any,
+    prompt_1P: jax.Array,
+    key_1: jax.Array,
+    new: int,
+    sampling: SamplingParams,
+    has_text: bytes,
+    taps: Taps,
+    edits: Edits,
+) -> tuple[jax.Array, ForwardPass]:
+    """Sample `new` tokens, regardless of end tokens; return their ids, and the activations of prompt and new tokens."""
+    P = prompt_1P.shape[1]
+    slots = P + new
+
     def call(method: str, *args: Any) -> tuple[Any, ForwardPass]:
         observer = Observer(edits, taps)
         model = GPT(config.model, _ops(config, observer))
         logits, cache = model.apply({"params": params}, *args, method=method)
         return cache, ForwardPass(logits, observer.results())  # type: ignore[arg-type]
 
+    def step(state: Any, made: jax.Array) -> Any:
+        text, cache, logits_1V = state
+        token_1, _ = sample_token(only_text(logits_1V[:, None], has_text)[:, 0], text, key_1, made, sampling)
+        cache, out = call("extend", token_1[:, None], cache)
+        return (text.append(token_1[:, None]), cache, out.logits[:, -1]), out
+
     def join(path: Any, first: jax.Array, steps: jax.Array) -> jax.Array:
         """Append the steps, which the scan stacked along a new first axis, to the axis of the queries."""
         name, axis = str(getattr(path[-1], "key", "")), 1
-        if name.endswith(
-            (".scores", ".pattern")
-        ):  # the prompt attends to itself, later tokens to all slots of the cache
+        if _by_key(name):  # the prompt attends to itself, later tokens to all slots of the cache
             axis, masked = 2, jnp.finfo(first.dtype).min if name.endswith(".scores") else 0
-            first = jnp.pad(first, ((0, 0),) * 3 + ((0, steps.shape[-1] - prompt),), constant_values=masked)
+            first = jnp.pad(first, ((0, 0),) * 3 + ((0, new),), constant_values=masked)
         return jnp.concatenate([first, jnp.moveaxis(jnp.squeeze(steps, axis + 1), 0, axis)], axis)
 
-    cache, first = call("prefill", tokens_1T[:, :prompt], jnp.arange(prompt)[None], tokens_1T.shape[1])
-    _, steps = jax.lax.scan(lambda cache, t: call("extend", t, cache), cache, tokens_1T[:, prompt:].T[:, :, None])
-    return jax.tree_util.tree_map_with_path(join, first, steps)
+    cache, first = call("prefill", prompt_1P, jnp.arange(P)[None], slots)
+    text = TokenBuffer(jnp.pad(prompt_1P, ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(P))
+    begin: Any = (text, cache, first.logits[:, -1])
+    (text, *_), steps = jax.lax.scan(step, begin, jnp.arange(new))
+    return text.ids_BS[0, P:], jax.tree_util.tree_map_with_path(join, first, steps)
+
+
+def _by_key(name: str) -> bool:
+    """Return whether an activation has an axis of keys: `[B, N, T, S]`."""
+    return name.endswith((".scores", ".pattern"))
 
 
 @dataclass(frozen=True)
@@ -272,16 +331,15 @@ def _ordered(taps: Sequence[str], taken: dict[str, jax.Array]) -> dict[str, jax.
     return {name: taken[name] for tap in taps for name in sorted(taken, key=natural) if fnmatchcase(name, tap)}
 
 
-def check_observed(taps: Any, edits: Any) -> tuple[Taps, Edits]:
+def _check_observed(taps: Any, edits: Any) -> tuple[Taps, Edits]:
     """Return taps and edits as tuples.
 
     Raises:
         UserError: if taps are not names, or edits not functions by name.
     """
-    taps = (taps,) if isinstance(taps, str) else taps
+    taps, edits = (taps,) if isinstance(taps, str) else taps, {} if edits is None else edits
     if not isinstance(taps, Sequence) or not all(isinstance(name, str) for name in taps):
         raise UserError(f"taps must be a list of names, such as h.0.attn.pattern: {short_repr(taps)}")
-    edits = {} if edits is None else edits
     if not isinstance(edits, Mapping) or not all(isinstance(name, str) and callable(f) for name, f in edits.items()):
         form = "{'h.0.mlp.out': lambda x: 0 * x}"
         raise UserError(f"edits must be functions by name, such as {form}: {short_repr(edits)}")
@@ -301,27 +359,15 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     model = lm.config.model
     if isinstance(ids, str):
         ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids).ids]
-    if isinstance(ids, jax.core.Tracer):
-        check_ids(model, np.zeros(ids.shape, ids.dtype))
-        return ids.astype(jnp.int32)
     try:
-        ids_BT = np.asarray(ids)
+        known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
     except ValueError:
         raise UserError("the rows of ids have different lengths: pass rows of equal length") from None
-    check_ids(model, ids_BT)
-    return jnp.asarray(ids_BT, jnp.int32)
-
-
-def check_ids(config: ModelConfig, ids_BT: np.ndarray) -> None:
-    """Check that ids are an integer array `[B, T]` within the vocabulary and the context length.
-
-    Raises:
-        UserError: if the check fails.
-    """
-    if ids_BT.ndim != 2 or not ids_BT.size or not np.issubdtype(ids_BT.dtype, np.integer):
-        raise UserError(f"expected integer ids of shape [B, T], not {ids_BT.dtype} of shape {ids_BT.shape}")
-    if ids_BT.shape[1] > config.block_size:
-        raise UserError(f"{ids_BT.shape[1]} tokens do not fit the context of {config.block_size} (model.block_size)")
-    for extreme in (int(ids_BT.min()), int(ids_BT.max())):
-        if not 0 <= extreme < config.vocab_size:
-            raise UserError(f"id {extreme} is outside the vocabulary of {config.vocab_size}")
+    if known.ndim != 2 or not known.size or not np.issubdtype(known.dtype, np.integer):
+        raise UserError(f"expected integer ids of shape [B, T], not {known.dtype} of shape {known.shape}")
+    if known.shape[1] > model.block_size:
+        raise UserError(f"{known.shape[1]} tokens do not fit the context of {model.block_size} (model.block_size)")
+    for extreme in (int(known.min()), int(known.max())):
+        if not 0 <= extreme < model.vocab_size:
+            raise UserError(f"id {extreme} is outside the vocabulary of {model.vocab_size}")
+    return jnp.asarray(ids, jnp.int32)

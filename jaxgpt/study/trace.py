@@ -65,14 +65,15 @@ def instruction_kinds(program: str) -> dict[str, str]:
     return kinds
 
 
-def record_trace(work: Callable[[], Any]) -> jax.profiler.ProfileData:
-    """Profile `work`, which must block until its devices are done."""
+def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.ProfileData:
+    """Profile `work`, which must block until its devices are done; keep the trace in a directory, if there is one."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
+    with tempfile.TemporaryDirectory() as temporary:
+        with jax.profiler.trace(directory or temporary, profiler_options=options):
             work()
-        return jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
+        files = Path(directory or temporary).rglob("*.xplane.pb")
+        return jax.profiler.ProfileData.from_file(str(max(files, key=lambda file: file.stat().st_mtime)))
 
 
 def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> DeviceTime:

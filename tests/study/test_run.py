@@ -17,7 +17,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.named import Named
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.study import names, run
-from jaxgpt.study.run import _forward, replay
+from jaxgpt.study.run import _forward
 
 B, T, V = 2, 7, 17
 CI = pytest.mark.ci
@@ -242,14 +242,6 @@ def test_generation_with_edits_equals_full_passes(name, n_layer):
         close(out.taps[key], np.broadcast_to(x, out.taps[key].shape))
 
 
-@pytest.mark.parametrize(("positions", "length"), [pytest.param("rope", 15, marks=CI), ("learned", 12)])
-def test_a_replay_may_end_past_the_context(positions, length):
-    lm = lm_of("gpt2", n_layer=1, positions=positions)
-    out = replay(lm, [3, 1, 4], [1] * (12 if positions == "rope" else 10))
-    assert out.logits.shape == (1, length, V)
-    assert jnp.isfinite(out.logits).all()
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(("positions", "new"), [("rope", 12), ("learned", 10)])
 def test_generation_may_end_past_the_context(positions, new):
@@ -265,9 +257,17 @@ def test_generation_may_end_past_the_context(positions, new):
 
 
 @pytest.mark.ci
-def test_generation_without_edits_is_that_of_generate(lm):
-    settings = {"max_new_tokens": 6, "top_k": 5, "key": 3}
-    assert jaxgpt.study.generate(lm, [3, 1, 4], **settings).generation == jaxgpt.generate(lm, [3, 1, 4], **settings)[0]
+@pytest.mark.parametrize(
+    "settings", [{"top_k": 5}, {"temperature": 0, "no_repeat_ngram_size": 1, "stop_ids": [7]}], ids=str
+)
+def test_generation_without_edits_is_that_of_generate(lm, settings):
+    """With sampling, filters that read the text, padded vocabularies and texts that end early."""
+    lm, settings = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 14)), {"max_new_tokens": 8, "key": 3} | settings
+    found = jaxgpt.study.generate(lm, [3, 1, 4], ["h.0.attn.scores"], **settings)
+    assert [found.generation] == jaxgpt.generate(lm, [3, 1, 4], **settings)
+    read = len(found.ids)
+    assert found.logits.shape == (1, read, V)
+    assert found.taps["h.0.attn.scores"].shape == (1, 4, read, read)
 
 
 @pytest.mark.parametrize(
@@ -294,14 +294,27 @@ def test_bad_input_is_one_line(lm, arguments, message):
     assert "\n" not in str(error.value)
 
 
-def test_bad_settings_of_generation_are_one_line(lm):
-    with pytest.raises(UserError, match=r"unknown setting temperatur \(did you mean temperature\?\)"):
-        jaxgpt.study.generate(lm, [1], temperatur=0)
-    with pytest.raises(UserError, match="exceed the context"):
-        jaxgpt.study.generate(lm, [1], max_new_tokens=13)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"temperatur": 0}, r"unknown setting temperatur \(did you mean temperature\?\)"),
+        ({"max_new_tokens": 13}, "exceed the context"),
+        ({"max_new_tokens": 1, "taps": ["hidden"]}, "no activation"),
+    ],
+)
+def test_bad_arguments_of_generation_are_one_line(lm, arguments, message):
+    with pytest.raises(UserError, match=message):
+        jaxgpt.study.generate(lm, [1], **arguments)
 
 
-@pytest.mark.ci
-def test_a_wrong_tap_of_generation_is_one_line(lm):
-    with pytest.raises(UserError, match="no activation"):
-        jaxgpt.study.generate(lm, [1], ["hidden"], max_new_tokens=1)
+def test_capture(lm, ids):
+    """The laws of hidden states and attention maps."""
+    seen, c = jaxgpt.study.capture(lm, ids), lm.config.model
+    assert [h.shape for h in seen.hidden] == [(B, T, c.n_embd)] * (c.n_layer + 1)
+    assert [a.shape for a in seen.attentions] == [(B, c.n_head, T, T)] * c.n_layer
+    for a in seen.attentions:
+        close(a.sum(-1), 1.0)
+        assert (np.triu(np.asarray(a), 1) == 0).all()
+    close(seen.logits, plain_logits(lm, ids))
+    # The last hidden state is after the final norm, so only the head remains.
+    close(seen.logits, GPT(c).apply({"params": lm.params}, seen.hidden[-1], method="head"))
