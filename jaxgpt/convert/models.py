@@ -95,12 +95,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         raise UserError(f"{source}: its tokenizer has {own.vocab_size} ids, its model only {model.vocab_size}")
     with new_folder(target) as folder:
         params = load_weights(weights, model, form)
-        config = Config(
-            preset="imported",
-            model=model,
-            data=DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json")),
-            train=TrainConfig(batch_size=4),
-        )
+        config = imported_config(target, model)
         write_settings(Run(folder), config, own)
         save_params(Run(folder).checkpoints, params, {"config": asdict(config)})
         before, parameters = probe_logits(model, params), parameter_count(params)
@@ -111,6 +106,12 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         after = probe_logits(model, load_weights(Weights(again), model, form))
         again.unlink()
     return Converted(family, parameters, largest_change(before, after))
+
+
+def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
+    """Return the config of an imported run at `target`."""
+    data = DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json"))
+    return Config(preset="imported", model=model, data=data, train=TrainConfig(batch_size=4), **settings)
 
 
 def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Exported:

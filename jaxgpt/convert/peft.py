@@ -20,9 +20,9 @@ import numpy as np
 from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.run import Run, open_run, parse_checkpoint, write_settings
 from jaxgpt.checkpoint.store import resolve_step, save_params
-from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig, TrainConfig
+from jaxgpt.config import Config, LoraConfig, ModelConfig
 from jaxgpt.convert.files import Weights, new_folder, write_safetensors
-from jaxgpt.convert.models import Converted, exported_form
+from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
 from jaxgpt.convert.weights import check_change, probe_logits
@@ -103,14 +103,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
     step = resolve_step(open_run(path).checkpoints, which)
     base = load(path, step)
     lora, adapters = read_adapter(source, base.config.model, base.params)
-    config = Config(
-        preset="imported",
-        init_from=str((Run(path).checkpoints / str(step)).absolute()),
-        model=base.config.model,
-        data=DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json")),
-        train=TrainConfig(batch_size=4),
-        lora=lora,
-    )
+    where = str((Run(path).checkpoints / str(step)).absolute())
+    config = imported_config(target, base.config.model, init_from=where, lora=lora)
     with new_folder(target) as folder:
         write_settings(Run(folder), config, base.tokenizer)
         metadata = {"config": asdict(config), "base": checksum(base.params)}
@@ -161,7 +155,7 @@ def write_adapter(folder: Path, config: Config, adapters: Any, base: str = "") -
                 b[leaf][first : first + a.shape[-1]] = value
             first += a.shape[-1]
         tensors[f"{PREFIX}{_module(row)}.{A}"] = np.ascontiguousarray(np.pad(a_IR, ((0, 0), (0, rank - first))).T)
-        tensors[f"{PREFIX}{_module(row)}.{B}"] = to_tensor(_row_of_b(row), b)
+        tensors[f"{PREFIX}{_module(row)}.{B}"] = to_tensor(row._replace(output_first=True), b)
     write_safetensors(folder / WEIGHTS, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
     values = {
         "peft_type": "LORA",
@@ -216,7 +210,9 @@ def read_adapter(folder: Path, model: ModelConfig, params: Any) -> tuple[LoraCon
         a_RI = weights.read(f"{PREFIX}{_module(row)}.{A}")
         leaves.append((f"{path}/a", np.ascontiguousarray(a_RI.T)))
         of_b = {leaf: (rank, shapes[leaf][1]) for leaf in row.leaves}
-        for leaf, b in to_leaves(_row_of_b(row), weights.read(f"{PREFIX}{_module(row)}.{B}"), of_b).items():
+        for leaf, b in to_leaves(
+            row._replace(output_first=True), weights.read(f"{PREFIX}{_module(row)}.{B}"), of_b
+        ).items():
             leaves.append((f"{path}/b/{leaf.split('/')[-2]}", np.ascontiguousarray(b)))
     return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), nest(leaves)
 
@@ -297,10 +293,6 @@ def _module(row: WeightRow) -> str:
 
 def _target(row: WeightRow) -> str:
     return "+".join(leaf.split("/")[-2] for leaf in row.leaves)
-
-
-def _row_of_b(row: WeightRow) -> WeightRow:
-    return row._replace(output_first=True)
 
 
 def _parts(row: WeightRow, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:

@@ -242,17 +242,15 @@ def decode(
 
 
 def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
-    lm, W, V, context = (
-        request.lm,
-        beams.num_beams,
-        request.lm.config.model.vocab_size,
-        request.lm.config.model.block_size,
-    )
+    lm, params, W = request.lm, request.params, beams.num_beams
+    V, context = lm.config.model.vocab_size, lm.config.model.block_size
     unused = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    changed = {name: value for name, value in unused.items() if value != getattr(SamplingParams(), name)}
-    changed |= {"lookup": request.params.lookup} if request.params.lookup else {}
-    changed |= {"overflow": "slide"} if request.params.overflow == "slide" else {}
-    for name, value in changed.items():
+    unused = {name: value for name, value in unused.items() if value != getattr(SamplingParams(), name)}
+    if params.lookup:
+        unused["lookup"] = params.lookup
+    if params.overflow == "slide":
+        unused["overflow"] = params.overflow
+    for name, value in unused.items():
         raise UserError(
             f"{name.replace('_', '-')} {value} has no effect in beam search: leave it out, or set num-beams {W} to 1"
         )
@@ -273,13 +271,13 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
 
     with placed(lm, rows), memory_errors():
         found = search(
-            sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids),
+            sampler_of(lm, replace(sampling, temperature=1.0), params.stop_ids),
             lm.params,
             request.rows,
             request.new,
             beams=beams,
             context=context,
-            stopped=stopped if request.params.stop else None,
+            stopped=stopped if params.stop else None,
         )
     out = []
     for row, limit in enumerate(request.new):
