@@ -118,6 +118,7 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
     local = config.rope_local_theta or LOCAL_THETA
     return values | {
         "hidden_activation": {"gelu_new": "gelu_pytorch_tanh"}.get(name := values.pop("hidden_act"), name),
+        "head_dim": config.head_width,
         "query_pre_attn_scalar": config.head_width,
         "attention_bias": False,
         "final_logit_softcapping": config.logit_softcap or None,

@@ -249,7 +249,6 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
         "hidden_act": config.activation,
         "max_position_embeddings": config.block_size,
         "rms_norm_eps": config.norm_eps,
@@ -257,6 +256,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "rope_parameters": rope,
         "rope_theta": config.rope_theta,  # for transformers 4
     }
+    if config.head_width * config.n_head != config.n_embd:
+        values["head_dim"] = config.head_width
     if config.rope_factor != 1.0:
         values["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
     return values
@@ -283,11 +284,19 @@ def layer_types(config: ModelConfig) -> list[str]:
     return ["sliding_attention" if window else "full_attention" for window in config.windows]
 
 
+def _to_hf(config: ModelConfig) -> dict[str, Any]:
+    return write_config(config) | {
+        "head_dim": config.head_width,
+        "attention_bias": config.bias,
+        "mlp_bias": config.bias,
+    }
+
+
 FAMILY = Family(
     name="llama",
     architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
     form=FORM,
     config_from_hf=_from_hf,
     adapt=partial(adapt_to, family="llama", free=("bias",)),
-    to_hf=lambda config: write_config(config) | {"attention_bias": config.bias, "mlp_bias": config.bias},
+    to_hf=_to_hf,
 )

@@ -23,7 +23,8 @@ def _windows(options: Options, n_layer: int) -> dict[str, Any]:
 
 
 def _to_hf(config: ModelConfig) -> dict[str, Any]:
-    return llama.write_config(config) | {"sliding_window": config.sliding_window or None}
+    options = {"head_dim": config.head_width, "sliding_window": config.sliding_window or None}
+    return llama.write_config(config) | options
 
 
 FAMILY = Family(

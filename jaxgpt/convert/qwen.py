@@ -49,6 +49,11 @@ def _write_windows(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _qwen3_to_hf(config: ModelConfig) -> dict[str, Any]:
+    heads = {"head_dim": config.head_width, "attention_bias": False}
+    return llama.write_config(config) | heads | _write_windows(config)
+
+
 QWEN2 = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
@@ -63,5 +68,5 @@ QWEN3 = Family(
     form=llama.FORM,
     config_from_hf=_qwen3_from_hf,
     adapt=partial(llama.adapt_to, family="qwen3", free=WINDOWS, qk_norm=True),
-    to_hf=lambda config: llama.write_config(config) | {"attention_bias": False} | _write_windows(config),
+    to_hf=_qwen3_to_hf,
 )
