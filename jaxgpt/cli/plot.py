@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxgpt.cli.output import note, plural
+from jaxgpt.config import flat
 from jaxgpt.errors import UserError
 
 FORMATS = (".png", ".svg", ".pdf")
+SHOWN = 6  # columns of settings that differ
 
 
 def plot(
@@ -17,7 +21,8 @@ def plot(
 ) -> int:
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
 
-    Training losses, each of a single batch, are pale; validation losses are marked by dots. The baselines are those of
+    Prints a table of the runs: the lowest validation loss and its step, tokens/s, and the settings that differ.
+    Training losses, each of a single batch, are pale; validation losses are marked by dots. The baselines are the losses of
     `jaxgpt data report`, which training stores in the run; they are omitted if they differ between runs.
 
     jaxgpt plot runs/shakespeare
@@ -69,5 +74,35 @@ def plot(
         write_atomically(path, picture.getvalue())
     except OSError as e:
         raise UserError(f"cannot write {path}: {e.strerror}") from None
+    print("\n".join(table({target: flat(each.config()) for target, each in opened.items()}, lines)))
     print(f"wrote {path}: {plural(len(runs), 'run')}")
     return 0
+
+
+def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return the lines of a table of runs, the lowest validation loss first.
+
+    Args:
+        settings: the flat config of each run.
+        metrics: the lines of metrics.jsonl of each run.
+    """
+    first = next(iter(settings.values()))
+    differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
+    rows = []
+    for name, lines in metrics.items():
+        evaluated = [line for line in lines if isinstance(line.get("val_loss"), float)]
+        best = min(evaluated, key=lambda line: line["val_loss"], default=None)
+        speeds = [speed for line in lines if isinstance(speed := line.get("tokens_per_second"), float)]
+        loss = [f"{best['val_loss']:.4f}", f"{best['step']:,}"] if best else ["", ""]
+        speed = f"{statistics.median(speeds):,.0f}" if speeds else ""
+        rows.append([name, *loss, speed, *(str(settings[name][key]) for key in differ[:SHOWN])])
+    rows.sort(key=lambda row: float(row[1] or "inf"))
+    head = ["run", "val loss", "step", "tokens/s", *differ[:SHOWN]]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+        return "  ".join([f"{row[0]:<{widths[0]}}", *cells]).rstrip()
+
+    others = f"further settings that differ: {', '.join(differ[SHOWN:])}"
+    return [*map(line, [head, *rows]), *([others] if differ[SHOWN:] else [])]

@@ -12,6 +12,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
+from jaxgpt.cli.plot import table
 from jaxgpt.errors import UserError
 from jaxgpt.study import plot
 
@@ -138,6 +139,18 @@ def test_arrays_that_do_not_fit_are_rejected(draw: Any, message: str) -> None:
         draw()
 
 
+def test_the_table_of_runs_shows_what_differs() -> None:
+    """The best run is first; a run without evaluations is last."""
+    faster = [{"step": 7, "val_loss": 2.5}, {"step": 9, "val_loss": 2.75, "tokens_per_second": 1234.0}]
+    metrics = {"none": LINES[:10], "a": LINES, "b": faster}
+    settings = {name: {"same": 1, "optim.learning_rate": i / 10} for i, name in enumerate(metrics)}
+    head, *rows = (line.split() for line in table(settings, metrics))
+    assert head == ["run", "val", "loss", "step", "tokens/s", "optim.learning_rate"]
+    assert rows == [["b", "2.5000", "7", "1,234", "0.2"], ["a", "3.1000", "10", "0.1"], ["none", "0.0"]]
+    many = {name: {f"s{i}": name for i in range(9)} for name in metrics}
+    assert table(many, metrics)[-1] == "further settings that differ: s6, s7, s8"
+
+
 def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
     for name in ("a", "b $^"):
         run_folder(Path(name), SMALL)
@@ -145,7 +158,7 @@ def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
         Path(name, "baselines.json").write_text('{"losses": {"uniform": 4.2}}')
     for out, first in (("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.PDF", b"%PDF")):
         result = jaxgpt("plot", "a", "b $^", "--out", out)
-        assert (result.code, result.out) == (0, f"wrote {out}: 2 runs\n"), result.err
+        assert (result.code, result.out.splitlines()[-1]) == (0, f"wrote {out}: 2 runs"), result.err
         assert result.err == "jaxgpt: skipped damaged lines: 1 in a/metrics.jsonl, 1 in b $^/metrics.jsonl\n"
         assert Path(out).read_bytes().startswith(first)
     Path("a/baselines.json").write_text('{"losses": {"uniform": 4.3}}')
