@@ -22,14 +22,14 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
     Args:
         mesh: the devices.
         batches: arrays or `Windows`, each `[B, T + 1]` or `[B, T, 3]`; slicing reads the rows.
-        shape: shape of the result: `[rows, ...]` for one batch, `[K, rows, ...]` for up to K batches.
+        shape: shape of the result: `[rows, ...]` for one batch, `[K, rows, ...]` for 0 to K batches.
         several: whether the shape begins with K.
 
     Returns:
         int32 of that shape; float32 for a batch of floating-point numbers.
     """
     axis = int(several)
-    real = np.issubdtype(getattr(batches[0], "dtype", np.int32), np.floating)
+    real = any(np.issubdtype(getattr(batch, "dtype", np.int32), np.floating) for batch in batches)
 
     @cache
     def part(first: int, last: int) -> np.ndarray:
