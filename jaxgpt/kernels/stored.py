@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.kernels.cpu import call_without_inlining
 from jaxgpt.model.params import Weight, map_weights
 
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -69,7 +68,7 @@ class Stored:
         values_OI = self.values_OI
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if values_OI.dtype == x.dtype else jnp.float32)
         if values_OI.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
-            y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=_matmul_int8, default=product_with_rows)
+            y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=_matmul_by_digits, default=product_with_rows)
         else:
             y_RO = product_with_rows(x_RI, values_OI)
         y_RO = y_RO if self.scale_O is None else y_RO * self.scale_O[None]
@@ -114,32 +113,6 @@ def product_with_rows(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
         # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps them again.
         return jax.lax.optimization_barrier(product(values_OI, x_RI)).T
     return product(x_RI, values_OI)
-
-
-def _matmul_int8(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x W` without widening the int8 weights in memory."""
-    if x_RI.shape[0] == 1 and _parts(x_RI.shape[1]):
-        # Inlined in the loop over tokens, one core would compute the sums, and x again for every output.
-        y_1O: jax.Array = call_without_inlining(_matmul_in_parts, x_RI, values_OI, small=False)
-        return y_1O
-    return _matmul_by_digits(x_RI, values_OI)
-
-
-def _parts(length: int) -> int:
-    """Return the largest divisor of `length` from 8 to 24, or 0."""
-    return next((n for n in range(24, 7, -1) if length % n == 0), 0)
-
-
-def _matmul_in_parts(x_1I: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x W` for one row in float32: `[1, I]` to `[1, O]`.
-
-    The axis I is split into up to 24 equal parts. Their elementwise products are added in one loop that reads the weights as
-    int8 and writes `[O, J]`, where J is the length of a part. A product with ones then sums over J.
-    """
-    parts = _parts(x_1I.shape[1])
-    pairs = zip(jnp.split(x_1I, parts, axis=1), jnp.split(values_OI, parts, axis=1), strict=True)
-    sums_OJ = functools.reduce(jnp.add, [x_1J * values_OJ.astype(jnp.float32) for x_1J, values_OJ in pairs])
-    return product_with_rows(jnp.ones((1, sums_OJ.shape[1]), jnp.float32), sums_OJ)
 
 
 def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:

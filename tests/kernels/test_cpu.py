@@ -12,7 +12,10 @@ import pytest
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels import cpu
 from jaxgpt.kernels.cpu import product, transposed_copy
+from jaxgpt.model.cache import KeysValues, write
+from jaxgpt.ops import attention
 from jaxgpt.ops import linear as definitions
+from jaxgpt.ops.attention import Positions, Visible, row_positions
 from jaxgpt.parallel import make_mesh
 
 
@@ -49,3 +52,20 @@ def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Calla
     with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=2))):
         found = jax.jit(lambda b, dy: jax.vjp(lambda b: function(x, w, b, jnp.bfloat16), b)[1](dy)[0])(b, dy)
     np.testing.assert_allclose(found.astype(jnp.float32), dy.astype(jnp.float32).sum((0, 1)), rtol=2**-8)
+
+
+def test_attention_from_one_token_copies_no_cache() -> None:
+    """In a loop, the definition copies it: if it no longer does, `attend_one` can go."""
+    k, v, q = jnp.ones((1, 2, 512, 32)), jnp.ones((1, 2, 32, 512)), jnp.ones((1, 1, 4, 32))
+
+    def temporary_bytes(attend: Callable[..., jax.Array]) -> int:
+        def step(cache: KeysValues, slot: jax.Array) -> tuple[KeysValues, jax.Array]:
+            new = KeysValues(cache.k_BKSH[:, :, :1] + 1, cache.v_BKHS[..., :1] + 1)
+            cache = write(new, cache, slot)
+            visible = Visible(Positions(slot[None, None]), row_positions(512))
+            return cache, attend(q, *cache, visible, 0.3)
+
+        program = jax.jit(lambda cache: jax.lax.scan(step, cache, jnp.arange(9))).lower(KeysValues(k, v)).compile()
+        return program.memory_analysis().temp_size_in_bytes  # type: ignore[union-attr]
+
+    assert temporary_bytes(cpu.attend) < 0.8 * temporary_bytes(attention.attend)
