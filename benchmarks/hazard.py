@@ -68,7 +68,7 @@ def one(preset_name: str, steps: int) -> float:
     """Median seconds of a step, in this process."""
     import numpy as np
 
-    from jaxgpt.cli.info import with_vocab
+    from jaxgpt.cli.settings import with_vocab
     from jaxgpt.parallel import use_cores
     from jaxgpt.presets import preset
 

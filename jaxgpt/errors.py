@@ -52,6 +52,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
+    """Return a text, such as the message of an exception, in one line of at most `limit` characters."""
+    return " ".join(str(text).split())[:limit]
+
+
 def short_repr(value: Any) -> str:
     """Format a value for an error message: its repr, shortened if it is long or deeply nested."""
     return _short.repr(value)

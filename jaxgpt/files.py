@@ -13,12 +13,10 @@ import math
 import os
 import re
 import socket
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from http.client import HTTPException
 from io import BufferedIOBase, TextIOBase
 from pathlib import Path
 from typing import Any
@@ -55,6 +53,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as e:
+        e.filename = str(path)  # rather than the temporary file
+        raise
     finally:
         with suppress(OSError):
             temporary.unlink()  # fails unless the write failed
@@ -123,12 +124,15 @@ def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> 
     Raises:
         UserError: if the download fails, the checksum differs, or `path` cannot be written.
     """
+    from http.client import HTTPException  # imported late: `--help` does not need them
+    from urllib.request import urlopen
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_name(path.name + ".lock")):
             if path.exists() and sha256_file(path) == sha256:
                 return path
-            with urllib.request.urlopen(url, timeout=timeout) as response:
+            with urlopen(url, timeout=timeout) as response:
                 content = response.read()
             if hashlib.sha256(content).hexdigest() != sha256:
                 raise OSError("the checksum does not match")

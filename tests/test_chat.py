@@ -263,8 +263,11 @@ def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, caps
     messages = json.loads(Path("talk.json").read_text())["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant"]
     assert capsys.readouterr().out == messages[-1]["content"] + "\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO("/nonsense\n"))
-    assert main(["chat", run]) == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/nonsense\n{'x' * 600}\n/system Be brief.\nHi\n"))
+    assert main(["chat", run, "--max-new-tokens", "4"]) == 2
+    said = capsys.readouterr()
+    assert said.out == messages[-1]["content"] + "\n", "lines after an error are answered"
+    assert [line[:24] for line in said.err.splitlines()] == ["jaxgpt: unknown command ", "jaxgpt: the conversation"]
 
 
 def test_commands_do_not_change_the_seed_of_an_answer(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from helpers import jaxgpt, repository
 
 from jaxgpt.cli.info import describe as figures
-from jaxgpt.cli.info import with_vocab
+from jaxgpt.cli.settings import with_vocab
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer import ByteTokenizer
 from jaxgpt.lm import LM

@@ -28,7 +28,7 @@ from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import beside, read_bytes, sole_writer, write_atomically
+from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
@@ -96,8 +96,7 @@ def open_run(path: Path) -> Run:
     """
     run = Run(path)
     if not path.is_dir():
-        near = did_you_mean(str(path), beside(path))
-        raise UserError(f"no run at {path}{near}: a directory that `jaxgpt train` wrote is expected")
+        raise UserError(f"no run at {path}{runs_near(path)}: a directory that `jaxgpt train` wrote is expected")
     missing = [name for name in FILES[:3] if not run.exists() or not (path / name).exists()]
     if missing and any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
@@ -105,6 +104,15 @@ def open_run(path: Path) -> Run:
     if missing:
         raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(FILES[:3])})")
     return run
+
+
+def runs_near(path: Path) -> str:
+    """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" if there are none."""
+    found = {
+        file.parent: file.stat().st_mtime for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")
+    }
+    runs = sorted((str(each) for each in found if Run(each).checkpoints.is_dir()), key=lambda name: -found[Path(name)])
+    return did_you_mean(str(path), runs) or (f" (there are {', '.join(runs[:5])})" if runs else "")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from jaxgpt.errors import TrainingFailed, UserError, did_you_mean
+from jaxgpt.errors import TrainingFailed, UserError, did_you_mean, one_line
 from jaxgpt.runtime import keep_compiled, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
@@ -74,9 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainingFailed as e:
         return _fail(str(e), FAILED)
     except OSError as e:
-        if e.errno not in FULL:
+        if e.errno in FULL:
+            return _fail(f"cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", FAILED)
+        if e.filename is None:
             raise
-        return _fail(f"cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", FAILED)
+        return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
     except (RuntimeError, AssertionError) as e:
         if "jax" not in sys.modules:
             raise
@@ -87,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if type(e).__name__ != "JaxRuntimeError":  # raised by XLA's compiler or a device
             raise
         full = "; the device is out of memory: raise train.accumulation, or use a smaller model"
-        reason = " ".join(str(e).split())[:300]
+        reason = one_line(e, 300)
         return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
 
 
@@ -120,7 +122,7 @@ def _run(args: list[str]) -> int:
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"jaxgpt: {reason}", file=sys.stderr)
+    print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # one line for any names
     return code
 
 

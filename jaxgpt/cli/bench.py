@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxgpt.cli.info import flops_formula, with_vocab
+from jaxgpt.cli.info import flops_formula
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import named_config, with_settings
+from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 

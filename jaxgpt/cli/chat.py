@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.output import note, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed, Weights
-from jaxgpt.cli.progress import progress
-from jaxgpt.config import SEED, MeshConfig, SamplingParams
+from jaxgpt.cli.settings import load_model
+from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError
 from jaxgpt.signals import stop_on_signal
 
@@ -56,13 +56,9 @@ def chat(
     if json and not once:
         raise UserError("--json prints the answer to one message: give it with --once TEXT")
 
-    from jaxgpt.parallel import use_cores
+    lm = load_model(run, checkpoint, weights)
+    from jaxgpt.lm import Chat
 
-    use_cores(MeshConfig(data=1))
-    from jaxgpt.lm import Chat, load
-
-    with progress("loading"):
-        lm = load(run, checkpoint, weights)
     conversation = Chat(lm, _system(system))
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
@@ -70,18 +66,19 @@ def chat(
         return conversation.answer(text, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, key=key)
 
     if json:
-        print_json({"run": run} | _complete(conversation, answer(once)))
+        print_json({"run": run, "model": lm.source} | _complete(conversation, answer(once)))
     elif once:
         _print(answer(once))
     else:
-        _talk(run, conversation, answer)
+        return _talk(lm.source, conversation, answer)
     return 0
 
 
-def _talk(run: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> None:
-    terminal, answers = sys.stdin.isatty(), 0
+def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
+    """Answer line by line; return 2 if a line of a pipe could not be answered."""
+    terminal, answers, code = sys.stdin.isatty(), 0, 0
     if terminal:
-        print(f"{run}: /help lists the commands", file=sys.stderr)
+        print(f"{model}: /help lists the commands", file=sys.stderr)
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing and history for input())
     for line in _lines(terminal):
@@ -90,11 +87,11 @@ def _talk(run: str, conversation: Chat, answer: Callable[[str, int], Iterator[An
                 _print(answer(line, answers))
                 answers += 1
             elif not _command(line, conversation):
-                return
+                break
         except UserError as e:
-            if not terminal:
-                raise
-            print(f"jaxgpt: {e}", file=sys.stderr)
+            note(str(e))
+            code = 0 if terminal else 2
+    return code
 
 
 def _print(pieces: Iterator[Any]) -> None:

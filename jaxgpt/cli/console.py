@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import rich.console
 from rich.console import ConsoleOptions, RenderResult
 from rich.segment import Segment
+
+from jaxgpt.cli.output import discard
 
 
 class Console(rich.console.Console):
@@ -23,9 +24,7 @@ class Console(rich.console.Console):
     def on_broken_pipe(self) -> None:
         """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
         self.quiet = True
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, (sys.stderr if self.stderr else sys.stdout).fileno())
-        os.close(null)
+        discard((sys.stderr if self.stderr else sys.stdout).fileno())
 
 
 class _Verbatim:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import plural, print_facts, print_json
+from jaxgpt.cli.output import ERROR_OF_DATA, note, plural, print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import Config, MeshConfig
+from jaxgpt.config import Config, MeshConfig, flat
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,6 +68,7 @@ def eval(
     text = f"{data.source} ({split})"
     results = {
         "run": run,
+        "model": lm.source,
         "text": text,
         "weights": weights,
         "loss": result.loss,
@@ -88,8 +88,9 @@ def eval(
         change = f"changes the loss by {cost['loss_change']:+.5f}{error}, from {cost['loss_float32']:.4f}"
     print_facts(
         {
+            "model": lm.source,
             "text": text,
-            "loss": f"{result} nats per token",
+            "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
             weights: change,
             "perplexity": f"{results['perplexity']:.3f}",
             "bits per byte": f"{bits:.4f}" if size else "",
@@ -100,11 +101,23 @@ def eval(
 
 
 def _program(config: Config) -> Program:
-    """Build the program of a run for this machine, with the run's mesh and attention kernel if this machine supports them."""
+    """Build the program of a run, with its mesh and attention kernel if this machine supports them.
+
+    Otherwise, replace the mesh, the kernel or both by the defaults, and print a note.
+    """
     from jaxgpt.trainer.program import build
 
-    fitting = replace(config, train=replace(config.train, attention="auto", remat="none"))
-    for own in (config, fitting):
-        with suppress(UserError):
-            return build(own)
-    return build(replace(fitting, mesh=MeshConfig()))
+    kernel = replace(config, train=replace(config.train, attention="auto", remat="none"))
+    reason = ""
+    for each in (config, replace(config, mesh=MeshConfig()), kernel, replace(kernel, mesh=MeshConfig())):
+        try:
+            program = build(each)
+        except UserError as e:
+            reason = reason or str(e)
+            continue
+        if reason:
+            own = flat(config)
+            now = ", ".join(f"{name} {value}" for name, value in flat(each).items() if value != own[name])
+            note(f"{reason}: evaluating with {now}")
+        return program
+    raise UserError(reason)

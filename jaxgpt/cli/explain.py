@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
-from jaxgpt.cli.sample import note_if_empty
-from jaxgpt.config import SEED, MeshConfig, SamplingParams
+from jaxgpt.cli.settings import load_model, note_if_empty
+from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError
 
 
@@ -40,19 +40,15 @@ def explain(
     if show < 0:
         raise UserError(f"--show must be at least 0, not {show}")
 
-    from jaxgpt.parallel import use_cores
-
-    use_cores(MeshConfig(data=1))
+    lm = load_model(run, checkpoint, weights)
     import jax
     import numpy as np
 
     from jaxgpt.lm import explain as explain_token
-    from jaxgpt.lm import load
     from jaxgpt.lm.arguments import encode_prompt
     from jaxgpt.lm.text import TextStream
 
-    lm = load(run, checkpoint, weights)
-    note_if_empty(lm.tokenizer, [prompt])
+    note_if_empty(lm, [prompt])
     random: int | jax.Array = seed
     if key:
         words = jax.random.key_data(jax.random.key(0)).size

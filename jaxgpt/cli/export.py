@@ -10,7 +10,7 @@ from typing import Any
 from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import MeshConfig
+from jaxgpt.cli.settings import use_one_device
 from jaxgpt.errors import UserError
 
 
@@ -39,9 +39,7 @@ def export(
     if base and not adapter:
         raise UserError(f"--base {base} names the base of an adapter: add --adapter, or leave out --base")
 
-    from jaxgpt.parallel import use_cores
-
-    use_cores(MeshConfig(data=1))
+    use_one_device()
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import MeshConfig
+from jaxgpt.cli.settings import use_one_device
 from jaxgpt.errors import UserError
 
 
@@ -50,9 +50,7 @@ def import_(
     elif revision:
         raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; leave out --revision")
 
-    from jaxgpt.parallel import use_cores
-
-    use_cores(MeshConfig(data=1))
+    use_one_device()
     from jaxgpt.convert.models import import_model
     from jaxgpt.convert.peft import CONFIG, import_adapter
 

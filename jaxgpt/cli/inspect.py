@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.sample import note_if_empty
-from jaxgpt.config import SEED, MeshConfig
+from jaxgpt.cli.settings import load_model, note_if_empty
+from jaxgpt.config import SEED
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,26 +46,18 @@ def inspect(
     if max_new_tokens < 0:
         raise UserError(f"--max-new-tokens must be at least 0, not {max_new_tokens}")
     if html and not Path(html).absolute().parent.is_dir():
-        raise UserError(f"cannot write {html}: no such folder; create it, or choose another path")
+        raise UserError(f"cannot write {html}: no such directory; create it, or choose a different path")
 
-    from jaxgpt.parallel import use_cores
-
-    use_cores(MeshConfig(data=1))
+    lm = load_model(run, checkpoint)
     from jaxgpt.files import write_atomically
-    from jaxgpt.lm import load
     from jaxgpt.study import inspection, page
 
-    with progress("loading") as activity:
-        lm = load(run, checkpoint)
-        note_if_empty(lm.tokenizer, [prompt])
-        activity.stage("computing")
+    note_if_empty(lm, [prompt])
+    with progress("computing"):
         found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens, temperature=temperature, key=seed)
     if html:
         text = page.html(found, run)
-        try:
-            write_atomically(Path(html), text)
-        except OSError as e:
-            raise UserError(f"cannot write {html}: {e.strerror}") from None
+        write_atomically(Path(html), text)
     if json:
         print_json({"run": run} | found.to_json())
     elif html:

@@ -6,9 +6,11 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+ERROR_OF_DATA = "+- is the standard error over windows of text; runs with different seeds also differ"
 
 
 def print_json(value: dict[str, Any] | list[Any]) -> None:
@@ -16,12 +18,13 @@ def print_json(value: dict[str, Any] | list[Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def print_facts(facts: Mapping[str, str]) -> None:
-    """Print labels and values in two columns. Facts with an empty value are skipped."""
+def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
+    """Print labels and values in two columns; a list of values takes one line each. Empty values are skipped."""
     width = max(map(len, facts), default=0)
     for label, value in facts.items():
-        if value:
-            print(f"{label:<{width}}  {value}")
+        lines = [value] if isinstance(value, str) else value
+        for number, line in enumerate(filter(None, lines)):
+            print(f"{'' if number else label:<{width}}  {line}")
 
 
 def plural(number: int, noun: str) -> str:
@@ -34,9 +37,14 @@ def note(text: str) -> None:
     try:
         print(f"jaxgpt: {text}", file=sys.stderr, flush=True)
     except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt train 2>&1 | head`; keep working
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stderr.fileno())
-        os.close(null)
+        discard(sys.stderr.fileno())
+
+
+def discard(descriptor: int) -> None:
+    """Redirect a stream to /dev/null."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 def command_line(*words: str) -> str:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import field, fields, is_dataclass, make_dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
 from cyclopts.validators import Number
 
-from jaxgpt.config import Config
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
-from jaxgpt.settings import Section
+from jaxgpt.settings import Section, is_text
 
 Json = Annotated[bool, Parameter(help="print one JSON object instead of text", negative=())]
 Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
@@ -54,28 +53,27 @@ def run(name: str, command: Callable[..., int | None], words: Sequence[str]) -> 
     Raises:
         UserError: if an option or argument is unknown, missing or invalid.
     """
+    for word in words:
+        if not is_text(word):
+            raise UserError(
+                f"{short_repr(word)} contains a NUL or bytes that are not UTF-8; rename the file, or retype it"
+            )
     app = parser(name, command, next((word for word in words if word in PRESETS), DEFAULT))
     if name == "launch" and "train" in words:  # all that follows belongs to train
         words = [*words[: words.index("train")], "--", *words[words.index("train") :]]
     if {"-h", "--help"} & set(words[: words.index("--")] if "--" in words else words):
         app.help_print([])
         return 0
-    return bind(app, words)() or 0
-
-
-def bind(app: App, words: Sequence[str]) -> Callable[[], int | None]:
-    """Return the call of a command with the words of a command line.
-
-    Raises:
-        UserError: as `run`.
-    """
-    arguments = [each for each in app.assemble_argument_collection() if not is_dataclass(each.hint)]
-    names = [name for argument in arguments for name in argument.names]
+    options = [option for argument in app.assemble_argument_collection() for option in argument.names]
     try:
-        command, bound, _ = app.parse_args(spell(words, names), exit_on_error=False, print_error=False)
+        call, bound, _ = app.parse_args(spell(words, options), exit_on_error=False, print_error=False)
     except CycloptsError as e:
-        raise UserError(f"{' '.join(str(e).split()).rstrip('.')} (see {app.name[0]} --help)") from None
-    return lambda: command(*bound.args, **bound.kwargs)
+        raise UserError(f"{one_line(e).rstrip('.')} (see jaxgpt {name} --help)") from None
+    if "" in bound.args:
+        raise UserError(
+            f"an argument is empty, as of an unset variable; omit it, or write ./ (see jaxgpt {name} --help)"
+        )
+    return call(*bound.args, **bound.kwargs) or 0
 
 
 def spell(words: Sequence[str], names: Collection[str]) -> list[str]:
@@ -117,27 +115,27 @@ def parser(name: str, command: Callable[..., Any], shown: str = DEFAULT) -> App:
         shown: preset that provides the defaults in the help.
     """
     hints, signature = get_type_hints(command, include_extras=True), inspect.signature(command)
-    sections: dict[str, Any] = {}
-    parameters = []
+    parameters, kinds = list[inspect.Parameter](), dict[str, Any]()
+    keys: dict[str, tuple[str, str]] = {}  # option of a section -> parameter of the command, and the key in it
     for each in signature.parameters.values():
         hint = hints[each.name]
-        kind: Any
         kind, *details = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        if isinstance(kind, type) and issubclass(kind, (Settings, Section)):
-            sections[each.name] = kind
-            base: Any = preset(shown) if kind is Settings else kind()
-            cls = _optional(base, [detail for detail in details if isinstance(detail, str)])
-            prefix = "*" if kind is Settings or not base.prefix else f"--{base.prefix}"
-            each = each.replace(annotation=Annotated[cls, Parameter(name=prefix)], default=cls())
-        else:
+        if not (isinstance(kind, type) and issubclass(kind, (Settings, Section))):
             switch = Parameter(negative=() if each.default is False else None)
-            each = each.replace(annotation=Annotated[hint, switch, _details(kind, each.default)])
-        parameters.append(each)
+            parameters.append(each.replace(annotation=Annotated[hint, switch, _details(kind, each.default)]))
+            continue
+        kinds[each.name] = kind
+        sections = [kind()] if issubclass(kind, Section) else _sections(shown, details)
+        for key, option in (pair for section in sections for pair in _options(section)):
+            parameters.append(option)
+            keys[option.name] = each.name, key if kind is Settings else key.rpartition(".")[2]
 
     def call(*args: Any, **options: Any) -> Any:
-        for parameter, kind in sections.items():
-            options[parameter] = kind(**_given(options.get(parameter)))
-        return command(*args, **options)
+        given: dict[str, dict[str, Any]] = {owner: {} for owner in kinds}
+        for option in keys.keys() & options.keys():
+            owner, key = keys[option]
+            given[owner][key] = options.pop(option)
+        return command(*args, **options, **{owner: kind(**given[owner]) for owner, kind in kinds.items()})
 
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -156,37 +154,25 @@ def parser(name: str, command: Callable[..., Any], shown: str = DEFAULT) -> App:
     return app
 
 
-def _optional(base: Any, sections: Collection[str] = ()) -> type:
-    """Return a dataclass with the fields of `base`, all None by default. The help shows the values of `base` as defaults.
-
-    Args:
-        base: an instance of a `Section`.
-        sections: sections of a config to include; empty: all.
-    """
-    hints, members = get_type_hints(type(base)), list[Any]()
-    about = inspect.cleandoc(base.__doc__ or "").split("\n")[0]
-    group = Group.create_ordered((base.prefix or type(base).__name__.removesuffix("Params")).capitalize(), about)
-    for each in fields(base):
-        value, hint = getattr(base, each.name), hints[each.name]
-        if is_dataclass(value):
-            inner = _optional(value)
-            if not sections or each.name in sections:
-                members.append((each.name, inner, field(default_factory=inner)))
-        elif not isinstance(base, Config):
-            help_ = Parameter(help=each.metadata["help"], group=group)
-            members.append((each.name, Annotated[hint | None, help_, _details(hint, value)], None))
-    made = make_dataclass(type(base).__name__, members, frozen=True)
-    made.__module__ = __name__  # cyclopts does not expand classes of the module `types`
-    return made
+def _sections(name: str, wanted: Collection[Any]) -> list[Section]:
+    """Return the sections of a preset: all, or those named in `wanted`."""
+    sections = [value for value in vars(preset(name)).values() if isinstance(value, Section)]
+    return [each for each in sections if each.prefix in wanted] or sections
 
 
-def _given(twin: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the fields that are not None, by dotted name."""
-    found: dict[str, Any] = {}
-    for each in fields(twin) if twin else ():
-        value = getattr(twin, each.name)
-        found |= _given(value, f"{each.name}.") if is_dataclass(value) else {prefix + each.name: value}
-    return {name: value for name, value in found.items() if value is not None}
+def _options(section: Section) -> Iterator[tuple[str, inspect.Parameter]]:
+    """Yield the dotted name and the option of each setting of a section; the help shows its values as defaults."""
+    hints = get_type_hints(type(section))
+    title = (section.prefix or type(section).__name__.removesuffix("Params")).capitalize()
+    group = Group.create_ordered(title, inspect.cleandoc(section.__doc__ or "").split("\n")[0])
+    for field in fields(section):
+        key = f"{section.prefix}.{field.name}".lstrip(".")
+        about = Parameter(name=f"--{key.replace('_', '-')}", help=field.metadata["help"], group=group)
+        hint = Annotated[hints[field.name], about, _details(hints[field.name], getattr(section, field.name))]
+        yield (
+            key,
+            inspect.Parameter(key.replace(".", "__"), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint),
+        )
 
 
 def _details(kind: Any, default: Any) -> Parameter:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxgpt.cli.info import with_vocab
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import named_config, with_settings
+from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError
 

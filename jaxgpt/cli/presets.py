@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxgpt.cli.info import with_vocab
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Json
+from jaxgpt.cli.settings import with_vocab
 from jaxgpt.presets import PRESETS, command, preset
 
 BASE = "parameters of the run that --init-from names"

@@ -22,7 +22,7 @@ from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
 from jaxgpt.cli.console import Console
-from jaxgpt.cli.output import command_line, note, path_word
+from jaxgpt.cli.output import ERROR_OF_DATA, command_line, note, path_word
 from jaxgpt.cli.progress import EVERY, Activity, duration, progress
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Batches, Data, Packed, Split, Tokenizer
@@ -58,7 +58,7 @@ class TrainReport(Report):
     def __init__(self) -> None:
         self.console = _Console(quiet=not leader())
         self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
-        self._printed = 0.0
+        self._printed, self._evaluated = 0.0, False
         self._step, self._total, self._metrics = 0, 0, dict[str, float]()
         self._stage: Activity | None = Activity("starting")
         self._spinner = Spinner("dots")
@@ -123,6 +123,9 @@ class TrainReport(Report):
     def evaluated(self, step: int, result: Evaluation) -> None:
         kind = "validation" if self.data.held_out else "training text"
         self.console.write(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
+        if not self._evaluated and math.isfinite(result.stderr):
+            self.console.write(f"            {ERROR_OF_DATA}")
+        self._evaluated = True
         if self._files:
             self._files[0].update()
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from jaxgpt.cli.output import note, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import SEED, BeamParams, MeshConfig, SamplingParams, TextParams
+from jaxgpt.cli.settings import load_model, note_if_empty
+from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
-    from jaxgpt.data import Data, Tokenizer
+    from jaxgpt.data import Data
     from jaxgpt.data.text import Progress
     from jaxgpt.lm import LM, Generation
     from jaxgpt.report.memorized import Memorized
@@ -61,23 +62,20 @@ def sample(
         )
     settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
 
-    from jaxgpt.parallel import use_cores
-
-    use_cores(MeshConfig(data=1))
-    from jaxgpt.lm import generate, load
+    lm = load_model(run, checkpoint, weights)
+    from jaxgpt.lm import generate
     from jaxgpt.lm.arguments import encode_prompts
 
-    with progress("loading") as activity:
-        lm = load(run, checkpoint, weights)
-        if check_memorized:
-            activity.stage("tokenizing")
+    note(f"sampling from {lm.source}")
+    if check_memorized:
+        with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
     for number, line in enumerate(prompts if prompts_file else (), 1):
         try:
             lm.tokenizer.encode(line)
         except UserError as e:
             raise UserError(f"{prompts_file}: line {number}: {e}") from None
-    note_if_empty(lm.tokenizer, prompts)
+    note_if_empty(lm, prompts)
     inputs: list[Any] = list(prompts)
     if special:
         encoded = encode_prompts(lm.tokenizer, lm.config.model.vocab_size, prompts, special=True)
@@ -96,7 +94,7 @@ def sample(
         _note_exhausted(out, f"sample {number}" if len(outs) > 1 else "the sample", sampling.no_repeat_ngram_size)
     if json:
         rows = [{"prompt": p} | out._asdict() for p, out in zip(repeated, outs, strict=True)]
-        results: dict[str, Any] = {"run": run, "samples": rows, "seconds": seconds}
+        results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows, "seconds": seconds}
         if check_memorized:
             spans, validation = _memorized(data, outs)
             results["samples"] = [row | {"memorized": asdict(s)} for row, s in zip(rows, spans, strict=True)]
@@ -112,21 +110,11 @@ def sample(
     return 0
 
 
-def note_if_empty(tokenizer: Tokenizer, prompts: Sequence[str]) -> None:
-    """Print a note if a prompt is empty."""
-    from jaxgpt.lm.arguments import start_ids
-
-    if not all(prompts):
-        note(f"the prompt is empty: generation starts from {start_ids(tokenizer)[1]}")
-
-
 def _read_prompts(name: str) -> list[str]:
     """Read one prompt per line."""
     try:
         # Not splitlines: a prompt may contain form feeds and Unicode line separators.
         lines = Path(name).read_text("utf-8-sig").split("\n")
-    except OSError as e:
-        raise UserError(f"cannot read {name}: {e.strerror}") from None
     except UnicodeDecodeError as e:
         raise UserError(f"cannot read {name}: it is not UTF-8 text (byte {e.start})") from None
     lines = lines if lines[-1] else lines[:-1]

@@ -1,17 +1,21 @@
-"""Config of a command: a preset or a run, and the settings of the command line over it."""
+"""What a command works on: the config of a preset or run with the settings of the command line, or the model of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxgpt.cli.output import note
-from jaxgpt.config import Config, from_json
+from jaxgpt.cli.progress import progress
+from jaxgpt.config import Config, MeshConfig, from_json
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import beside, read_bytes
+from jaxgpt.files import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS, preset
+
+if TYPE_CHECKING:
+    from jaxgpt.lm import LM
 
 
 def named_config(target: str) -> Config:
@@ -26,11 +30,11 @@ def named_config(target: str) -> Config:
         if target and Path(target).exists():
             note(f"{target} is the preset: for the file or directory of this name, write ./{target}")
         return preset(target or DEFAULT)
-    if not Path(target).exists():
-        near = did_you_mean(target, [*PRESETS, *beside(target)])
-        raise UserError(f"no preset or run {target!r}{near}; jaxgpt presets lists the presets")
-    from jaxgpt.checkpoint.run import open_run
+    from jaxgpt.checkpoint.run import open_run, runs_near
 
+    if not Path(target).exists():
+        near = did_you_mean(target, PRESETS) or runs_near(Path(target))
+        raise UserError(f"no preset or run {target!r}{near}; jaxgpt presets lists the presets")
     return open_run(Path(target)).config()
 
 
@@ -59,3 +63,34 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     from jaxgpt.convert.peft import resolve_targets
 
     return replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
+
+
+def with_vocab(config: Config) -> Config:
+    """Set the vocabulary size of a config from its data."""
+    from jaxgpt.data import vocab_size
+
+    return config.with_model(vocab_size=vocab_size(config))
+
+
+def load_model(run: str, checkpoint: str, weights: str | None = None) -> LM:
+    """Load the model of a run on one device."""
+    use_one_device()
+    from jaxgpt.lm import load
+
+    with progress("loading"):
+        return load(run, checkpoint, weights)  # type: ignore[arg-type]
+
+
+def use_one_device() -> None:
+    """Use all cores as one device. Call this before JAX uses a device."""
+    from jaxgpt.parallel import use_cores
+
+    use_cores(MeshConfig(data=1))
+
+
+def note_if_empty(lm: LM, prompts: Sequence[str]) -> None:
+    """Print a note if a prompt is empty."""
+    from jaxgpt.lm.arguments import start_ids
+
+    if not all(prompts):
+        note(f"the prompt is empty: generation starts from {start_ids(lm.tokenizer)[1]}")

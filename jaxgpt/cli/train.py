@@ -33,7 +33,7 @@ def train(
     jaxgpt train finetune --init-from runs/gpt2 --data.path my.txt --lora.rank 8  # train LoRA adapters
     jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack  # two directories of token files
     jaxgpt train runs/long --out runs/again --train.seed 2  # same settings, different seed
-    jaxgpt train --resume --out runs/long --train.steps 2000
+    jaxgpt train runs/long --resume --train.steps 2000
 
     Args:
         target: preset or run

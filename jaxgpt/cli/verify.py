@@ -79,7 +79,7 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
 
 def _bare(config: Config) -> Config:
     """Set the vocabulary size of a preset, and remove its dataset."""
-    from jaxgpt.cli.info import with_vocab
+    from jaxgpt.cli.settings import with_vocab
 
     return replace(with_vocab(config), data=DataConfig(dataset="none"))
 

@@ -120,9 +120,17 @@ def test_token_files(run: Path, tmp_path: Path) -> None:
 
 def test_a_run_with_a_mesh_and_kernel_of_another_machine(run: Path) -> None:
     here = evaluate(run, "--data.path", "text.txt")
+    assert here["model"] == f"{run}, step 0"
     change(run, "mesh", data=4, fsdp=4, tensor=2)
+    result = jaxgpt("eval", str(run), "--data.path", "text.txt", "--json")
+    assert result.json["loss"] == pytest.approx(here["loss"], rel=1e-5)
+    assert result.err.count("\n") == 1
+    assert "the mesh needs 32 devices" in result.err
+    assert result.err.endswith(": evaluating with mesh.data -1, mesh.fsdp 1, mesh.tensor 1\n")
     change(run, "train", attention="cudnn", remat="offload")
-    assert evaluate(run, "--data.path", "text.txt")["loss"] == pytest.approx(here["loss"], rel=1e-5)
+    result = jaxgpt("eval", str(run), "--data.path", "text.txt")
+    assert "evaluating with train.attention auto, train.remat none, mesh.data -1" in result.err
+    assert [line.split()[0] for line in result.out.splitlines()[:4]] == ["model", "text", "loss", "+-"]
 
 
 def test_the_change_by_lower_precision_has_the_error_of_a_paired_comparison(run: Path) -> None:

@@ -206,6 +206,7 @@ def test_help_starts_quickly() -> None:
         (["export", "runs/x"], "DIRECTORY requires an argument"),
         (["info", "gpt2", "gpt3"], "gpt3"),
         (["bench", "runs/nosuch"], "no preset or run 'runs/nosuch'; jaxgpt presets lists the presets"),
+        (["eval", "caf\udcff"], "unpaired surrogate"),
         (["train", "--data.path", ""], "--data.path is empty"),
         (["train", "--data.mix"], "--data.mix is empty"),
         (["train", "finetune", "--init-from=nowhere", "--data.path", "x"], "nowhere"),
@@ -225,6 +226,18 @@ def test_errors_name_the_fix(words: list[str], message: str) -> None:
     result = jaxgpt(*words)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
+
+
+def test_a_missing_run_names_those_that_exist() -> None:
+    Path("runs").mkdir()
+    run_folder(Path("runs/first"), SMALL)
+    run_folder(Path("runs/second"), SMALL)
+    for words in (["eval", "nope"], ["sample", "runs/nope"], ["info", "nope"], ["train", "nope", "--out", "x"]):
+        said = jaxgpt(*words).err
+        assert "nope" in said
+        assert "runs/first" in said
+        assert "runs/second" in said
+    assert "(did you mean runs/second?)" in jaxgpt("eval", "runs/secnd").err
 
 
 def test_suggested_options_exist() -> None:

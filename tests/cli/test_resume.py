@@ -110,6 +110,29 @@ def test_epochs_set_the_steps(run: Path) -> None:
     assert "leave one of them out" in resume("run", "--train.epochs", "1", "--train.steps", "9").err
 
 
+def test_info_is_the_state_of_a_run(run: Path) -> None:
+    state = jaxgpt("info", "run", "--json").json["run"]
+    assert (state["preset"], state["step"], state["steps"], state["tokens"]) == ("shakespeare", 4, 4, 256)
+    assert [each["step"] for each in state["checkpoints"]] == [2, 4]
+    losses = {each["step"]: each["val_loss"] for each in state["checkpoints"]}
+    assert state["best"] == min(losses, key=losses.__getitem__)
+    assert state["data"].endswith("text.txt")
+    assert state["changed"]["train.steps"] == 4
+    assert not {"model.vocab_size", "preset", "optim.eps"} & set(state["changed"])
+    assert state["seconds"] > 0
+    [start] = state["starts"]
+    assert start.keys() >= {"started", "command", "commit", "host", "versions"}
+    (run / "checkpoints/2/checkpoint.json").write_text("{}")
+    printed = jaxgpt("info", "run").out
+    assert f"step 4: loss {losses[4]:.4f} (best)\n" in printed
+    assert "step 2: damaged checkpoint.json" in printed
+    assert f"started      step 0: {start['command']}; {start['started']} on {start['host']}; jaxgpt" in printed
+    assert "step 4/4, 256 tokens in 0:00:0" in printed
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    assert jaxgpt("info", "run", "--json").json["run"]["best"] is None
+
+
 def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
     before = (run / "config.json").read_bytes()
     for command in ([], ["--train.steps", "4"], ["--optim.learning-rate", "0.1"]):

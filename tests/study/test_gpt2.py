@@ -12,7 +12,7 @@ import pytest
 
 import jaxgpt
 from jaxgpt import study
-from jaxgpt.cli.info import with_vocab
+from jaxgpt.cli.settings import with_vocab
 from jaxgpt.config import Config
 from jaxgpt.convert.gpt2 import TABLE
 from jaxgpt.convert.models import import_model

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -232,6 +233,17 @@ def test_bad_launches(args: list[str], message: str) -> None:
     assert (result.code, result.out) == (2, "")
     assert message in result.err
     assert result.err.count("\n") == 1
+
+
+def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(options: Any, command: list[str]) -> Any:
+        _, _, port = command[-1].partition(":")
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", int(port)))
+        return MagicMock(wait=lambda: 75)
+
+    monkeypatch.setattr("jaxgpt.cli.launch._Fleet", start)
+    assert jaxgpt("launch", "train").code == 75
 
 
 @pytest.mark.parametrize(
