@@ -54,7 +54,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as e:
-        e.filename = str(path)  # rather than the temporary file
+        e.filename = str(path) if e.errno else None  # rather than the temporary file
         raise
     finally:
         with suppress(OSError):

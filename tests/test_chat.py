@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -79,8 +80,9 @@ def extended(
     ("settings", "sampling"),
     [
         ({}, SamplingParams(0.9, top_p=0.9, repetition_penalty=1.2)),
-        pytest.param({"positions": "rope", "n_kv_head": 1}, SamplingParams(0.0), marks=pytest.mark.long),
-        pytest.param({"positions": "rope", "sliding_window": 7}, SamplingParams(0.8), marks=pytest.mark.long),
+        pytest.param(
+            {"positions": "rope", "n_kv_head": 1, "sliding_window": 7}, SamplingParams(0.8), marks=pytest.mark.long
+        ),
     ],
 )
 def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: SamplingParams) -> None:
@@ -256,8 +258,6 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
 
 
 def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    import io
-
     monkeypatch.setattr("sys.stdin", io.StringIO("/system Be brief.\nHi\n/save talk.json\n\n/quit\nnever\n"))
     assert main(["chat", run, "--max-new-tokens", "4"]) == 0
     messages = json.loads(Path("talk.json").read_text())["messages"]
@@ -271,8 +271,6 @@ def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, caps
 
 
 def test_commands_do_not_change_the_seed_of_an_answer(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
     keys: list[Any] = []
 
     def answer(self: Chat, text: str, **settings: Any) -> Any:
@@ -293,24 +291,15 @@ def test_a_failed_answer_is_not_kept(lm: LM) -> None:
 
 
 @pytest.mark.ci
-def test_input_that_is_not_text_is_one_line(run: str) -> None:
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
-    command = [sys.executable, "-m", "jaxgpt", "chat", run, "--max-new-tokens", "1"]
-    done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment)
+def test_encodings_of_a_terminal(run: str) -> None:
+    """Input that is not text is one line, and a terminal without a character shows its code."""
+
+    def process(encoding: str, name: str, *words: str) -> Any:
+        command = [sys.executable, "-m", "jaxgpt", name, run, "--max-new-tokens", "1", *words]
+        environment = os.environ | {"PYTHONIOENCODING": encoding}
+        return subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment)
+
+    done = process("utf-8:strict", "chat")
     assert (done.returncode, done.stderr) == (2, b"jaxgpt: standard input is not utf-8 text (byte 3)\n")
-
-
-@pytest.mark.ci
-def test_a_terminal_without_a_character_shows_its_code(run: str) -> None:
-    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "jaxgpt", "sample", run, "--prompt", "\u00e9", "--max-new-tokens", "1"]
-    done = subprocess.run(command, capture_output=True, env=environment)
+    done = process("ascii", "sample", "--prompt", "\u00e9")
     assert (done.returncode, done.stdout[:4]) == (0, b"\\xe9"), done.stderr
-
-
-@pytest.mark.ci
-def test_a_script_ends_without_a_message(run: str) -> None:
-    """The template's process is stopped when Python exits, before modules are unloaded."""
-    script = f"import jaxgpt, jaxgpt.lm\nchat = jaxgpt.lm.Chat(jaxgpt.load({run!r}))\nlist(chat.answer('Hi', max_new_tokens=1))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "Exception ignored" not in done.stderr

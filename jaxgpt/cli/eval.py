@@ -103,7 +103,7 @@ def eval(
 def _program(config: Config) -> Program:
     """Build the program of a run, with its mesh and attention kernel if this machine supports them.
 
-    Otherwise, replace the mesh, the kernel or both by the defaults, and print a note.
+    Otherwise, use the default mesh, the default kernel or both, and print a note.
     """
     from jaxgpt.trainer.program import build
 

@@ -26,7 +26,7 @@ def import_(
     """Convert a model of transformers or nanoGPT, or a GGUF file, to a run.
 
     Families: GPT-2, Llama, Mistral, Qwen2, Qwen3, GPT-NeoX, Gemma 3, OLMo 2; Llama as GGUF. With --init-from, SOURCE is a
-    directory with a LoRA adapter of PEFT.
+    directory with a PEFT adapter.
 
     jaxgpt import openai-community/gpt2 runs/gpt2
     jaxgpt import ~/models/llama runs/llama
@@ -56,7 +56,7 @@ def import_(
 
     adapter = (folder / CONFIG).is_file()
     if adapter and not init_from:
-        raise UserError(f"{source} is a LoRA adapter: name the run of its base model with --init-from RUN")
+        raise UserError(f"{source} is a LoRA adapter: add the run of its base model, --init-from RUN")
     if init_from and not adapter:
         raise UserError(f"--init-from is for LoRA adapters, and {source} has no {CONFIG}: leave out --init-from")
     if adapter and (tokenizer or accept_option):

@@ -168,7 +168,8 @@ def _options(section: Section) -> Iterator[tuple[str, inspect.Parameter]]:
     for field in fields(section):
         key = f"{section.prefix}.{field.name}".lstrip(".")
         about = Parameter(name=f"--{key.replace('_', '-')}", help=field.metadata["help"], group=group)
-        hint = Annotated[hints[field.name], about, _details(hints[field.name], getattr(section, field.name))]
+        kind: Any = hints[field.name]
+        hint = Annotated[kind, about, _details(kind, getattr(section, field.name))]
         yield (
             key,
             inspect.Parameter(key.replace(".", "__"), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.live import Live
 
     from jaxgpt.cli.console import Console
 
@@ -38,22 +39,26 @@ class Activity:
         self.done, self.total = done, total
 
     def __str__(self) -> str:
-        parts = [self.name, f"{self.done / self.total:.0%}" if self.total else "", self.times()]
-        return ", ".join(filter(None, parts))
+        return ", ".join(self.texts())
 
-    def times(self) -> str:
-        """Format the elapsed time and, once known, the time left, as in `0:01:05, 0:04:20 left`."""
+    def texts(self) -> list[str]:
+        """Return the name, the share that is done, and the elapsed and remaining time, if they are known."""
         elapsed = time.monotonic() - self.started
-        if not 0 < self.done < self.total:
-            return duration(elapsed)
-        return f"{duration(elapsed)}, {duration(elapsed * (self.total - self.done) / self.done)} left"
+        left = elapsed * (self.total - self.done) / self.done if 0 < self.done < self.total else 0.0
+        share = [f"{self.done / self.total:.0%}"] if self.total else []
+        return [
+            self.name,
+            *share,
+            duration(elapsed),
+            *([f"{duration(left)} left"] if 0 < self.done < self.total else []),
+        ]
 
 
 @contextmanager
 def progress(name: str, shown: bool = True) -> Iterator[Activity]:
     """Show the progress of the block on standard error if it takes longer than `DELAY` seconds and `shown` is true.
 
-    On a terminal this is one line, updated in place and erased at the end; elsewhere, a plain line every `EVERY` seconds.
+    On a terminal this is one line, updated in place and erased at the end; otherwise, a plain line every `EVERY` seconds.
     Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
     """
     activity, ended = Activity(name), threading.Event()
@@ -74,6 +79,34 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
+def live_line(console: Console, line: Callable[[], tuple[Sequence[str], float]]) -> Live:
+    """Return a line that a terminal updates in place, and erases at the end.
+
+    Args:
+        console: writes to the terminal.
+        line: returns the texts of the line, and the length of the bar after the first text, from 0 (no bar) to 1.
+    """
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.spinner import Spinner
+    from rich.table import Table
+    from rich.text import Text
+
+    spinner = Spinner("dots")
+
+    def render() -> RenderableType:
+        (first, *rest), share = line()
+        grid = Table.grid(padding=(0, 1))
+        width = console.width - len("* ") - len(first) - sum(len(f"  {text}") for text in rest) - 1
+        bar = [ProgressBar(1.0, share, width=min(width, 16))] if share and width >= 4 else []
+        grid.add_row(spinner, first, *bar, Text("  ".join(rest), no_wrap=True, overflow="ellipsis"))
+        return grid
+
+    # By default rich would redirect standard output to a console that writes to standard error.
+    out = not console.stderr
+    return Live(get_renderable=render, console=console, transient=True, refresh_per_second=4, redirect_stdout=out)
+
+
 def _show(activity: Activity, ended: threading.Event) -> None:
     if ended.wait(DELAY) or sys.stderr is None:  # `2>&-` closes it, and print would fall back to standard output
         return
@@ -81,29 +114,9 @@ def _show(activity: Activity, ended: threading.Event) -> None:
 
     console = Console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
-        _show_live(console, activity, ended)
+        with live_line(console, lambda: (activity.texts(), activity.done / max(activity.total, 1))):
+            ended.wait()
         return
     with suppress(OSError):  # standard error was closed
         while not ended.wait(EVERY):
             print(f"jaxgpt: {activity}", file=sys.stderr, flush=True)
-
-
-def _show_live(console: Console, activity: Activity, ended: threading.Event) -> None:
-    from rich.live import Live
-    from rich.progress_bar import ProgressBar
-    from rich.spinner import Spinner
-    from rich.table import Table
-
-    spinner = Spinner("dots")
-
-    def line() -> RenderableType:
-        grid = Table.grid(padding=(0, 1))
-        cells: list[RenderableType] = [spinner, activity.name]
-        if activity.total:
-            cells += [ProgressBar(activity.total, activity.done, width=24), f"{activity.done / activity.total:4.0%}"]
-        grid.add_row(*cells, activity.times())
-        return grid
-
-    # By default rich would redirect standard output to this console, which writes to standard error.
-    with Live(get_renderable=line, console=console, transient=True, redirect_stdout=False):
-        ended.wait()

@@ -11,19 +11,13 @@ from types import TracebackType
 from typing import Any
 
 import jax
-from rich.console import RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
-from jaxgpt.cli.background import Baselines, LossPlot, read_baselines
+from jaxgpt.cli.background import Background, plot_losses, read_baselines, write_baselines
 from jaxgpt.cli.console import Console
 from jaxgpt.cli.output import ERROR_OF_DATA, command_line, note, path_word
-from jaxgpt.cli.progress import EVERY, Activity, duration, progress
+from jaxgpt.cli.progress import EVERY, Activity, duration, live_line, progress
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Batches, Data, Packed, Split, Tokenizer
 from jaxgpt.errors import UserError
@@ -40,6 +34,7 @@ from jaxgpt.trainer.train import Outcome
 
 LINE, WORDS, LETTERS = 256, 4, 40  # tokens that contain a line; words and characters of a prompt
 PLAIN_EVERY = 5.0  # seconds between lines if standard output is not a terminal
+WAIT = 10.0  # seconds to wait for the baselines at the end of a run; a resumed run computes missing baselines
 
 
 class _Console(Console):
@@ -61,10 +56,11 @@ class TrainReport(Report):
         self._printed, self._evaluated = 0.0, False
         self._step, self._total, self._metrics = 0, 0, dict[str, float]()
         self._stage: Activity | None = Activity("starting")
-        self._spinner = Spinner("dots")
-        self._bar = Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4)
+        self._bar = live_line(self.console, lambda: (self._texts() or [""], self._step / max(self._total, 1)))
         self._ended = threading.Event()
-        self._files: tuple[LossPlot, Baselines] | None = None
+        self._drawn = 0  # bytes of the metrics file in loss.png
+        self._plot: Background | None = None  # set in process 0 when the run starts
+        self._baselines: Background | None = None
 
     def __enter__(self) -> TrainReport:
         if self.live:
@@ -75,12 +71,12 @@ class TrainReport(Report):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
-            if self._files and (kind is None or issubclass(kind, Exception)):
-                plot, baselines = self._files
+            if self._plot and self._baselines and (kind is None or issubclass(kind, Exception)):
                 if kind is None:
-                    baselines.start()  # missing if a run was killed after its last step
-                baselines.close()
-                plot.close()
+                    self._baselines.start()  # missing if a run was killed after its last step
+                self._baselines.close(WAIT)
+                self._plot.start()
+                self._plot.close()
         finally:
             self._ended.set()
             if self.live:
@@ -94,11 +90,9 @@ class TrainReport(Report):
         self._introduce(config)
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         if leader():
-            title = f"{config.preset}: {run.path}"
-            plot = LossPlot(run, title, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
-            self._files = (
-                plot,
-                Baselines(data, run.baselines, lambda e: self.note(f"cannot write {run.baselines}: {e}")),
+            self._plot = Background(self._draw, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
+            self._baselines = Background(
+                lambda: write_baselines(data, run.baselines), lambda e: self.note(f"cannot write {run.baselines}: {e}")
             )
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
@@ -111,8 +105,8 @@ class TrainReport(Report):
 
     def compiled(self, seconds: float) -> None:
         self.console.write(f"         compiled in {seconds:.1f} s")
-        if self._files:
-            self._files[1].start()
+        if self._baselines:
+            self._baselines.start()
 
     def progress(self, metrics: dict[str, float]) -> None:
         self._step, self._metrics = int(metrics["step"]) + 1, metrics
@@ -126,8 +120,8 @@ class TrainReport(Report):
         if not self._evaluated and math.isfinite(result.stderr):
             self.console.write(f"            {ERROR_OF_DATA}")
         self._evaluated = True
-        if self._files:
-            self._files[0].update()
+        if self._plot:
+            self._plot.start()
 
     def note(self, text: str) -> None:
         if leader():
@@ -187,14 +181,12 @@ class TrainReport(Report):
             parts.append(f"{duration(metrics['seconds_left'])} left")
         return step + parts
 
-    def _line(self) -> RenderableType:
-        """Render the progress line of a terminal."""
-        grid = Table.grid(padding=(0, 1))
-        step, *texts = self._texts() or [""]
-        width = self.console.width - len("* ") - len(step) - sum(len("  ") + len(text) for text in texts) - 1
-        bar = [ProgressBar(self._total, self._step, width=min(width, 16))] if self._total and width >= 4 else []
-        grid.add_row(self._spinner, step, *bar, Text("  ".join(texts), no_wrap=True, overflow="ellipsis"))
-        return grid
+    def _draw(self) -> None:
+        """Draw loss.png, if there are new metrics."""
+        size = self.run.metrics.stat().st_size
+        if size != self._drawn:
+            plot_losses(self.run, f"{self.program.layout.config.preset}: {self.run.path}")
+            self._drawn = size
 
     def _print_stages(self) -> None:
         """Without a terminal, print a line every `EVERY` seconds about a long activity."""

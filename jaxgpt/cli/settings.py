@@ -1,4 +1,4 @@
-"""What a command works on: the config of a preset or run with the settings of the command line, or the model of a run."""
+"""Subject of a command: the config of a preset or run with the settings of the command line, or the model of a run."""
 
 from __future__ import annotations
 

@@ -8,27 +8,29 @@ import platform
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import named_config
+from jaxgpt.cli.settings import named_config, with_vocab
 from jaxgpt.config import Config, DataConfig, MeshConfig
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 if TYPE_CHECKING:
-    from jaxgpt.cli.console import Console
     from jaxgpt.lm import LM
     from jaxgpt.study.verify import LawResult
 
+VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json = False) -> int:
     """Check the numerical consistency of jaxgpt on this machine: with and without the KV cache, on 8 devices and 1, and more.
 
-    Uses the weights of a run, or random weights. The exit code is 1 if a check fails.
+    Uses the weights of a run, after checking the files of its checkpoints, or random weights. The exit code is 1 if a check
+    fails.
 
     jaxgpt verify
     jaxgpt verify llama-tiny
@@ -40,25 +42,35 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=8))
-    from jaxgpt.cli.console import Console
     from jaxgpt.study.verify import LAWS
     from jaxgpt.study.verify import verify as check
 
     with progress("loading"):
+        damaged = _damaged(target)
         lm, what = _model(target, checkpoint)
     about = {"model": what, "compute_dtype": "float32"} | _machine()
-    console, rows = Console(stderr=json), []
-    table = check(lm, LAWS)
+    rows, table = [], check(lm, LAWS)
     with progress("verifying") as activity:
         for law in LAWS:
             activity.stage(f"verifying: {law.name}")
             rows.append(next(table))
-    failed = any(row.ok is False for row in rows)
+    failed = bool(damaged) or any(row.ok is False for row in rows)
     if json:
-        print_json(about | {"ok": not failed, "rows": [_plain(row) for row in rows]})
+        print_json(about | {"ok": not failed, "damaged": damaged, "rows": [_plain(row) for row in rows]})
     else:
-        _show(console, about, rows, lm.config.train.compute_dtype)
+        _show(about, rows, lm.config.train.compute_dtype)
+        for reason in damaged:
+            print(f"FAILED: {reason}")
     return int(failed)
+
+
+def _damaged(target: str) -> list[str]:
+    """Return which checkpoints of a run do not match the digests in their checkpoint.json, and why."""
+    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.store import SEAL, find_damage
+
+    paths = [path.parent for path in Run(Path(target)).checkpoints.glob(f"*/{SEAL}") if target not in ("", *PRESETS)]
+    return [f"checkpoint {path}: {damage}" for path in sorted(paths) if (damage := find_damage(path))]
 
 
 def _model(target: str, checkpoint: str) -> tuple[LM, str]:
@@ -79,8 +91,6 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
 
 def _bare(config: Config) -> Config:
     """Set the vocabulary size of a preset, and remove its dataset."""
-    from jaxgpt.cli.settings import with_vocab
-
     return replace(with_vocab(config), data=DataConfig(dataset="none"))
 
 
@@ -102,34 +112,26 @@ def _plain(row: LawResult) -> dict[str, Any]:
     return fields | {"figure": difference if finite else None, "seconds": round(row.seconds, 3)}
 
 
-def _show(console: Console, about: dict[str, Any], rows: Sequence[LawResult], dtype: str) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+def _show(about: dict[str, Any], rows: Sequence[LawResult], dtype: str) -> None:
     device, versions = about["device"], about["versions"]
-    lines = (
-        f"model     {about['model']}",
-        f"computed  in float32{'' if dtype == 'float32' else f' (the run computes in {dtype})'}",
-        f"devices   {device['count']} x {device['kind']} ({device['platform']})",
-        f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",
-        f"XLA_FLAGS {about['flags']['XLA_FLAGS']}",
+    print_facts(
+        {
+            "model": about["model"],
+            "computed": f"in float32{'' if dtype == 'float32' else f' (the run computes in {dtype})'}",
+            "devices": f"{device['count']} x {device['kind']} ({device['platform']})",
+            "versions": ", ".join(f"{name} {v}" for name, v in versions.items()),
+            "XLA_FLAGS": about["flags"]["XLA_FLAGS"],
+        }
     )
-    console.write("\n".join(lines))
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("law")
-    for name in ("difference", "tolerance", "seconds", ""):
-        table.add_column(name, justify="right")
+    width = max((len(row.name) for row in rows), default=0)
+    print(f"\n{'law':<{width}}  difference  tolerance  seconds")
     for row in rows:
         difference = "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0"
-        word = {True: Text("ok", "green"), False: Text("FAILED", "red"), None: Text("skipped")}[row.ok]
-        table.add_row(
-            row.name, difference, f"{row.tolerance:.0e}" if row.tolerance else "0", f"{row.seconds:.1f}", word
-        )
-    console.print(table)
+        tolerance = f"{row.tolerance:.0e}" if row.tolerance else "0"
+        print(f"{row.name:<{width}}  {difference:>10}  {tolerance:>9}  {row.seconds:7.1f}  {VERDICTS[row.ok]}")
+    print()
     for row in rows:
         if row.note:
-            verdict = "skipped" if row.ok is None else "FAILED"
-            console.write(f"{verdict}: {row.name}: {row.note}")
+            print(f"{VERDICTS[row.ok]}: {row.name}: {row.note}")
     held, skipped = sum(row.ok is True for row in rows), sum(row.ok is None for row in rows)
-    console.write(f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else ""))
+    print(f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else ""))

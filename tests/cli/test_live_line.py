@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+from unittest.mock import MagicMock
 
 import pytest
 from helpers import TEXT, small_run
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.background import LossPlot
 from jaxgpt.cli.report import TrainReport
 from jaxgpt.data import open_data
 from jaxgpt.trainer.program import build
@@ -39,7 +39,7 @@ def reporting(
         time.sleep(0.3)  # the line is redrawn four times a second
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", received())
 
-    monkeypatch.setattr(LossPlot, "close", lambda plot: None)
+    monkeypatch.setattr("jaxgpt.cli.report.Background", MagicMock())
     with TrainReport() as report:
         report.started(program, data, Run(Path()), 157)
         yield report, shown

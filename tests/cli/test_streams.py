@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import shlex
 import subprocess
@@ -10,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import repository
 
 from jaxgpt.cli.console import Console
 
@@ -41,17 +39,6 @@ def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> No
         assert console.is_terminal == terminal
         console.write(HOSTILE)
         assert out.getvalue() == HOSTILE + "\n"
-
-
-def test_only_one_console_class_is_used() -> None:
-    """Rich's default console would interpret markup and emoji codes in paths and samples."""
-    for path in (repository() / "jaxgpt").rglob("*.py"):
-        if path.name == "console.py":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich"):
-                names = {alias.name for alias in node.names}
-                assert not names & {"Console", "print", "get_console"}, f"{path}: {names}"
 
 
 def test_a_closed_pipe_does_not_stop_the_work(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -344,6 +345,10 @@ def test_command(tmp_path: Path, few_laws: None) -> None:
     ]
     assert {"model", "compute_dtype", "versions", "device", "flags"} < set(found)
     assert "-reduce" in found["flags"]["XLA_FLAGS"]
+    shutil.copytree(run / "checkpoints/0", run / "checkpoints/5")
+    text = jaxgpt("verify", str(run), "--checkpoint", "0")
+    assert text.code == 1
+    assert f"FAILED: checkpoint {run}/checkpoints/5: checkpoint.json has changed" in text.out
 
 
 @pytest.mark.ci
