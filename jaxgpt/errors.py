@@ -57,6 +57,11 @@ def one_line(text: object, limit: int = MESSAGE_CHARACTERS) -> str:
     return " ".join(str(text).split())[:limit]
 
 
+def plural(number: int, noun: str) -> str:
+    """Return a number and its noun, as in "1 window" and "1,200 windows"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def short_repr(value: Any) -> str:
     """Format a value for an error message: its repr, shortened if it is long or deeply nested."""
     return _short.repr(value)

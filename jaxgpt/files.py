@@ -45,20 +45,26 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(path.name + ".tmp")
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(target.name + ".tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as e:
-        e.filename = str(path) if e.errno else None  # rather than the temporary file
+        if e.errno:
+            e.filename = str(path)  # rather than the temporary file
         raise
     finally:
         with suppress(OSError):
             temporary.unlink()  # fails unless the write failed
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically. Non-finite numbers, which JSON does not have, raise an error."""
+    write_atomically(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def sha256_file(path: Path) -> str:

@@ -13,7 +13,6 @@ loss.png
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -28,7 +27,7 @@ from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import read_bytes, sole_writer, write_atomically
+from jaxgpt.files import read_bytes, sole_writer, write_atomically, write_json
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
@@ -215,7 +214,7 @@ def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     special = tokenizer.special
     for name, values in ((GENERATION, special.generation), (TOKENIZER, special.tokenizer)):
         if values:
-            write_atomically(run.path / name, json.dumps(values, indent=2, allow_nan=False) + "\n")
+            write_json(run.path / name, values)
         else:
             (run.path / name).unlink(missing_ok=True)
     write_atomically(run.path / "config.json", to_json(config))

@@ -33,7 +33,7 @@ import numpy as np
 
 from jaxgpt.checkpoint.run import check_path
 from jaxgpt.config import Config, TrainConfig, flat, from_json
-from jaxgpt.errors import TrainingFailed, UserError, short_repr
+from jaxgpt.errors import TrainingFailed, UserError, one_line, short_repr
 from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
 from jaxgpt.parallel.processes import is_peer_failure, leader
 
@@ -369,4 +369,4 @@ def _reason(error: BaseException) -> str:
         return error.strerror
     if code := re.search(r"os_error_code='(\d+)'", str(error)):  # TensorStore's notation
         return os.strerror(int(code[1]))
-    return " ".join(str(error).split())[:200]
+    return one_line(error, 200)

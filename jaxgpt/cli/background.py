@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import math
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.data import Data
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_json, write_atomically
+from jaxgpt.files import read_json, write_atomically, write_json
 from jaxgpt.trainer.metrics import read_metrics
 
 
@@ -79,7 +78,7 @@ def write_baselines(data: Data, path: Path) -> None:
 
     with contextlib.suppress(UserError):  # an id outside the vocabulary, which training reports
         if found := baselines(data):
-            write_atomically(path, json.dumps(found | {"held_out": data.held_out}, indent=2) + "\n")
+            write_json(path, found | {"held_out": data.held_out})
 
 
 def read_baselines(path: Path) -> dict[str, float]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.output import command_line, note, path_word, plural, print_json
+from jaxgpt.cli.output import command_line, note, path_word, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import Activity, progress
 from jaxgpt.config import PrepareParams
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 
 WINDOW = 1024  # tokens of a window
 MIN_WINDOWS = 50  # validation windows below which losses are too noisy to compare runs

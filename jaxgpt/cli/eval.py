@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import ERROR_OF_DATA, note, plural, print_facts, print_json
+from jaxgpt.cli.output import ERROR_OF_DATA, note, print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import Config, MeshConfig, flat
-from jaxgpt.errors import UserError
+from jaxgpt.config import Config, MeshConfig, changes
+from jaxgpt.errors import UserError, plural
 
 if TYPE_CHECKING:
     from jaxgpt.trainer.program import Program
@@ -116,8 +116,7 @@ def _program(config: Config) -> Program:
             reason = reason or str(e)
             continue
         if reason:
-            own = flat(config)
-            now = ", ".join(f"{name} {value}" for name, value in flat(each).items() if value != own[name])
+            now = ", ".join(f"{name} {value}" for name, (_, value) in changes(config, each).items())
             note(f"{reason}: evaluating with {now}")
         return program
     raise UserError(reason)

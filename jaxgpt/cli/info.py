@@ -10,7 +10,7 @@ from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import duration
 from jaxgpt.cli.settings import named_config, with_vocab
-from jaxgpt.config import Config, flat
+from jaxgpt.config import Config, changes
 from jaxgpt.errors import short_repr
 from jaxgpt.presets import PRESETS, preset
 
@@ -76,7 +76,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
     infos = checkpoints(run.checkpoints)
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     steps = [line for line in lines if "loss" in line]
-    usual = flat(preset(config.preset) if config.preset in PRESETS else config)
+    differ = changes(preset(config.preset) if config.preset in PRESETS else config, config)
     sealed = {
         int(path.parent.name) for path in run.checkpoints.glob("*/checkpoint.json") if path.parent.name.isdecimal()
     }
@@ -92,9 +92,7 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
         "best": resolve_step(run.checkpoints, "best") if infos else None,
         "damaged": sorted(sealed - set(infos)),
-        "changed": {
-            name: value for name, value in flat(config).items() if value != usual[name] and name not in OF_DATA
-        },
+        "changed": {name: value for name, (_, value) in differ.items() if name not in OF_DATA},
         "starts": [line for line in lines if "started" in line],
     }
 

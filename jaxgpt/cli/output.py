@@ -27,11 +27,6 @@ def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
             print(f"{'' if number else label:<{width}}  {line}")
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number and its noun, as in "1 window" and "1,200 windows"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def note(text: str) -> None:
     """Print a line on standard error, which keeps it out of machine-readable output."""
     try:

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
 from cyclopts.validators import Number
 
-from jaxgpt.errors import UserError, one_line, short_repr
+from jaxgpt.errors import UserError, one_line
 from jaxgpt.presets import DEFAULT, PRESETS, preset
-from jaxgpt.settings import Section, is_text
+from jaxgpt.settings import Section, check_text
 
 Json = Annotated[bool, Parameter(help="print one JSON object instead of text", negative=())]
 Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
@@ -54,10 +54,7 @@ def run(name: str, command: Callable[..., int | None], words: Sequence[str]) -> 
         UserError: if an option or argument is unknown, missing or invalid.
     """
     for word in words:
-        if not is_text(word):
-            raise UserError(
-                f"{short_repr(word)} contains a NUL or bytes that are not UTF-8; rename the file, or retype it"
-            )
+        check_text("argument", word)
     app = parser(name, command, next((word for word in words if word in PRESETS), DEFAULT))
     if name == "launch" and "train" in words:  # all that follows belongs to train
         words = [*words[: words.index("train")], "--", *words[words.index("train") :]]

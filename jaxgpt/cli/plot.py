@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxgpt.cli.output import note, plural
+from jaxgpt.cli.output import note
 from jaxgpt.config import flat
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 
 FORMATS = (".png", ".svg", ".pdf")
 SHOWN = 6  # columns of settings that differ

@@ -66,7 +66,6 @@ def sample(
     from jaxgpt.lm import generate
     from jaxgpt.lm.arguments import encode_prompts
 
-    note(f"sampling from {lm.source}")
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
@@ -80,33 +79,35 @@ def sample(
     if special:
         encoded = encode_prompts(lm.tokenizer, lm.config.model.vocab_size, prompts, special=True)
         inputs = [each.ids if each.text_ids else "" for each in encoded]
+    began = time.perf_counter()
     if stream:
         outs = [_stream(lm, prompts[0], inputs[0], settings)]
-        if check_memorized:
-            _print_memorized(*_memorized(data, outs))
-        return 0
-    began = time.perf_counter()
-    with progress("sampling") as activity:
-        outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
+    else:
+        with progress("sampling") as activity:
+            outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
     seconds = time.perf_counter() - began
-    repeated = [prompt for prompt in prompts for _ in range(beams.num_return_sequences)]
+    note(f"sampled from {lm.source}")
     for number, out in enumerate(outs, 1):
-        _note_exhausted(out, f"sample {number}" if len(outs) > 1 else "the sample", sampling.no_repeat_ngram_size)
+        if out.finish_reason == "exhausted":
+            which, n = f"sample {number}" if len(outs) > 1 else "the sample", sampling.no_repeat_ngram_size
+            note(f"{which} ended after {len(out.ids)} tokens: no-repeat-ngram-size {n} forbids every token")
+    repeated = [prompt for prompt in prompts for _ in range(beams.num_return_sequences)]
+    rows = [{"prompt": prompt} | out._asdict() for prompt, out in zip(repeated, outs, strict=True)]
+    results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows, "seconds": seconds}
+    if check_memorized:
+        from jaxgpt.report.memorized import find_memorized
+
+        with progress("searching the training data") as activity:
+            spans, validation = find_memorized([out.ids for out in outs], data, activity)
+        results["samples"] = [row | {"memorized": asdict(span)} for row, span in zip(rows, spans, strict=True)]
+        results["validation_tokens"] = validation
     if json:
-        rows = [{"prompt": p} | out._asdict() for p, out in zip(repeated, outs, strict=True)]
-        results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows, "seconds": seconds}
-        if check_memorized:
-            spans, validation = _memorized(data, outs)
-            results["samples"] = [row | {"memorized": asdict(s)} for row, s in zip(rows, spans, strict=True)]
-            results["validation_tokens"] = validation
         print_json(results)
         return 0
-    for number, (prompt, out) in enumerate(zip(repeated, outs, strict=True)):
-        if number:
-            print("---")
-        print(prompt + out.text)
+    if not stream:
+        print("\n---\n".join(prompt + out.text for prompt, out in zip(repeated, outs, strict=True)))
     if check_memorized:
-        _print_memorized(*_memorized(data, outs))
+        _print_memorized(spans, validation)
     return 0
 
 
@@ -149,13 +150,6 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     return data
 
 
-def _memorized(data: Data, outs: Sequence[Generation]) -> tuple[list[Memorized], float | None]:
-    from jaxgpt.report.memorized import find_memorized
-
-    with progress("searching the training data") as activity:
-        return find_memorized([out.ids for out in outs], data, activity)
-
-
 def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> None:
     from jaxgpt.report.memorized import PIECES
 
@@ -174,19 +168,13 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
 
 
 def _stream(lm: LM, prompt: str, prompt_input: Any, settings: dict[str, Any]) -> Generation:
+    """Print a sample while it is generated."""
     from jaxgpt.lm import stream
 
-    pieces = stream(lm, [prompt_input], **settings)
     print(prompt, end="", flush=True)
-    for piece in pieces:
+    for piece in stream(lm, [prompt_input], **settings):
         print(piece.text, end="", flush=True)
         if piece.done:
-            print()
-            _note_exhausted(piece.done, "the sample", settings["no_repeat_ngram_size"])
             done = piece.done
+    print()
     return done
-
-
-def _note_exhausted(out: Generation, which: str, n: int) -> None:
-    if out.finish_reason == "exhausted":
-        note(f"{which} ended after {len(out.ids)} tokens: no-repeat-ngram-size {n} forbids every token")

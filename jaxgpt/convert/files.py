@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import read_json
 
 INDEX = "model.safetensors.index.json"
@@ -233,7 +233,7 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, "numpy") as f:
             yield f
     except (SafetensorError, OSError) as e:
-        reason = " ".join(str(e).split())[:200]
+        reason = one_line(e, 200)
         raise UserError(f"{file} is truncated or not a safetensors file ({reason}): download it again") from None
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import jax
 
 from jaxgpt.config import DistributedConfig
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, one_line
 from jaxgpt.parallel.processes import count, is_peer_failure, leader, set_place
 from jaxgpt.signals import advice, set_advice
 
@@ -47,7 +47,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         jax.distributed.shutdown()
     except Exception as e:
         if is_peer_failure(e):
-            reason = " ".join(str(e).split())[:MESSAGE_CHARACTERS]
+            reason = one_line(e, MESSAGE_CHARACTERS)
             print(f"jaxgpt: a different process exited, so this one stops: {advice()} ({reason})", file=sys.stderr)
             leave(1)
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
@@ -112,7 +112,7 @@ def _initialize(config: DistributedConfig) -> None:
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
         coordinator = config.coordinator if config.num_processes else "the scheduler's coordinator"
-        reason = " ".join(str(e).split())[:200]
+        reason = one_line(e, 200)
         raise UserError(
             f"cannot join the other processes through {coordinator} within {config.join_seconds} s ({reason}): "
             "check that all of them run and can reach its port"

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxgpt.checkpoint.base import FrozenBase
 from jaxgpt.config import Config
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, one_line
 from jaxgpt.kernels import choose_attention
 from jaxgpt.kernels.devices import over_data
 from jaxgpt.kernels.remat import POLICIES
@@ -387,7 +387,7 @@ def _frozen(layout: Layout, params: Any = None) -> Any:
 
 def explain_failure(error: jax.errors.JaxRuntimeError, mesh: Mesh, accumulation: int) -> str:
     """Explain a failure of XLA in one line, with the settings that may help."""
-    message = " ".join(str(error).split())[:300]
+    message = one_line(error, 300)
     shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     if "RESOURCE_EXHAUSTED" in message:
         return (

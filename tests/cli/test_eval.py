@@ -135,6 +135,8 @@ def test_a_run_with_a_mesh_and_kernel_of_another_machine(run: Path) -> None:
 
 def test_the_change_by_lower_precision_has_the_error_of_a_paired_comparison(run: Path) -> None:
     found = evaluate(run, "--data.path", "text.txt", "--weights", "int8")
+    assert found["loss_float32"] == evaluate(run, "--data.path", "text.txt")["loss"]
+    assert found["loss_change"] == found["loss"] - found["loss_float32"] != 0
     assert 0 < found["loss_change_stderr"] < found["stderr"]
     line = f"int8           changes the loss by {found['loss_change']:+.5f} +- {found['loss_change_stderr']:.5f}, from "
     assert line in jaxgpt("eval", str(run), "--data.path", "text.txt", "--weights", "int8").out

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from jaxgpt.cli import COMMANDS, command
 from jaxgpt.cli.parse import PEERS, Settings, parser, run
-from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, SamplingParams, flat
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
@@ -201,18 +200,13 @@ def test_help_starts_quickly() -> None:
     ("words", "message"),
     [
         (["export", "runs/x"], "DIRECTORY requires an argument"),
-        (["info", "gpt2", "gpt3"], "gpt3"),
         (["bench", "runs/nosuch"], "no preset or run 'runs/nosuch'; jaxgpt presets lists the presets"),
         (["eval", "caf\udcff"], "unpaired surrogate"),
         (["train", "--data.path", ""], "--data.path is empty"),
-        (["train", "--data.mix"], "--data.mix is empty"),
         (["train", "finetune", "--init-from=nowhere", "--data.path", "x"], "nowhere"),
         (["train", "--model.n-head", "3"], "model.n_head 3 does not divide model.n_embd 128"),
         (["sample", "x", "--weights", "int4"], 'Did you mean "int8"?'),
-        (["sample", "x", "--seed", "-1"], "--seed"),
         (["sample", "x", "--max_tokens", "5"], "did you mean --max-new-tokens"),
-        (["launch", "--processes", "0", "train"], "processes must be at least 1 and at most 4096, not 0"),
-        (["launch", "trian"], "expected train, not 'trian'"),
         (["shakespeare"], "(did you mean jaxgpt train shakespeare?)"),
         (["smaple"], "(did you mean sample?)"),
         (["data"], "(did you mean jaxgpt data prepare or jaxgpt data report?)"),
@@ -246,12 +240,6 @@ def test_suggested_options_exist() -> None:
     }
     assert set(PEERS.values()) <= names
     assert not {f"--{peer}" for peer in PEERS} & names
-
-
-def test_settings_change_the_config() -> None:
-    given = parsed("train", "gpt2", "--model.n_layer=2", "--train.seed", "7", "--out", "x")
-    config = with_settings(preset("gpt2"), given["settings"])
-    assert (config.model.n_layer, config.train.seed, config.model.n_embd, given["out"]) == (2, 7, 768, "x")
 
 
 def test_the_name_of_a_preset_means_the_preset() -> None:

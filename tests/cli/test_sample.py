@@ -78,19 +78,6 @@ def test_explain_names_the_token_that_sample_takes(run: str, capsys: pytest.Capt
     assert str(told["key"][0]) in capsys.readouterr().out
 
 
-@pytest.mark.ci
-def test_eval_reports_the_cost_of_low_precision(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = ask(capsys, "eval", run)
-    low = ask(capsys, "eval", run, "--weights", "int8")
-    assert low["loss_float32"] == plain["loss"]
-    assert low["loss_change"] == low["loss"] - plain["loss"] != 0
-    assert abs(low["loss_change"]) < 0.05
-    sample = ask(
-        capsys, "sample", run, "--prompt", "abc", "--weights", "int8", "--temperature", "0", "--max-new-tokens", "5"
-    )
-    assert len(sample["samples"][0]["ids"]) == 5
-
-
 def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", run, "--max-new-tokens", "2"]) == 0
     assert "generation starts from a new line" in capsys.readouterr().err
@@ -112,8 +99,8 @@ def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], fla
     capsys.readouterr()
     assert main(["sample", run, *flags]) == 2
     said = capsys.readouterr()
-    assert message in said.err.splitlines()[-1]
-    assert said.err.count("\n") <= 2
+    assert message in said.err
+    assert said.err.count("\n") == 1
     assert said.out == ""
 
 
@@ -144,10 +131,11 @@ def test_a_sample_that_ends_early_reports_why(run: str, capsys: pytest.CaptureFi
     for more in ([], ["--stream"]):
         assert main([*flags, *more]) == 0
         said = capsys.readouterr()
-        assert said.err == (
-            f"jaxgpt: sampling from {run}, step 2\n"
-            "jaxgpt: the sample ended after 15 tokens: no-repeat-ngram-size 1 forbids every token\n"
-        )
+        notes = [
+            "the sample ended after 15 tokens: no-repeat-ngram-size 1 forbids every token",
+            f"sampled from {run}, step 2",
+        ]
+        assert sorted(said.err.splitlines(), reverse=True) == [f"jaxgpt: {note}" for note in notes]
         assert sorted(said.out.removesuffix("\n")) == sorted(set(TEXT))
 
 
@@ -166,21 +154,18 @@ def test_load_takes_any_integer_and_checks_its_arguments(run: str) -> None:
 
 
 def test_memorized_spans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The spans are those of tests/report/test_memorized.py; here, they are printed."""
     flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--check-memorized")
-    told = ask(capsys, *flags, "--num-return-sequences", "2")
-    for sample in told["samples"]:
-        span = sample["memorized"]
-        start, n = span["start"], span["tokens"]
-        assert (span["of"], span["characters"], span["text"]) == (12, n, sample["text"][start : start + n])
-        assert TEXT[span["token"] :].startswith(span["text"])
-        assert TEXT[: span["token"]].endswith(span["before"])
-        longer = [sample["text"][i : i + n + 1] for i in range(12 - n)]
-        assert not any(text in TEXT for text in longer)
+    told = ask(capsys, *flags)
+    [sample] = told["samples"]
+    span = sample["memorized"]
+    assert (span["of"], len(span["text"])) == (12, span["characters"])
+    assert span["text"] in sample["text"]
     assert told["validation_tokens"] == 12, "every line of the text is the same"
     assert main([*flags, "--stream"]) == 0
     printed = capsys.readouterr().out
     assert "\n---\nlongest span of the sample in the training data: " in printed
-    assert f" of 12 tokens, {len(told['samples'][0]['memorized']['text'])} characters, at " in printed
+    assert f" of 12 tokens, {span['characters']} characters, at " in printed
     assert "text.txt:1\n" in printed
 
 

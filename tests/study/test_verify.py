@@ -370,18 +370,3 @@ def test_command_fails_if_a_law_fails(tmp_path: Path, monkeypatch: Patch) -> Non
     found = jaxgpt("verify", str(run_folder(tmp_path / "run", small("gpt2"))), "--json")
     assert found.code == 1
     assert [(row["figure"], row["ok"]) for row in found.json["rows"]] == [(None, False), (0.5, False), (None, False)]
-
-
-def test_the_name_of_a_preset_means_the_preset(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(sys.modules["jaxgpt.study.verify"], "LAWS", ())
-    Path("statquest").mkdir()
-    found = jaxgpt("verify", "statquest", "--json")
-    assert found.json["model"].startswith("statquest, random weights; ")
-    assert "jaxgpt: statquest is the preset: " in found.err
-
-
-def test_command_with_a_wrong_name() -> None:
-    wrong = jaxgpt("verify", "no/such/run")
-    assert wrong.code == 2
-    assert wrong.err.startswith("jaxgpt: no run at no/such/run")
-    assert jaxgpt("verify", "--jsn").code == 2
