@@ -83,8 +83,9 @@ def explain(
     fit_context(lm.config.model, [encoded], TextParams(max_new_tokens=1))
     ids = encoded.ids
     text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
+    prefill = jax.jit(sampler_of(lm).model.prefill, static_argnums=(3, 4))
     with placed(lm, 1):
-        logits_11V, _ = sampler_of(lm).model.prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
+        logits_11V, _ = prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
     return explain_choice(logits_11V[:, -1], text, with_filters(params, filters), row_keys(key, 1, 1)[0])
 
 
