@@ -88,7 +88,7 @@ def test_every_public_name_is_documented(name: str) -> None:
     if "the arguments of `generate`" in doc:
         doc += inspect.getdoc(jaxgpt.generate) or ""
         parameters = [p for p in parameters if f"`{p.name}`" not in doc and p.name not in collected]
-    assert not collected or "fields of `SamplingParams`" in doc
+    assert not collected or "`SamplingParams`" in doc
     if len(parameters) > 1:
         assert "Args:" in doc
         assert [p.name for p in parameters if f"{p.name}:" not in doc] == []
