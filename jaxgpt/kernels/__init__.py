@@ -19,7 +19,7 @@ from jaxgpt.ops import Attend, Ops
 from jaxgpt.ops.attention import Edit, Visible, attend
 
 PLAIN = Ops(activate=activations.activate)
-CPU = PLAIN._replace(linear=cpu.linear, attend=cpu.attend)
+CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend)
 
 
 class KernelAttention(NamedTuple):

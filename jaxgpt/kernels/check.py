@@ -111,6 +111,9 @@ def _cases(name: str, entry: Any, T: int) -> Iterator[tuple[Function, Function, 
         case "activate":
             for kind in ("gelu", "gelu_new", "silu", "relu", "relu2"):
                 yield pair(partial(_activate, kind), draw(B, T, 24))
+        case "rotation":
+            positions = jnp.broadcast_to(jnp.arange(T), (B, T))
+            yield pair(lambda f: lambda positions: f(positions, np.array([1.0, 0.1, 0.01])), positions)
 
 
 def _attend(window: int, f: Any) -> Function:

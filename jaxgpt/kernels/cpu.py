@@ -18,6 +18,7 @@ from jaxgpt.kernels.tiled import SHORTEST, tiled_attention
 from jaxgpt.ops import attention
 from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
+from jaxgpt.ops.rotary import Rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: jax.Array, small: bool = True) -> Any:
@@ -74,6 +75,17 @@ def linear(x: jax.Array, w: Any, b: jax.Array | None, dtype: Any) -> jax.Array:
         return products.linear(x, w, b, dtype)
     y = product(x.astype(dtype), w.astype(dtype))
     return y if b is None else y + jnp.broadcast_to(b, y.shape).astype(dtype)
+
+
+def rotation(position_BT: jax.Array, frequency_h: Any) -> Rotation:
+    """Compute `ops.rotary.rope_rotation`. Inlined, cosine and sine would be computed again for each head."""
+    angle_BTh = position_BT.astype(jnp.float32)[..., None] * jnp.asarray(frequency_h, jnp.float32)[None, None]
+    turned: Rotation = call_without_inlining(_cos_sin, angle_BTh)
+    return turned
+
+
+def _cos_sin(angle_BTh: jax.Array) -> Rotation:
+    return jnp.cos(angle_BTh), jnp.sin(angle_BTh)
 
 
 def attend(

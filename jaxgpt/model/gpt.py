@@ -24,7 +24,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import NO_TOKEN, Positions, Visible, row_positions
 from jaxgpt.ops.dropout import dropout
 from jaxgpt.ops.random import subkey
-from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies, rope_rotation
+from jaxgpt.ops.rotary import Llama3Scaling, Rotation, rope_frequencies
 from jaxgpt.ops.sharding import constrain
 from jaxgpt.ops.sinusoidal import sinusoidal
 
@@ -231,4 +231,4 @@ class GPT(Named):
         else:
             factors = c.rope_factor, c.rope_low_freq_factor, c.rope_high_freq_factor, c.rope_original_context
             frequencies = rope_frequencies(c.rotary_width, c.rope_theta, Llama3Scaling(*factors))
-        return rope_rotation(position_BT, frequencies)
+        return self.ops.rotation(position_BT, frequencies)

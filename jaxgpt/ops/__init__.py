@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxgpt.ops import activations, attention, norms
+from jaxgpt.ops import activations, attention, norms, rotary
 from jaxgpt.ops import linear as products
 from jaxgpt.ops.attention import Edit, Visible
 
@@ -48,6 +48,7 @@ class Ops(NamedTuple):
         linear: `x W + b`; W is an array `[in, out]`, or a stored weight that implements `x @ W`.
         norm: normalization by name, with scale and bias.
         activate: activation function by name.
+        rotation: cosine and sine of the RoPE angles of positions.
         attend: `softmax(scale q k^T) v` over the visible keys.
         edit: called with the path and array of each named activation; returns the array to use. None: no activation is read.
     """
@@ -56,5 +57,6 @@ class Ops(NamedTuple):
     linear: Linear = products.linear
     norm: Norm = norms.norm
     activate: Callable[[str, Array], Array] = activations.activate
+    rotation: Callable[[Array, Any], rotary.Rotation] = rotary.rope_rotation
     attend: Attend = attention.attend
     edit: Edit | None = None

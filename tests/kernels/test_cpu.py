@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxgpt.model.cache import KeysValues, write
 from jaxgpt.ops import attention
 from jaxgpt.ops import linear as definitions
 from jaxgpt.ops.attention import Positions, Visible, row_positions
+from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies, rope_rotation, rotate
 from jaxgpt.parallel import make_mesh
 
 
@@ -28,6 +30,22 @@ def test_transposed_copy_is_materialized() -> None:
     np.testing.assert_array_equal(transposed_copy(x), np.arange(12.0).reshape(3, 4).T)
     fused_with_its_source = jax.jit(lambda x: transposed_copy(jnp.tanh(x)) @ x).lower(x).compile().as_text()
     assert "call(" in fused_with_its_source
+
+
+def test_rope_sines_are_computed_once() -> None:
+    """Fused into their consumers, as the compiler does without the kernel, they would be computed once per head."""
+
+    def per_head(rotation: Any) -> bool:
+        def turned(x_BTNH: jax.Array) -> jax.Array:
+            positions = jnp.arange(x_BTNH.shape[1])[None]
+            return rotate(x_BTNH, rotation(positions, rope_frequencies(4, 10_000.0, Llama3Scaling())))
+
+        program = jax.jit(turned).lower(jnp.ones((2, 5, 3, 4))).compile().as_text()
+        functions = program.split("\n\n")
+        return any("sine(" in text and "[2,5,3," in text for text in functions)
+
+    assert per_head(rope_rotation)
+    assert not per_head(cpu.rotation)
 
 
 @pytest.mark.parametrize(

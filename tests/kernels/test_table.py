@@ -26,6 +26,7 @@ long = pytest.mark.long
     [
         ("linear", CPU.linear),
         ("activate", PLAIN.activate),
+        ("rotation", CPU.rotation),
         ("attend", CPU.attend),
         pytest.param("attend", SPLASH, marks=long),
         pytest.param("attend", CUDNN, marks=long),
@@ -34,14 +35,15 @@ long = pytest.mark.long
 def test_an_entry_equals_its_definition(name: str, entry: Any) -> None:
     with jax.numpy_dtype_promotion("standard"):  # JAX's own attention relies on it
         found = differences(name, entry)
-    assert set(found) == {"value", "gradient", "vmap", "bfloat16", "mesh"}
-    assert found.pop("bfloat16") < 0.02
+    of_numbers = set() if name == "rotation" else {"gradient", "vmap", "bfloat16"}  # positions are integers
+    assert set(found) == {"value", "mesh"} | of_numbers
+    assert found.pop("bfloat16", 0.0) < 0.02
     assert max(found.values()) < 1e-5
 
 
 def test_every_entry_is_listed_above() -> None:
     changed = {name for name in Ops._fields for ops in (CPU, PLAIN) if getattr(ops, name) is not getattr(Ops(), name)}
-    assert changed == {"linear", "activate", "attend"}
+    assert changed == {"linear", "activate", "rotation", "attend"}
 
 
 def padded(*starts: int, T: int) -> Positions:
