@@ -70,6 +70,10 @@ def plan(
         estimate: print only the estimate, do not compile
     """
     config = with_vocab(with_settings(named_config(target), settings))
+    if config.train.epochs:
+        raise UserError(
+            f"train.epochs {config.train.epochs:g} needs the data, which plan does not read: set --train.steps"
+        )
     # The devices of this machine are not used, and libtpu, if installed, would look for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
     from jaxgpt.plan.estimate import resolve_mesh

@@ -316,6 +316,7 @@ def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.Mon
             "4: use --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4",
         ),
         (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "needs 16 devices (fsdp 16), there are 8"),
+        (["python-char", "--topology", "v5e:2x4", "--train.epochs", "2"], "set --train.steps"),
     ],
 )
 def test_bad_input_gets_one_line(args: list[str], says: str) -> None:
