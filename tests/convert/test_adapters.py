@@ -239,7 +239,7 @@ def test_commands_that_need_other_arguments(written: Path) -> None:
     for args, message in (
         (
             ["import", str(written / "adapter"), "run"],
-            "is a LoRA adapter: name the run of its base model with --init-from",
+            "is a LoRA adapter: add the run of its base model, --init-from RUN",
         ),
         (["import", str(written / "llama"), "run", "--init-from", "x"], "--init-from is for LoRA adapters"),
         (
