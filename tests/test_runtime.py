@@ -37,6 +37,19 @@ def test_the_compilation_cache_is_on_by_default(words: list[list[str]], monkeypa
     assert Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent == cache_dir() / "compiled"
 
 
+def test_commands_run_without_a_cache_that_cannot_be_used(
+    words: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(sys, "argv", ["jaxgpt", "presets"])
+    with pytest.raises(SystemExit, match="0"):
+        cli.entry()
+    assert words == [["presets"]]
+
+
 def test_no_cache(words: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["jaxgpt", "train", "--no-cache", "--out", "x"])
     with pytest.raises(SystemExit, match="0"):

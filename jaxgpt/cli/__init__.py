@@ -9,6 +9,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from jaxgpt.errors import TrainingFailed, UserError, did_you_mean, one_line
 from jaxgpt.runtime import keep_compiled, tune_memory
@@ -136,12 +137,14 @@ def entry(*before: str) -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # a sample may have characters outside the terminal's encoding
+        # A sample may have characters outside the terminal's encoding.
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = [*before, *sys.argv[1:]]
     if not NO_CACHE & set(words):
-        keep_compiled()
+        with suppress(
+            OSError, RuntimeError
+        ):  # the cache is not writable, or there is no home directory: compile each time
+            keep_compiled()
     code = main([word for word in words if word not in NO_CACHE])
     # Only commands that run in several processes import this. A process that failed does not wait for the others.
     if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:

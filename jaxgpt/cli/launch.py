@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Annotated, Any
@@ -108,8 +108,9 @@ class _Fleet:
         for line in lines:
             self.errors[index].append(line)
             if index == 0:
-                sys.stderr.write(line)
-                sys.stderr.flush()
+                with suppress(OSError):  # standard error is closed; a process whose errors are not read would wait
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
 
     def _forward(self, number: int, _: Any) -> None:
         self.forwarded = number

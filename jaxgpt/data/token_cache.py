@@ -34,6 +34,7 @@ def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progre
     """
     if isinstance(tokenizer, ByteTokenizer):
         return Tokens([np.frombuffer(text.data, np.uint8)])
+    ids: np.ndarray | None = None
     if not isinstance(tokenizer, CharTokenizer) and len(text.data) >= CACHED:
         key = "\0".join((version("tokenizers"), tokenizer.to_json(), text.sha256))
         path = cache_dir() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
@@ -41,10 +42,10 @@ def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progre
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(path.with_suffix(".lock")):  # one process encodes, the others wait
                 if (ids := _load(path)) is None:
-                    _save(path, _encode(tokenizer, text.text, progress))
+                    ids = _encode(tokenizer, text.text, progress)
+                    _save(path, ids)
                     ids = np.load(path, mmap_mode="r", allow_pickle=False)
-            return Tokens([ids])
-    return Tokens([_encode(tokenizer, text.text, progress)])
+    return Tokens([_encode(tokenizer, text.text, progress) if ids is None else ids])
 
 
 def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> np.ndarray:

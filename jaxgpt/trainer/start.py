@@ -118,7 +118,7 @@ def completed(config: Config, data: Data) -> Config:
     data.check(config)
     if not train.epochs:
         return config
-    windows = train.epochs * Batches.of(config, data.train).per_epoch
+    windows = round(train.epochs * Batches.of(config, data.train).per_epoch, 6)  # 1.1 * 10 is 11.000000000000002
     return replace(config, train=replace(train, steps=max(math.ceil(windows / train.batch_size), 1), epochs=0.0))
 
 

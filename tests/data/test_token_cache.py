@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -99,6 +100,19 @@ def test_a_cache_that_cannot_be_written_is_not_needed(tokenizer: Tokenizer, tmp_
     Path(os.environ["JAXGPT_CACHE"]).mkdir(parents=True, exist_ok=True)
     Path(os.environ["JAXGPT_CACHE"], "tokens").write_text("a file")
     assert ids_of(encode_text(tokenizer, TEXT)) == tokenizer.encode(TEXT.text).tolist()
+
+
+def test_a_text_is_encoded_once_on_a_full_disk(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    encode = token_cache._encode
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(token_cache, "write_atomically", full)
+    monkeypatch.setattr(token_cache, "_encode", lambda *args: calls.append(1) or encode(*args))
+    assert ids_of(encode_text(tokenizer, TEXT)) == tokenizer.encode(TEXT.text).tolist()
+    assert len(calls) == 1
 
 
 def test_unused_files_are_deleted(tokenizer: Tokenizer) -> None:
