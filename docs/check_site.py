@@ -4,7 +4,7 @@
 - Every link inside the site leads to a file, and every #fragment to an id of that file.
 - The search page and its index, which works without a network, are part of the site.
 - Nothing is loaded from another host: no script, style, font, image or frame, and no style sheet imports one.
-- No page, notebook or search index has a path of this machine, such as the folder that the site was built from.
+- No page, notebook or search index contains a path of this machine, such as the source directory of the build.
 - Links to other hosts have a host name and the scheme https or http. They are not opened: CI has no network.
 """
 
@@ -53,11 +53,11 @@ class Page(HTMLParser):
 
 
 def check(site: Path, root: Path) -> list[str]:
-    """Return one line for each problem of the site.
+    """Return one line per problem of the site.
 
     Args:
-        site: folder of the built site.
-        root: the repository, whose path must not occur in the site.
+        site: directory of the built site.
+        root: directory of the repository; its path must not occur in the site.
     """
     site = site.resolve()
     files = [path for path in site.rglob("*") if path.is_file()]

@@ -1,7 +1,7 @@
-"""Jupyter notebooks of the course's pages, which install jaxgpt where it is missing.
+"""Jupyter notebooks of the course's pages; they install jaxgpt if it is missing.
 
-`python -m sphinx` writes them beside the pages, with a wheel of jaxgpt and jaxgpt_course that their first cell installs. For
-notebooks that run on Colab as they are, build the site with its address:
+`python -m sphinx` writes them next to the pages, with a wheel of jaxgpt and jaxgpt_course that their first cell installs. For
+notebooks that run on Colab without changes, pass the address of the site to the build:
 `python -m sphinx -D html_baseurl=https://example.org/jaxgpt/ docs build/site`.
 """
 
@@ -33,7 +33,7 @@ def notebook(text: str, wheel: str, base: str = "") -> dict[str, Any]:
     Args:
         text: the page, in MyST Markdown.
         wheel: the file name of a wheel of jaxgpt, next to the notebook.
-        base: the address of the folder of the page on the site; empty: unknown, so that links lead to notebooks only.
+        base: address of the page's directory on the site; "": unknown, so links lead to notebooks only.
     """
     where = "" if base else "\n# The wheel is next to this notebook on the site: keep both in one folder."
     install = f"""# Install jaxgpt where it is missing, such as on Colab.{where}
@@ -70,7 +70,7 @@ def _cell(kind: str, source: str, number: int, hidden: bool = False) -> dict[str
 
 
 def _links(text: str, base: str) -> str:
-    """Let links lead to the notebooks of other course pages, and to the pages of the site if its address is known."""
+    """Point links to the notebooks of other course pages, and to the pages of the site if its address is known."""
 
     def link(match: re.Match[str]) -> str:
         words, page, anchor = match[1], match[2], match[3] or ""
@@ -82,12 +82,12 @@ def _links(text: str, base: str) -> str:
 
 
 def write(pages: Path, target: Path, base: str = "") -> list[Path]:
-    """Write the notebooks of all pages with cells in a folder, and the wheel.
+    """Write the notebooks of all pages with cells, and the wheel, to a directory.
 
     Args:
-        pages: the folder of the pages.
-        target: where to write.
-        base: as for `notebook`.
+        pages: directory of the pages.
+        target: output directory.
+        base: same as in `notebook`.
     """
     target.mkdir(parents=True, exist_ok=True)
     wheel = build_wheel(target)
@@ -106,7 +106,7 @@ def build_wheel(target: Path) -> str:
     for old in target.glob("jaxgpt-*.whl"):
         old.unlink()
     with tempfile.TemporaryDirectory() as folder:
-        # A copy: setuptools writes into the folder, and takes files of earlier builds that it finds there.
+        # Build a copy: setuptools writes to the source directory and would include files of earlier builds.
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, folder)
         for package in (ROOT / "jaxgpt", ROOT / "docs" / "course" / "jaxgpt_course"):

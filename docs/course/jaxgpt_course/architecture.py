@@ -14,7 +14,7 @@ from jaxgpt.model.params import abstract_params, flatten_params
 
 WIDTH = 400
 STREAM = 40  # x of the residual stream
-LEFT, BRANCH, RIGHT = 16, 76, 300  # boxes on the stream start at LEFT, those of a sublayer at BRANCH
+LEFT, BRANCH, RIGHT = 16, 76, 300  # boxes on the stream start at LEFT, boxes of a sublayer at BRANCH
 NUMBERS = WIDTH - 12  # right edge of the parameter counts
 GAP, LINE = 14, 15  # between boxes, between lines of text
 PLUS = 9  # radius of a sum
@@ -62,7 +62,7 @@ class Part(NamedTuple):
         title: name of the part.
         details: lines below it.
         kind: class of its color: embed, norm, linear or mix.
-        parameters: their number, or a word instead; None: the part has none.
+        parameters: number of parameters, or a word instead; None: no parameters.
     """
 
     title: str
@@ -85,11 +85,11 @@ def architecture(config: ModelConfig, title: str = "") -> str:
         An `<svg>` element, which is also a complete file: `Path("gpt2.svg").write_text(jaxgpt_course.architecture(config))`.
 
     Raises:
-        UserError: `vocab_size` is 0.
+        UserError: if `vocab_size` is 0.
     """
     if not config.vocab_size:
         raise UserError("model.vocab_size is 0: set it to the vocabulary size of the tokenizer")
-    one = flatten_params(abstract_params(replace(config, n_layer=1)))  # all blocks are alike
+    one = flatten_params(abstract_params(replace(config, n_layer=1)))  # all blocks are equal
     sizes = {name: math.prod(leaf.shape) for name, leaf in one.items()}
     draw = _Drawing()
     if title:
@@ -228,7 +228,7 @@ class _Drawing:
     """SVG elements from top to bottom.
 
     Attributes:
-        y: the lower end of what has been drawn.
+        y: lower end of the drawing so far.
         under: frames, and the wires below the boxes.
         over: boxes and text.
     """
@@ -253,7 +253,7 @@ class _Drawing:
         self.over.append(f'<path class="a" d="M{x:g} {self.y:g}l-4 -7h8z"/>')
 
     def label(self, shape: str) -> None:
-        """Write the shape of the stream beside it."""
+        """Write the shape of the stream next to it."""
         self.wire(f"M{STREAM} {self.y:g}v22")
         self.y += 15
         self.text(STREAM + 10, shape, "d")
@@ -277,7 +277,7 @@ class _Drawing:
         self.y = top + height
 
     def on_stream(self, part: Part) -> None:
-        """Draw a box through which the stream passes."""
+        """Draw a box on the stream: the stream passes through it."""
         self.arrow_down(GAP)
         self.box(part, LEFT)
 
@@ -309,7 +309,7 @@ class _Drawing:
         self.y += 12
         if source is None:
             self.wire(f"M{STREAM} {self.y:g}H{middle - 6:g}q6 0 6 6v2")
-        else:  # from the same place as the first sublayer
+        else:  # same source as the first sublayer
             down = STREAM + 24
             self.wire(f"M{down} {source + 12:g}V{self.y - 6:g}q0 6 6 6H{middle - 6:g}q6 0 6 6v2")
         self.y += 4

@@ -162,7 +162,7 @@ def _head(
     swap: bool = False,
     keys_for_values: bool = False,
 ) -> Callable[..., Any]:
-    """Make a head of attention of which one part is different."""
+    """Make an attention head with one deliberate bug."""
 
     def attend(q_TH: Array, k_TH: Array, v_TH: Array) -> Array:
         k_TH, v_TH = (v_TH, k_TH) if keys_for_values else (k_TH, v_TH)
@@ -174,13 +174,13 @@ def _head(
 
 
 def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
-    """Make scores of 0 at future positions, and far below 0 at all others; the values show the weights."""
+    """Make scores of 0 at future positions and far below 0 elsewhere; the values make the weights visible."""
     eye = np.eye(T, dtype=np.float32)
     return -300 * np.tri(T, dtype=np.float32), 300 * eye, eye
 
 
 def _weights_are_causal(out_TH: Array, q_TH: Array, k_TH: Array, v_TH: Array) -> str | None:
-    """Check the weights, which are the output if the values are the identity."""
+    """Check the weights: they equal the output if the values are the identity."""
     if np.isnan(out_TH).any():
         return (
             "some results are NaN: does the softmax subtract the maximum of each row, does position 0 see itself, and are "
@@ -317,7 +317,7 @@ def _layer_norm(
 
 
 def _block_with(**options: Any) -> Callable[..., Any]:
-    """Make a block with another norm."""
+    """Make a block with a different norm."""
 
     def block(x: Any, attend: Callable[[Any], Any], mlp: Callable[[Any], Any]) -> Any:
         y = x + attend(_layer_norm(x, **options))

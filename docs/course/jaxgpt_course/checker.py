@@ -1,4 +1,4 @@
-"""Compare a learner's function with the reference, and say what is wrong and most likely why."""
+"""Compare a learner's function with the reference: return the first error and its most likely cause."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXERCISES = (
     *(EMBEDDING, SOFTMAX, MASK, ATTENTION, BLOCK, LOSS, STEP, ADAM, ROPE),
     *(ACCUMULATION, GREEDY, TOP_P, SAMPLE, CACHE, PRODUCT),
 )
-_RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in another order differ by about 1e-6
+_RTOL, _ATOL = 1e-4, 1e-5  # float32 sums in a different order differ by about 1e-6
 _KINDS = {"booleans": jnp.bool_, "integers": jnp.integer, "floats": jnp.floating}
 _HERE = os.path.dirname(__file__)  # noqa: PTH120
 
@@ -40,8 +40,8 @@ class Result:
     Attributes:
         exercise: name of the exercise.
         passed: whether the function returned the right result for every input.
-        message: the inputs on which it was right, or what is wrong and most likely why.
-        error: the exception that the function raised, if that is what is wrong; `raise result.error` shows its traceback.
+        message: the inputs with correct results, or the error and its most likely cause.
+        error: exception that made the function fail, if any; `raise result.error` shows its traceback.
     """
 
     exercise: str
@@ -85,7 +85,7 @@ class Score:
 
 
 class _Failed(NamedTuple):
-    """A call without a result that could be compared."""
+    """A call without a comparable result."""
 
     why: str
     error: Exception | None = None
@@ -102,15 +102,15 @@ def check(name: str, function: Callable[..., Any]) -> Result:
     The function may use NumPy or jax.numpy, and need not be compatible with `jax.jit`. It is called with NumPy arrays, and if
     it raises an error, once more with JAX arrays, so that both `x[0] = y` and `x.at[0].set(y)` work.
 
-    An unknown name, something that is not a function, or a function that raises an error also gives a result, which is not
-    passed: `check` itself raises no error.
+    An unknown name, an object that is not a function, and a function that raises an error all return a failed result:
+    `check` itself raises no error.
 
     Args:
         name: name of the exercise, such as "attention"; `exercises()` lists all.
-        function: with the parameters of the exercise, in their order; other names are fine.
+        function: function with the parameters of the exercise, in the same order; their names may differ.
 
     Returns:
-        The result: `passed`, and a `message` in one line.
+        The result: `passed` and a one-line `message`.
     """
     by_name = {key: exercise for exercise in _EXERCISES for key in (exercise.name, *exercise.aliases)}
     exercise = by_name.get(name.lower()) if isinstance(name, str) else None
@@ -122,7 +122,7 @@ def check(name: str, function: Callable[..., Any]) -> Result:
         what = f"{exercise.reference.__name__}({', '.join(exercise.parameters)})"
         return Result(exercise.name, False, f"pass the function {what} itself, not {short_repr(function)}")
     with np.errstate(all="ignore"), warnings.catch_warnings(), jax.default_matmul_precision("highest"):
-        warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, for the mean of nothing
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's warning for an empty mean
         failed = _arguments(exercise, function) or _compare(exercise, function)
     if failed:
         return Result(exercise.name, False, failed.why, failed.error)
@@ -133,7 +133,7 @@ def score(functions: Mapping[str, Any]) -> Score:
     """Check all exercises.
 
     Args:
-        functions: the learner's functions by their names, such as `globals()`. A name that is missing is not solved.
+        functions: the learner's functions by name, such as `globals()`. A missing name counts as not solved.
     """
 
     def result(exercise: Exercise) -> Result:
@@ -149,7 +149,7 @@ def _arguments(exercise: Exercise, function: Callable[..., Any]) -> _Failed | No
     """Check that the function takes as many arguments as the exercise has."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
+    except (TypeError, ValueError):  # some builtins have no signature
         return None
     try:
         signature.bind(*exercise.parameters)
@@ -179,7 +179,7 @@ def _mistaken(exercise: Exercise, index: int) -> list[Any]:
 
 
 def _compare(exercise: Exercise, function: Callable[..., Any]) -> _Failed | None:
-    """Call the function with all inputs. Return what is wrong, the most specific first."""
+    """Call the function with all inputs. Return the most specific error."""
     expected, inputs = _expected(exercise), _inputs(exercise)
     results = {label: _run(exercise, function, args, expected[label]) for label, args in inputs.items()}
     first = next(iter(inputs))
@@ -216,7 +216,7 @@ def _run(exercise: Exercise, function: Callable[..., Any], args: tuple[Any, ...]
             result = _arrays(exercise, function(*given), expected)
         except Exception as error:  # anything may be wrong with a learner's function
             new = _Failed(_raised(function, error), error)
-            # A function for JAX arrays fails with NumPy's at `x.at`, which says nothing about its own mistake.
+            # With NumPy arrays, a function for JAX arrays fails at `x.at`: this error hides its actual mistake.
             if failed is None or ("numpy.ndarray" in str(failed.error) and type(error) is not type(failed.error)):
                 failed = new
             continue
@@ -265,7 +265,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
     for leaf in leaves:
         try:
             arrays.append(np.asarray(leaf))
-        except ValueError:  # lists of unequal lengths
+        except ValueError:  # lists of different lengths
             arrays.append(np.array(None))
         if _kind(arrays[-1]) not in _KINDS:
             return _Failed(f"it returns {short_repr(leaf)} in place of an array of numbers: expected {names}")
@@ -273,7 +273,7 @@ def _arrays(exercise: Exercise, result: Any, expected: Any) -> Any:
 
 
 def _fits(expected: Any, result: Any) -> bool:
-    """Return whether a result has a structure."""
+    """Return whether a result has the given structure."""
     try:
         jax.tree.structure(expected).flatten_up_to(result)
     except ValueError:
@@ -282,7 +282,7 @@ def _fits(expected: Any, result: Any) -> bool:
 
 
 def _exchanged(exercise: Exercise, result: Any, expected: Any) -> bool:
-    """Return whether the two results of a function are in the other order."""
+    """Return whether the two results of a function are swapped."""
     two = len(exercise.returns) == 2 and not isinstance(result, _Failed)
     return two and _fits(expected[::-1], result) and _same(result[::-1], expected)
 
@@ -307,7 +307,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _alike(result: Any, mistaken: Any, expected: Any) -> bool:
-    """Return whether a result is that of a mistake; inf equals NaN, as one formula overflows to inf and another to NaN."""
+    """Return whether a result matches a known mistake; inf equals NaN, because formulas overflow to either."""
     broken, both = _overflows(result, expected), _overflows(mistaken, expected)
     return (broken and both) if broken or both else _same(result, mistaken)
 

@@ -27,7 +27,7 @@ def _embed(
     positions: Callable[[Array, Array], Array] = lambda positions_T, starts_B: positions_T[None],
     table: Callable[[Array, Array, Array], Array] = lambda wte, wpe, where: wpe[where],
 ) -> Callable[..., Any]:
-    """Make an embedding of windows with one part replaced."""
+    """Make an embedding of windows with one deliberate bug."""
 
     def embed(ids_N: Array, starts_B: Array, T: int, wte_VD: Array, wpe_TD: Array) -> Any:
         places_BT = starts_B[:, None] + np.arange(T)
@@ -104,7 +104,7 @@ def _rope(
     interleaved: bool = False,
     reflect: bool = False,
 ) -> Callable[..., Any]:
-    """Make a rotation with one part replaced."""
+    """Make a rotation with one deliberate bug."""
 
     def rope(x_TH: Array, theta: float) -> Array:
         T, H = x_TH.shape

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-# (result, *arguments) -> what is wrong with the result, or None. The result has the structure of the reference's, with NumPy
-# arrays as leaves.
+# (result, *arguments) -> description of the error, or None. The result has the structure of the reference's result, with
+# NumPy arrays as leaves.
 Law = Callable[..., str | None]
 
 
@@ -19,15 +19,15 @@ class Exercise:
     """A function for a learner to write.
 
     Attributes:
-        name: the name that `check` takes.
-        page: the page of the course that explains it, such as "attention".
-        statement: what the function computes. Letters are dimensions, as everywhere in jaxgpt.
+        name: name of the exercise, for `check`.
+        page: course page that explains it, such as "attention".
+        statement: description of the computation. Letters are dimensions, as everywhere in jaxgpt.
         returns: names of the results.
-        reference: the function, built from jaxgpt's own. Its name and parameters are those of the statement.
-        inputs: makes the arguments of each call, by a short description. Arrays are NumPy's.
-        mistakes: typical wrong answers, each with the line that explains it. Results equal to theirs are diagnosed so.
-        laws: properties of the result, which name what is wrong with any other answer.
-        aliases: other names that `check` takes.
+        reference: reference function, built from jaxgpt's functions, with the name and parameters to use.
+        inputs: maker of the arguments of each call, by a short description. Arrays are NumPy arrays.
+        mistakes: one-line explanations and functions of typical wrong answers. A result that matches one gets its line.
+        laws: properties of the result; a violated one explains any other wrong answer.
+        aliases: other names for `check`.
     """
 
     name: str
@@ -55,5 +55,5 @@ class Exercise:
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
-    """Return float32 numbers of a standard normal distribution."""
+    """Return float32 samples of a standard normal distribution."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)

@@ -45,7 +45,7 @@ def greedy(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
 def _generate(
     choose: Callable[[Array], int], see: Callable[[list[int]], list[int]] = lambda ids: ids
 ) -> Callable[..., Any]:
-    """Make a function that generates, from the choice of a token and what of the text the model is given."""
+    """Build a generate function from a token chooser and a context selector."""
 
     def generate(model: Callable[[Any], Any], ids_T: Any, n: int) -> Any:
         ids = [int(i) for i in ids_T]
@@ -109,7 +109,7 @@ def top_p(logits_V: Any, p: float) -> Any:
 def _top_p(
     keep: Callable[[Array, float], Array], order: int = -1, removed: float = -np.inf
 ) -> Callable[[Array, float], Array]:
-    """Make a filter, from the rule that says which of the sorted probabilities are kept."""
+    """Make a filter from a rule that selects the sorted probabilities to keep."""
 
     def top_p(logits_V: Array, p: float) -> Array:
         p_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
@@ -214,7 +214,7 @@ def _sample(
     normalize: bool = True,
     choose: Callable[[Array, float], Any] = lambda p_V, u: (np.cumsum(p_V) > u).argmax(),
 ) -> Callable[..., Any]:
-    """Make a sampler of which one part is different."""
+    """Make a sampler with one deliberate bug."""
 
     def softmax(logits: Array) -> Array:
         exp: Array = np.exp(logits - logits.max())
@@ -308,7 +308,7 @@ def _extend(
     old_cache: bool = False,
     keys_for_values: bool = False,
 ) -> Callable[..., Any]:
-    """Make a step with a cache of which one part is different."""
+    """Make a decoding step with a cache and one deliberate bug."""
 
     def extend(q_H: Array, k_H: Array, v_H: Array, cache: Any, length: int) -> Any:
         k_SH, v_SH = (x.copy() for x in cache)
@@ -342,14 +342,14 @@ def _only_its_slot_changes(result: Any, q_H: Array, k_H: Array, v_H: Array, cach
 
 
 def _cache(seed: int, S: int, H: int, length: int) -> tuple[Any, ...]:
-    """Make the arguments of one call. Unused slots hold what an earlier text has left there."""
+    """Make the arguments of one call. Unused slots hold values of an earlier text."""
     q_H, k_H, v_H = normal(seed, 3, H)
     k_SH, v_SH = normal(seed + 1, 2, S, H)
     return q_H, k_H, v_H, (k_SH, v_SH), length
 
 
 def _far_below_zero(S: int, H: int, length: int) -> tuple[Any, ...]:
-    """Make the arguments of a call whose scores are far below 0."""
+    """Make the arguments of a call with scores far below 0."""
     _, _, v_H, (_, v_SH), _ = _cache(6, S, H, length)
     key_H = np.full(H, 100, np.float32)
     return -key_H, key_H, v_H, (np.tile(key_H, (S, 1)), v_SH), length

@@ -29,7 +29,7 @@ def loss(logits_TV: Any, targets_T: Any) -> Any:
 
 
 def _log_p(logits_TV: Array, targets_T: Array, axis: int = -1) -> Array:
-    """Compute the log probability of each target; -1 means the last id, as an index does."""
+    """Compute the log probability of each target; -1 selects the last id, like an index."""
     shifted = logits_TV - logits_TV.max(axis, keepdims=True)
     log_p: Array = shifted - np.log(np.exp(shifted).sum(axis, keepdims=True))
     return log_p[np.arange(len(targets_T)), targets_T]
@@ -122,7 +122,7 @@ LOSS = Exercise(
 
 
 def _apply(variables: Any, tokens_BT: jax.Array, key: Any = None) -> jax.Array:
-    """Predict the next token from the last one."""
+    """Predict the next token from the current one."""
     params = variables["params"]
     logits_BTV: jax.Array = jnp.take(params["embedding"], tokens_BT, axis=0) @ params["head"]
     return logits_BTV
@@ -162,7 +162,7 @@ def _step(
     sign: float = 1.0,
     fresh: bool = False,
 ) -> Callable[..., Any]:
-    """Make a step of which one part is different."""
+    """Make a train step with one deliberate bug."""
 
     def step(state: Any, batch: Any, loss: Callable[..., Any], optimizer: Any) -> Any:
         params, old = state
@@ -176,7 +176,7 @@ def _step(
 
 
 def _states() -> dict[str, tuple[Any, ...]]:
-    """Make the state before the first step, and one in the middle of training, whose moments are not zero."""
+    """Make the state before the first step, and a state in the middle of training with nonzero moments."""
     first: Any = (_PARAMS, jax.tree.map(np.asarray, _OPTIMIZER.init(_PARAMS)))
     batches = np.random.default_rng(0).integers(0, _V, (3, 4, 6)).astype(np.int32)
     later: Any = first
@@ -255,7 +255,7 @@ def _parts(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any
 def _combined(
     of_loss: Callable[[Array, Array], Any], of_grads: Callable[[Array, Array], Any] | None = None
 ) -> Callable[..., Any]:
-    """Make an accumulation from the way in which sums and counts `[microbatches]` are combined."""
+    """Make an accumulation from a function that combines sums and counts `[microbatches]`."""
 
     def accumulate(params: Any, microbatches: Sequence[Any], loss_sum: Callable[..., Any]) -> Any:
         (totals, grads), counts = _parts(params, microbatches, loss_sum)
@@ -279,7 +279,7 @@ def _is_finite(result: Any, *arguments: Any) -> str | None:
 
 
 def _microbatches(*counts: int) -> list[Array]:
-    """Make microbatches of 2 windows with the given numbers of tokens that count; the rest of the targets is -1."""
+    """Make microbatches of 2 windows with the given counts of tokens with a target; other targets are -1."""
     rng = np.random.default_rng(sum(counts))
     batches = []
     for count in counts:
@@ -356,7 +356,7 @@ def _adam(
     sign: float = 1.0,
     stored: bool = False,
 ) -> Callable[..., Any]:
-    """Make a step of Adam of which one part is different."""
+    """Make an Adam step with one deliberate bug."""
 
     def adam(w: Array, g: Array, m: Array, v: Array, t: int, rate: float) -> Any:
         m, v = m_of(m, g), v_of(v, g)
