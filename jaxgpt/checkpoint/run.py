@@ -106,7 +106,7 @@ def open_run(path: Path) -> Run:
 
 
 def runs_near(path: Path) -> str:
-    """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" if there are none."""
+    """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" without runs."""
     found = {
         file.parent: file.stat().st_mtime for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")
     }

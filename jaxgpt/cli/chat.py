@@ -123,7 +123,7 @@ def _system(text: str) -> list[dict[str, str]]:
 
 
 def _lines(terminal: bool) -> Iterator[str]:
-    """Yield the lines that are not empty."""
+    """Yield the non-empty lines."""
     if not terminal:
         try:
             yield from filter(None, (line.rstrip("\r\n") for line in sys.stdin))

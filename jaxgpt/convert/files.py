@@ -32,10 +32,10 @@ class Stored(NamedTuple):
 
 
 class Weights:
-    """The tensors of a folder or of one `.safetensors` file.
+    """The tensors of a directory or of one `.safetensors` file.
 
     Attributes:
-        path: the folder or file.
+        path: the directory or file.
         tensors: by name.
     """
 
@@ -43,7 +43,7 @@ class Weights:
         """Read headers only.
 
         Raises:
-            UserError: no safetensors, a truncated file, or an index that contradicts its files or names one outside the folder.
+            UserError: if safetensors are missing or truncated, or an index contradicts its files or leaves the directory.
         """
         self.path = path
         self.tensors: dict[str, Stored] = {}
@@ -211,7 +211,7 @@ def _is_name(name: str) -> bool:
 
 
 def refuse_elsewhere(file: Path) -> None:
-    """Check that a link leads to the same folder or, in the hub's cache, to the blobs of its repository.
+    """Check that a link leads to the same directory, or to the repository's blobs in the hub's cache.
 
     Raises:
         UserError: if the link leads outside: a downloaded directory must not read other files of this machine.

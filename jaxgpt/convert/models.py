@@ -77,10 +77,10 @@ class Exported(Converted):
 
 
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:
-    """Write a run directory at `target` from a folder of transformers or nanoGPT, or a GGUF file. PyTorch is not needed.
+    """Write a run directory from a transformers or nanoGPT directory, or a GGUF file, without PyTorch.
 
     Args:
-        source: the file, or the folder: config.json, safetensors, and the files of a tokenizer.
+        source: the file, or the directory: config.json, safetensors, and the files of a tokenizer.
         target: a new path. The run appears atomically.
         tokenizer: a kind (byte, gpt2, ids) or a path, to replace the directory's own.
         accept: unknown options of config.json to ignore.
@@ -115,7 +115,7 @@ def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config
 
 
 def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Exported:
-    """Write a folder that transformers reads with `from_pretrained`.
+    """Write a directory that transformers reads with `from_pretrained`.
 
     Args:
         run: a run directory.
@@ -159,13 +159,13 @@ def exported_form(config: ModelConfig) -> tuple[Family, ModelConfig]:
 
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
-    """Read the config and the weights of a folder that `import_model` accepts, and how its tensors are named."""
+    """Read the config, weights and tensor layout of a directory or file that `import_model` accepts."""
     _, model, form, weights = open_model(source)
     return model, load_weights(weights, model, form), form
 
 
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
-    """Return the family of a folder or GGUF file, its model's config, and its tensors, not read yet."""
+    """Return the family, the model config and the unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
         model, gguf_weights = open_gguf(source, accept)
         return "llama", model, llama.FAMILY.form, gguf_weights
@@ -217,7 +217,7 @@ def _family_for(model: ModelConfig) -> Family:
 
 
 def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:
-    """Return the tokenizer of a folder, or the named one, with the special tokens that the folder's files name."""
+    """Return the tokenizer of a directory, or the named tokenizer, with the directory's special tokens."""
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, GgufWeights):

@@ -12,7 +12,7 @@ TINY = float(jnp.finfo(jnp.float32).tiny)  # most devices flush smaller numbers 
 
 
 def penalize_repeats(logits_BV: jax.Array, ids_BS: jax.Array, seen_BS: jax.Array, penalty: float) -> jax.Array:
-    """Penalize tokens that occur in the text: `l / penalty` if l > 0, else `l * penalty`.
+    """Penalize tokens that occur in the text: `l / penalty` if l > 0, otherwise `l * penalty`.
 
     Args:
         logits_BV: float32.

@@ -98,7 +98,7 @@ def _apply(custom: Filter, logits_BV: jax.Array, text: TokenBuffer) -> tuple[str
 def stages(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> Iterator[tuple[str, jax.Array]]:
     """Yield the name of each enabled filter and the logits after it.
 
-    Filters apply in the order of transformers: repetition penalty, n-grams, custom filters, temperature, top-k, top-p, min-p.
+    The order matches transformers: repetition penalty, n-grams, custom filters, temperature, top-k, top-p, min-p.
     """
     s = sampling
     if s.repetition_penalty != 1:
@@ -137,7 +137,7 @@ def warp(logits_BV: jax.Array, text: TokenBuffer, sampling: SamplingParams) -> j
 
 
 def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
-    """Return the random number for token `index` of each row: float32 `[B]` in [0, 1), also under x64."""
+    """Return the random number for token `index` of each row: float32 `[B]` in [0, 1), even under x64."""
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, index), dtype=jnp.float32))(key_B)
 
 

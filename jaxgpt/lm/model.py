@@ -59,7 +59,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
     """Read a run directory. The adapters of a LoRA run are merged with its base, and `lora` is off in the config returned.
 
     Args:
-        path: what `jaxgpt train` or `jaxgpt import` wrote.
+        path: run directory of `jaxgpt train` or `jaxgpt import`.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
         weights: store the matrices for decoding in this precision (float32, bfloat16 or int8), as `jaxgpt sample` does: faster
             on a CPU, and less memory below float32. None: arrays, as trained.
@@ -85,7 +85,7 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
     """Read the config, the frozen weights and the adapters of a run.
 
     Raises:
-        UserError: it has no adapters, or they or their base cannot be read.
+        UserError: if the run has no adapters, or the adapters or their base cannot be read.
     """
     run = open_run(Path(path))
     config = run.config()
@@ -150,7 +150,7 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         lm: the model. Its weights are float32, per layer (`h_0`, `h_1`, ...) or stacked (`h`). A config without settings of
             the data (`DataConfig()`, and no preset) is written with the dataset `none`: `eval` then needs `--data.path`.
         path: directory to write; its parents are created.
-        overwrite: replace a run at `path`. Other files in its folder stay.
+        overwrite: replace a run at `path`. Other files in its directory are kept.
 
     Raises:
         UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`

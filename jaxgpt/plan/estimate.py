@@ -41,7 +41,7 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
 
 
 class _Counts(NamedTuple):
-    """What a step needs on one device. Each number grows linearly with the number of layers.
+    """Costs of a step on one device. Each number grows linearly with the number of layers.
 
     Attributes:
         memory: bytes of memory by kind.

@@ -28,7 +28,7 @@ def exported(s: Subject) -> float:
 
 
 def transformers(s: Subject) -> float:
-    """Compare the logits with those that transformers computes from the exported folder."""
+    """Compare the logits with the logits that transformers computes from the exported directory."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise Skipped(f"{' and '.join(missing)} not installed")

@@ -35,7 +35,7 @@ class Subject:
 
     Attributes:
         lm: the model, with float32 weights on one device.
-        folder: an empty folder for exports and checkpoints.
+        folder: an empty directory for exports and checkpoints.
     """
 
     lm: LM
@@ -117,7 +117,7 @@ class Subject:
 
     @cached_property
     def exported(self) -> Path:
-        """The model exported as a folder for transformers.
+        """The model exported as a directory for transformers.
 
         Raises:
             Skipped: transformers has no equivalent architecture.
