@@ -1,4 +1,4 @@
-"""Check the built site: `python docs/check_site.py build/site`. The exit code is 1 if something is wrong.
+"""Check the built site: `python docs/check_site.py build/site`. The exit code is 1 if a check fails.
 
 - The site is smaller than 20 MB.
 - Every link inside the site leads to a file, and every #fragment to an id of that file.

@@ -1,7 +1,7 @@
 """Jupyter notebooks of the course's pages; they install jaxgpt if it is missing.
 
-`python -m sphinx` writes them next to the pages, with a wheel of jaxgpt and jaxgpt_course that their first cell installs. For
-notebooks that run on Colab without changes, pass the address of the site to the build:
+`python -m sphinx` writes them next to the pages, with a wheel of jaxgpt and jaxgpt_course for their first cell to install.
+For notebooks that run on Colab without changes, pass the address of the site to the build:
 `python -m sphinx -D html_baseurl=https://example.org/jaxgpt/ docs build/site`.
 """
 
@@ -70,7 +70,7 @@ def _cell(kind: str, source: str, number: int, hidden: bool = False) -> dict[str
 
 
 def _links(text: str, base: str) -> str:
-    """Point links to the notebooks of other course pages, and to the pages of the site if its address is known."""
+    """Link to the notebooks of other course pages, and to pages of the site if its address is known."""
 
     def link(match: re.Match[str]) -> str:
         words, page, anchor = match[1], match[2], match[3] or ""

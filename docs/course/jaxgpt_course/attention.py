@@ -174,7 +174,7 @@ def _head(
 
 
 def _far_below_the_future(T: int) -> tuple[Array, Array, Array]:
-    """Make scores of 0 at future positions and far below 0 elsewhere; the values make the weights visible."""
+    """Make scores of 0 at future positions and far below 0 at others; the output equals the weights."""
     eye = np.eye(T, dtype=np.float32)
     return -300 * np.tri(T, dtype=np.float32), 300 * eye, eye
 

@@ -97,7 +97,7 @@ def exercises() -> tuple[Exercise, ...]:
 
 
 def check(name: str, function: Callable[..., Any]) -> Result:
-    """Check a learner's function: call it with several inputs, ordinary and extreme, and compare with the reference.
+    """Check a learner's function: call it with ordinary and extreme inputs; compare with the reference.
 
     The function may use NumPy or jax.numpy, and need not be compatible with `jax.jit`. It is called with NumPy arrays, and if
     it raises an error, once more with JAX arrays, so that both `x[0] = y` and `x.at[0].set(y)` work.
@@ -307,7 +307,7 @@ def _close(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _alike(result: Any, mistaken: Any, expected: Any) -> bool:
-    """Return whether a result matches a known mistake; inf equals NaN, because formulas overflow to either."""
+    """Return whether a result matches a known mistake; inf equals NaN: formulas overflow to either."""
     broken, both = _overflows(result, expected), _overflows(mistaken, expected)
     return (broken and both) if broken or both else _same(result, mistaken)
 

@@ -24,7 +24,7 @@ class Exercise:
         statement: description of the computation. Letters are dimensions, as everywhere in jaxgpt.
         returns: names of the results.
         reference: reference function, built from jaxgpt's functions, with the name and parameters to use.
-        inputs: maker of the arguments of each call, by a short description. Arrays are NumPy arrays.
+        inputs: returns the arguments of each call, by a short description. Arrays are NumPy arrays.
         mistakes: one-line explanations and functions of typical wrong answers. A result that matches one gets its line.
         laws: properties of the result; a violated one explains any other wrong answer.
         aliases: other names for `check`.
