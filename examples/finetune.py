@@ -29,7 +29,7 @@ class Losses(Report):
         self.by_step: dict[int, float] = {}
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
-        base = evaluate(program, program.init().params, data.val)  # new adapters change nothing
+        base = evaluate(program, program.init().params, data.val)  # new adapters have no effect
         assert base is not None
         self.evaluated(0, base)
 

@@ -43,7 +43,7 @@ def main(text: str, steps: int, out: str) -> Outcome:
     data = open_data(config)  # `train` and `val` are any objects with the methods of `jaxgpt.data.Split`
     config = config.with_model(vocab_size=data.tokenizer.vocab_size)
 
-    model = GPT(config.model, best(config))  # or a subclass, with operations of your own
+    model = GPT(config.model, best(config))  # or a subclass, with custom operations
 
     def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
         """Compute cross-entropy plus PaLM's z-loss, which keeps the normalizer of the softmax near 1."""
