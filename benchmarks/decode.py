@@ -1,12 +1,13 @@
-"""Tokens a second of generation, beside transformers: same shape, random weights, one process, alternating, medians.
+"""Generation in tokens per second, compared with transformers: same shape, random weights, one process, alternating.
 
 python benchmarks/decode.py                     GPT-2's 124M shape, batch 1 and 8, 16 + 128 tokens
-python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a look whether it works
-python benchmarks/decode.py --compiled          beside transformers' static cache under torch.compile, too: on a GPU
+python benchmarks/decode.py --layers 2 --repeats 2 --batches 1    a quick check
+python benchmarks/decode.py --compiled          also compare with transformers' static cache under torch.compile (GPU)
 
-All use the GPU where there is one, and share its memory. A side that fails is left out, with its error. A line of JSON with
-the results so far follows the first two calls of each side, and every later round. Needs torch. The limit is what memory
-allows: bytes of weights read for every token, over the read bandwidth measured in the same run, between the others.
+All sides use the GPU if there is one, and share its memory. Figures are medians. A failed side is skipped; its error
+is printed. A line of JSON with the results so far follows the first two calls of each side and every later round.
+Needs torch. The limit is the bytes of weights read per token over the read bandwidth, which is measured in the same
+run between the sides.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def main() -> None:
 
 
 def read_bandwidth(tensor: Any) -> float:
-    """Bytes a second of a sum; on a GPU of several, since one dispatch and one wait take as long as a sum."""
+    """Bytes per second of a sum; on a GPU, of several sums, because one dispatch and one wait take as long as a sum."""
     sums = QUEUED if tensor.is_cuda else 1
     start = time.perf_counter()
     for _ in range(sums):
@@ -204,7 +205,7 @@ def read_bandwidth(tensor: Any) -> float:
 
 
 def placed(config: Any, devices: int) -> Any:
-    """The mesh of our run."""
+    """The mesh of the jaxgpt run."""
     from contextlib import nullcontext
 
     from jaxgpt.config import MeshConfig
@@ -214,7 +215,7 @@ def placed(config: Any, devices: int) -> Any:
 
 
 def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
-    """A config, and random weights split over the devices."""
+    """A config, and random weights sharded over the devices."""
     import jax
 
     from jaxgpt.config import MeshConfig, ModelConfig

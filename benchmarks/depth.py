@@ -1,7 +1,7 @@
 """Seconds to compile the train step against the number of layers, unrolled and scanned.
 
 python benchmarks/depth.py                      4, 12 and 48 layers, 32 wide; a minute or two
-python benchmarks/depth.py --depths 4 --json    a look whether it works
+python benchmarks/depth.py --depths 4 --json    a quick check
 """
 
 from __future__ import annotations

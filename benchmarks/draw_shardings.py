@@ -1,4 +1,4 @@
-"""docs/shardings.png: which part of an array every one of eight devices holds, for three meshes, by the table in use.
+"""Draw docs/shardings.png: the part of an array on each of eight devices, for three meshes, by the table in use.
 
 python benchmarks/draw_shardings.py docs/shardings.png
 """
@@ -28,7 +28,7 @@ MESHES = {
     "fsdp 8": MeshConfig(data=1, fsdp=8),
     "data 2 x fsdp 2 x tensor 2": MeshConfig(data=2, fsdp=2, tensor=2),
 }
-SIDE = 8  # parts along each axis, as many as there are devices
+SIDE = 8  # parts along each axis; their product is the number of devices
 
 
 def main() -> None:

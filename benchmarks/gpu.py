@@ -1,22 +1,22 @@
-"""Everything to run when a GPU is at hand, in slices of less than 8 minutes that can be run in any order and resumed.
+"""Run all tests and benchmarks on a GPU, in resumable slices of less than 8 minutes, in any order.
 
-python benchmarks/gpu.py --out results                   run the slices that have no result in that folder
-python benchmarks/gpu.py --out results train-124m-16     run these, again if need be
+python benchmarks/gpu.py --out results                   run the slices without a result in that directory
+python benchmarks/gpu.py --out results train-124m-16     run these, even if they have a result
 python benchmarks/gpu.py --out results --list            list slices and results; run nothing
 python benchmarks/gpu.py --out results --toy             run all at toy size, to check the script on a CPU
 
-Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for `tests-*`;
-for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and nothing is
-downloaded. Each slice runs in a process of its own, on the first GPU (of CUDA_VISIBLE_DEVICES, where it is set), and saves
-SLICE.json with its results, or with its error, the end of its output, and the results until then. A slice without a complete
-result is run again next time, with the programs that it has compiled from the folder `cache` of the results: its times that
-include compilation are shorter then. Afterwards, all results are printed as a table and as one line of JSON.
+Needs jax with CUDA, flax, optax, chex, orbax-checkpoint, filelock, torch and transformers; pytest and hypothesis for
+`tests-*`; for `recipe` and `recipe-torch` the text of tinyshakespeare (--text FILE). jaxgpt need not be installed, and
+nothing is downloaded. Each slice runs in a separate process on the first GPU (of CUDA_VISIBLE_DEVICES, if set), and
+saves SLICE.json: its results, or its error, the end of its output, and the results until then. A slice without a
+complete result is run again next time. It reuses compiled programs from the directory `cache` of the results, so its
+times with compilation are shorter. Afterwards, all results are printed as a table and as one line of JSON.
 
-Where nvidia-smi finds a GPU, JAX must use it: a slice of which one library computes on a CPU has failed. `torch-compiled` is
-the peer to compare with in training; benchmarks/train_step.py says why.
+If nvidia-smi finds a GPU, JAX must use it: a slice fails if one of its libraries computes on a CPU. For training,
+compare with `torch-compiled`; benchmarks/train_step.py gives the reason.
 
-MFU: tokens/s x (6 x weights in products + 12 L D T FLOPs) / peak (attention not halved). The peak is that of the data sheet
-where the GPU is known, else the best product of a large matrix measured in the same run.
+MFU: tokens/s x (6 x weights in products + 12 L D T FLOPs) / peak (attention not halved). The peak comes from the data
+sheet of a known GPU, otherwise from the best product of a large matrix measured in the same run.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-LIMIT = 480  # seconds of a slice
+LIMIT = 480  # time limit of a slice in seconds
 PEERS = ["torch-compiled", "transformers-compiled"]
-# Arguments of pytest. Tests of several devices are left out. The suite compiles without optimization, except with --long, so
-# cuDNN's attention is tested in both ways.
+# Arguments of pytest, without tests of several devices. The suite compiles without optimization, except with --long, so
+# cuDNN's attention is tested both ways.
 ONE_DEVICE = ["-k", "not mesh and not device and not sharded and not gradient_of_a_bias_in_bfloat16"]
 TESTS = {
     "tests-ops": ["tests/ops", "tests/kernels", *ONE_DEVICE],
@@ -51,7 +51,7 @@ TESTS = {
 
 
 def slices(toy: bool, text: str) -> dict[str, list[str]]:
-    """Return the command of each slice: a script of this folder and its arguments."""
+    """Return the command of each slice: a script in this directory and its arguments."""
     dtype = ["--dtype", "float32" if toy else "bfloat16"]
     rounds = ["--rounds", "1", "--seconds", "0.1"] if toy else ["--rounds", "5", "--seconds", "4"]
 
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
-    """Run the script of a slice in a process group of its own, and return its last line of JSON."""
+    """Run the script of a slice in a separate process group, and return its last line of JSON."""
     gpu = gpu_name()
     began = time.monotonic()
     process = subprocess.Popen(
@@ -159,7 +159,7 @@ def run(command: list[str], out: Path, toy: bool) -> dict[str, Any]:
 
 
 def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
-    """The variables of a slice: one GPU, and compiled programs that a slice finds again when it is repeated."""
+    """Environment variables of a slice: one GPU, and a compilation cache that a repeated slice reuses."""
     ours = {
         "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -168,7 +168,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "torch"),
     }
     if require_gpu:
-        ours["JAX_PLATFORMS"] = "cuda,cpu"  # without it, JAX uses the CPU if CUDA does not start
+        ours["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise JAX falls back to the CPU if CUDA does not start
     env = os.environ | ours
     env["CUDA_VISIBLE_DEVICES"] = env.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
@@ -176,7 +176,7 @@ def environment(cache: Path, require_gpu: bool) -> dict[str, str]:
 
 
 def last_json(lines: list[str]) -> dict[str, Any] | None:
-    """The last line that is a JSON object. Libraries may print after it, and a slice that is stopped may end in half a line."""
+    """The last line that is a JSON object. Libraries may print after it; a stopped slice may end in a partial line."""
     for line in reversed(lines):
         if line.startswith("{"):
             try:
@@ -187,7 +187,7 @@ def last_json(lines: list[str]) -> dict[str, Any] | None:
 
 
 def gpu_name() -> str:
-    """Name, driver and memory of the first GPU as the driver has it; "" without one."""
+    """Name, driver and memory of the first GPU as the driver reports them; "" without a GPU."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -205,10 +205,10 @@ def cpu_name() -> str:
 
 
 def sheet_peak(device: str) -> float:
-    """bfloat16 FLOP/s of a GPU according to its data sheet; 0: unknown."""
+    """bfloat16 FLOP/s of a GPU in its data sheet; 0: unknown."""
     from jaxgpt.parallel.chips import CHIPS
 
-    name = device.split(",")[0].strip()  # the PCIe and NVL boards have other rates than SXM's
+    name = device.split(",")[0].strip()  # PCIe and NVL boards have different rates from SXM boards
     return next((chip.flops for chip in CHIPS.values() if name in chip.kinds), 0.0)
 
 
@@ -265,7 +265,7 @@ TABLES: dict[str, Callable[[dict[str, Any], str], list[str]]] = {
 
 
 def run_verify(toy: bool, text: str) -> dict[str, Any]:
-    """The laws of `jaxgpt verify` on this device, with products in full float32, on models of two kinds."""
+    """The laws of `jaxgpt verify` on this device, with float32 products in full precision, on two kinds of models."""
     del text
     os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
     from jaxgpt.config import Config, DataConfig, ModelConfig
@@ -290,7 +290,7 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
     del text
     arguments = ["tests/kernels/test_stored.py"] if toy and name != "tests-cudnn" else TESTS[name]
     env = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # or tests/conftest.py sets "cpu"
+    env |= {} if toy else {"JAX_PLATFORMS": "cuda,cpu"}  # otherwise tests/conftest.py sets "cpu"
     said = ""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -318,7 +318,7 @@ def run_tests(name: str, toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_profile(toy: bool, text: str) -> dict[str, Any]:
-    """Where the time of a step of the 124M model goes, by kind (`jaxgpt bench`)."""
+    """Time of a step of the 124M model by kind of operation (`jaxgpt bench`)."""
     del text
     from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
     from jaxgpt.study import bench
@@ -327,7 +327,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     notes: dict[str, str] = {}
 
     def device_time_or_note(*args: Any) -> DeviceTime:
-        """A trace that cannot be read costs its rows, not the throughput."""
+        """If a trace cannot be read, only its rows are lost, not the throughput."""
         try:
             return device_time(*args)
         except ValueError as e:
@@ -352,7 +352,7 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
 
 
 def run_recipe(toy: bool, text: str) -> dict[str, Any]:
-    """Train nanoGPT's GPU recipe for Shakespeare (the preset nanogpt-gpu), and time it to a validation loss of 1.47."""
+    """Train nanoGPT's GPU recipe for Shakespeare (preset nanogpt-gpu), and time it to a validation loss of 1.47."""
     import numpy as np
 
     from jaxgpt.presets import preset
@@ -431,7 +431,7 @@ def run_recipe_torch(toy: bool, text: str) -> dict[str, Any]:
 
 
 def shakespeare(text: str, toy: bool) -> tuple[Any, int]:
-    """Ids of the characters of a text, and their number."""
+    """The character ids of a text, and the vocabulary size."""
     import numpy as np
 
     if not text and not toy:
@@ -460,12 +460,12 @@ def race(config: Any, ids: Any, step: Callable[[Any], None], evaluate: Callable[
     found: dict[str, Any] = {}
     for i in range(steps):
         if i == 10:
-            evaluate(held_out.at(0)[:])  # waits for the steps so far
+            evaluate(held_out.at(0)[:])  # blocks on the steps so far
             warm = time.perf_counter()
             training = 0.0
         step(batches.at(i)[:])
         if (i + 1) % every == 0 or i + 1 == steps:
-            evaluate(held_out.at(0)[:])  # waits for the steps
+            evaluate(held_out.at(0)[:])  # blocks on the steps
             if i >= 10:
                 training += time.perf_counter() - warm
             loss = float(np.mean([evaluate(held_out.at(n)[:]) for n in range(evaluations)]))

@@ -1,12 +1,12 @@
-"""How a training step grows: its time with depth, width, batch and context, and its memory at GPT-2's size.
+"""Scaling of a training step: its time with depth, width, batch and context, and its memory at GPT-2's size.
 
-python benchmarks/growth.py                     exponents, four sizes along each way
-python benchmarks/growth.py --seconds 0.2 --sizes 2      a look whether it works
-python benchmarks/growth.py --memory            the largest memory of two steps of GPT-2 124M, 4 x 1,024, beside PyTorch
+python benchmarks/growth.py                     exponents, four sizes per dimension
+python benchmarks/growth.py --seconds 0.2 --sizes 2      a quick check
+python benchmarks/growth.py --memory            peak memory of two steps of GPT-2 124M, 4 x 1,024, compared with PyTorch
 
-An exponent is the slope of a straight line through the logarithms: time, and beside it FLOPs by the formula (6 P + 12 L N H T).
-Each size is a process of its own, float32, AdamW; the time is the median of its steps. Memory is the largest that the
-process had resident, weights, optimizer, compiler and libraries included.
+An exponent is the slope of a line fitted to the logarithms: one for the time, one for the FLOPs of the formula 6 P +
+12 L N H T. Each size runs in a separate process with float32 and AdamW; the time is the median of its steps. Memory is
+the peak resident memory of the process, including weights, optimizer, compiler and libraries.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
-    """The times along one way, and the two slopes."""
+    """The times along one dimension, and the two slopes."""
     shapes = WAYS[way][: args.sizes]
     sizes = [getattr(shape, "layers" if way == "depth" else way) for shape in shapes]
     times = []
@@ -79,7 +79,7 @@ def exponents(way: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def slope(sizes: list[int], values: list[float] | list[int]) -> float:
-    """Of the straight line nearest to the logarithms."""
+    """The slope of the least-squares line through the logarithms."""
     xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in values]
     middle, height = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((x - middle) * (y - height) for x, y in zip(xs, ys, strict=True)) / sum((x - middle) ** 2 for x in xs)
@@ -95,13 +95,13 @@ def memory(layers: int) -> dict[str, Any]:
 
 
 def alone(side: str, shape: Shape, *flags: str) -> float:
-    """The figure of a side, from a process of its own."""
+    """The figure of a side, measured in a separate process."""
     command = [sys.executable, "-W", "ignore", __file__, "--side", side, "--shape", json.dumps(shape), *flags]
     return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
 
 
 def step_seconds(shape: Shape, seconds: float) -> float:
-    """The median of the steps of so many seconds, five at least, after three to warm up."""
+    """The median time of the steps within a number of seconds, at least five, after three warm-up steps."""
     work = ours(shape)
     for _ in range(3):
         work()
@@ -114,7 +114,7 @@ def step_seconds(shape: Shape, seconds: float) -> float:
 
 
 def resident(side: str, shape: Shape) -> float:
-    """GiB that this process had at most after two steps."""
+    """Peak memory of this process after two steps, in GiB."""
     work = peer("torch", shape, "") if side == "torch" else ours(shape, **SIDES[side])
     work()
     work()

@@ -1,10 +1,10 @@
-"""What it costs to turn off XLA's fused reductions, which can be wrong: step times with and without the flag.
+"""The cost of disabling XLA's fused reductions, which can be wrong: step times with and without the flag.
 
-python benchmarks/hazard.py                     the default preset's shape, 3 processes each way, alternating
-python benchmarks/hazard.py --rounds 1 --steps 3    a look whether it works
+python benchmarks/hazard.py                     the default preset's shape, 3 processes per setting, alternating
+python benchmarks/hazard.py --rounds 1 --steps 3    a quick check
 
-Each process builds the preset as `python train.py` does, makes some steps unmeasured, then times each of the others. The
-median of a process is one figure; printed are the median and the range of the processes.
+Each process builds the preset as `python train.py` does, runs a few warm-up steps, then times each remaining step. The
+figure of a process is its median; printed are the median and the range over the processes.
 """
 
 from __future__ import annotations

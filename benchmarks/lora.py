@@ -1,8 +1,8 @@
-"""LoRA by merged weights, as training computes it, beside two products a matrix: `python benchmarks/lora.py`.
+"""LoRA with merged weights, as in training, compared with two products per matrix: `python benchmarks/lora.py`.
 
-merged:       y = x (W + s A B). A B is computed once a step, and its gradient is that of a whole matrix.
-two products: y = x W + s (x A) B. No gradient of a whole matrix, but two more products for each matrix, whose low-rank
-              outputs are kept for the backward pass.
+merged:       y = x (W + s A B). A B is computed once per step, and its gradient is a full matrix.
+two products: y = x W + s (x A) B. No gradient is a full matrix, but each matrix needs two more products, and their
+              low-rank outputs are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def two_products(adapters: Any) -> Callable[..., Any]:
 
 
 def main() -> None:
-    """Print the time and the temporary memory of the loss and its gradient."""
+    """Print time and temporary memory of the loss and its gradient."""
     model = GPT(MODEL, of_device(jax.local_devices()[0]))
     params = init_params(model)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, MODEL.vocab_size, (B, MODEL.block_size + 1)), jnp.int32)

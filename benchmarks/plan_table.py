@@ -1,10 +1,10 @@
-"""The tables of docs/scaling.md: training steps compiled for machines that are not here. About an hour on two cores.
+"""The tables of docs/scaling.md: training steps compiled for remote machines. Takes about an hour on two cores.
 
 python benchmarks/plan_table.py                        all of it
-python benchmarks/plan_table.py --only gpt2-v5e weak   rows whose name begins so
+python benchmarks/plan_table.py --only gpt2-v5e weak   rows with these name prefixes
 
 Needs `pip install -e '.[tpu]'` on Linux, x86-64. Every row is one `jaxgpt plan ... --json`; the commands are printed, too.
-Rows that were compiled before are kept in --results, so that a run that was cut off goes on.
+Compiled rows are kept in --results, so an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LLAMA = (
     "--model.vocab-size 32000 --model.block-size 2048 --model.no-tie-embeddings --train.compute-dtype bfloat16 "
     "--train.remat dots"
 )
-# Constant work for each chip, 8 windows of 1,024 tokens: chips, their grid, and over how many the weights are split.
+# Constant work per chip, 8 windows of 1,024 tokens: chips, their grid, and the number of chips that share the weights.
 WEAK = {8: ("2x2x2", 8), 64: ("4x4x4", 16), 512: ("8x8x8", 32), 4096: ("16x16x16", 64)}
 PLANS = {
     f"weak-{n}": f"{GPT2} --topology v5p:{grid} --mesh.fsdp {fsdp} --train.batch-size {8 * n}"
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def plans(rows: list[dict[str, Any]]) -> str:
-    """One line a program."""
+    """Print one line per program."""
     lines = [
         "| program | topology | mesh (data x fsdp x tensor) | GiB per device: state + temporaries, of | fits | TFLOPs | "
         "GB sent | step by roofline, ms | MFU by roofline |",
@@ -89,7 +89,7 @@ def plans(rows: list[dict[str, Any]]) -> str:
 
 
 def weak(rows: list[dict[str, Any]]) -> str:
-    """Constant work for each chip, more and more chips."""
+    """Weak scaling: constant work per chip, more and more chips."""
     lines = [
         "| chips | mesh (data x fsdp) | TFLOPs per chip (model, compiler) | parameters and optimizer per chip, MB | "
         "temporaries per chip, GiB | sent per chip, GB |",

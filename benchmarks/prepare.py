@@ -1,11 +1,11 @@
-"""`jaxgpt data prepare` next to tiktoken, in turns on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
+"""Compare data preparation with tiktoken on the same cores: `python benchmarks/prepare.py TOKENIZER [SRC.jsonl]`.
 
 encode:   one process, documents in memory: `tokenizers`, tiktoken, and the encoder of jaxgpt.
-pipeline: from a JSON Lines file to shards: jaxgpt with one thread for each core, and a pool of one process for each core with
-          tiktoken. Its parent process parses the lines and fills the shards, as in the scripts of llm.c.
+pipeline: from a JSON Lines file to shards: jaxgpt with one thread per core, and tiktoken in a pool of one process per
+          core. Its parent process parses the lines and fills the shards, as in the scripts of llm.c.
 
-TOKENIZER is GPT-2's tokenizer.json, or the folder of its two files. Without a file, the documents are the sources of Python's
-standard library and installed packages.
+TOKENIZER is GPT-2's tokenizer.json, or the directory of its two files. Without a file, the documents are the sources
+of Python's standard library and installed packages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ encoding: Any = None  # set in a process of the pool
 
 
 def load_tiktoken(path: str) -> Any:
-    """Build tiktoken's GPT-2 encoding from files: its own are downloaded."""
+    """Build tiktoken's GPT-2 encoding from files, because tiktoken would download its own."""
     import tiktoken
 
     vocab = json.loads(load_tokenizer(Path(path)).to_json())["model"]["vocab"]
@@ -49,7 +49,7 @@ def load_tiktoken(path: str) -> Any:
 
 
 def start(path: str) -> None:
-    """Prepare a process of the pool."""
+    """Initialize a process of the pool."""
     global encoding
     encoding = load_tiktoken(path)
 
@@ -99,15 +99,15 @@ def write_corpus(path: Path, megabytes: int) -> None:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it has waited for."""
+    """Return the CPU time of this process and of its finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def rounds(repeats: int, size: int, sides: dict[str, Callable[[], int]]) -> None:
-    """Run the sides in turns, and print the median speed of each and its ratio to tiktoken's.
+    """Alternate the sides, and print each median speed and its ratio to tiktoken's.
 
-    The speed by CPU time hardly depends on what else the machine does.
+    The speed by CPU time hardly depends on the other load of the machine.
     """
     speeds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in sides}
     for _ in range(repeats):

@@ -1,12 +1,12 @@
-"""Seconds from the shell command to a validation loss on tinyshakespeare, beside nanoGPT's recipe for a CPU in PyTorch.
+"""Seconds from command to validation loss on tinyshakespeare, compared with nanoGPT's CPU recipe in PyTorch.
 
 python benchmarks/quality.py --data FILE                    5 seeds, the peer once, then the curve
-python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a look whether it works
+python benchmarks/quality.py --data FILE --seeds 1 --curve 0 --peer 0    a quick check
 
-Each figure is of a whole process: start, compilation (cold: without the cache of compiled programs), training, and the loss
-of the whole validation split. The peer is benchmarks/torch_gpt.py in the 2,000 steps of nanoGPT's README for a CPU, eager,
-which is faster here than compiled; its evaluation is the same, once, at the end, where nanoGPT itself also estimates the
-loss on 20 batches of each split every 250 steps.
+Each figure covers a complete process: start, compilation (cold: without the cache of compiled programs), training, and
+the loss of the complete validation split. The peer is benchmarks/torch_gpt.py with the 2,000 steps of nanoGPT's README
+for a CPU. It runs eagerly, which is faster here than compiled, and evaluates in the same way, once at the end; nanoGPT
+itself also estimates the loss on 20 batches of each split every 250 steps.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-TARGET = 1.898  # of the whole validation split, where nanoGPT's recipe for a CPU ends
-# Loss -> what is added to the preset to reach it.
-# Loss -> what is changed of shakespeare-fast to reach it, as soon as we have found.
+TARGET = 1.898  # final loss of nanoGPT's CPU recipe on the complete validation split
+# Loss -> flags added to the preset to reach it.
+# Loss -> changes of shakespeare-fast to reach it, the fastest that were found.
 CURVE = {
     1.88: "",
     1.70: "--model.n-layer 3 --model.n-embd 96 --train.steps 420 --train.batch-size 28 "
@@ -62,7 +62,7 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         results.setdefault("nanoGPT's recipe, torch", []).append((time.perf_counter() - start, float(done.stdout)))
     for loss, flags in CURVE.items() if args.curve else ():
-        every = ["--train.eval-every", "100000", "--no-cache"]  # the loss is asked for once, at the end
+        every = ["--train.eval-every", "100000", "--no-cache"]  # the loss is read once, at the end
         results[f"to {loss:.2f}"] = [ours(["shakespeare-fast", *flags.split(), *every], args.data)]
     if args.plot:
         plot(results, args.plot)
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
-    """Loss over seconds, those of whole processes; the seconds on a logarithmic scale."""
+    """Plot the loss over the seconds of complete processes, on a logarithmic time axis."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -112,7 +112,7 @@ def plot(results: dict[str, list[tuple[float, float]]], path: str) -> None:
 
 
 def ours(flags: list[str], data: str) -> tuple[float, float]:
-    """Seconds of a whole process, and the last validation loss."""
+    """Seconds of a complete process, and the last validation loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = [sys.executable, "-m", "jaxgpt", "train", *flags, "--data.path", data, "--out", str(out)]
@@ -124,7 +124,7 @@ def ours(flags: list[str], data: str) -> tuple[float, float]:
 
 
 def peer(path: str) -> float:
-    """nanoGPT's recipe for a CPU in PyTorch; the loss of the whole validation split."""
+    """nanoGPT's CPU recipe in PyTorch; the loss of the complete validation split."""
     import numpy as np
     import torch
     from torch_gpt import TorchGPT

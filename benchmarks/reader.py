@@ -1,11 +1,11 @@
 """Tokens per second of the reader alone: batches of windows from token files, without a model.
 
-python benchmarks/reader.py                  200 M random tokens in 1 and 10 files, in random order and by epochs
-python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a look whether it works
+python benchmarks/reader.py                  200 M random tokens in 1 and 10 files, in random order and in epochs
+python benchmarks/reader.py --tokens 1e7 --seconds 0.2       a quick check
 python benchmarks/reader.py --sparse 1e10    an epoch of a sparse file, which takes no space on disk, and its memory
 
-The files are uint16 ids as nanoGPT writes them, memory-mapped, and in the page cache after they are written. `mask` adds the
-targets and segment ids of documents, `pack` packs whole documents into windows. One thread reads. `batch` is the number of
+The files are uint16 ids as nanoGPT writes them, memory-mapped and in the page cache. `mask` adds the targets and
+segment ids of documents, `pack` packs complete documents into windows. One thread reads. `batch` is the number of
 windows of 1,024 tokens.
 """
 
@@ -29,7 +29,7 @@ from jaxgpt.data.tokens import open_tokens
 
 WIDTH, VOCAB, END = 1024, 50_257, 50_256
 DOCUMENT = 700  # mean length of a document in tokens
-CHUNK = 10**7  # tokens to write at once
+CHUNK = 10**7  # tokens per write
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def alternate(runs: dict[str, Callable[[], int]], repeats: int) -> dict[str, float]:
-    """Return the tokens per second of each function, which returns its number of tokens."""
+    """Return the tokens per second of each function; a function returns its number of tokens."""
     for run in runs.values():
         run()  # compile
     speeds: dict[str, list[float]] = {name: [] for name in runs}
@@ -116,7 +116,7 @@ def lookup(lm: Any, name: str, prompt: str, new: int, repeats: int) -> dict[str,
 
 
 def chat(lm: Any, repeats: int) -> dict[str, float]:
-    """Time the first token of the last answer, with the cache of the earlier turns and without."""
+    """Time the first token of the last answer, with and without the cache of the earlier turns."""
     from jaxgpt.config import SamplingParams
     from jaxgpt.lm import Chat
 

@@ -42,7 +42,7 @@ class Recording:
         params: its initial weights.
         splits: the ids of training and validation.
         split_n: the split of each draw.
-        offsets_nB: where the windows of each draw begin.
+        offsets_nB: offsets of the windows of each draw.
         eval_iters: draws of each split in one evaluation.
         last: the last step to replay.
     """

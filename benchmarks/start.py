@@ -1,10 +1,11 @@
-"""Seconds until something is seen: help, the first step of training, the first character of a sample; cold and warm.
+"""Seconds until the first output of help, training and sampling, cold and warm.
 
 python benchmarks/start.py                  the default preset, 3 processes of each, medians
-python benchmarks/start.py --repeats 1      a look whether it works
+python benchmarks/start.py --repeats 1      a quick check
 
-Cold: nothing compiled is kept (`--no-cache`). Warm: with the cache that an earlier process filled. A step is seen when its
-line stands in metrics.jsonl, a character when it comes out of `jaxgpt sample --stream`. Files are in the system's cache.
+Cold: without the cache of compiled programs (`--no-cache`). Warm: with the cache filled by an earlier process. The
+time ends when the first line is in metrics.jsonl, or `jaxgpt sample --stream` prints a character. Files are in the
+page cache.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
-    """Until the first step's figures are written; the process is killed then."""
+    """Seconds until the first step's metrics are written; then kill the process."""
     start = time.perf_counter()
     process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -74,7 +75,7 @@ def first_step(command: list[str], env: dict[str, str], out: Path) -> float:
 
 
 def first_character(command: list[str], env: dict[str, str]) -> float:
-    """Until a character beyond the prompt is printed."""
+    """Seconds until a character after the prompt is printed."""
     start = time.perf_counter()
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout

@@ -1,4 +1,4 @@
-"""The peer of the training benchmarks: GPT-2's decoder in plain PyTorch, as one writes it there for speed."""
+"""The peer of the training benchmarks: GPT-2's decoder in plain PyTorch, written for speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 def put(batch: torch.Tensor, device: str) -> torch.Tensor:
-    """Copy a batch to the device. A copy from memory that is not pinned would wait for the steps before."""
+    """Copy a batch to the device. A copy from unpinned memory would block on the previous steps."""
     return batch.pin_memory().to(device, non_blocking=True) if device == "cuda" else batch
 
 

@@ -1,27 +1,27 @@
-"""Seconds of a training step beside PyTorch: same shapes, same cores, alternating, medians, and the matmul peak of the run.
+"""Time of a training step compared with PyTorch: same shapes and cores, alternating, medians, and the matmul peak.
 
 python benchmarks/train_step.py                             nanoGPT's CPU shape
 python benchmarks/train_step.py --shape medium gpt2         6 layers of 384; GPT-2's 124M
 python benchmarks/train_step.py --shape default             the shape of the default preset
-python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a look whether it works
-python benchmarks/train_step.py --nanogpt DIR               a checkout of nanoGPT's model.py besides
+python benchmarks/train_step.py --rounds 2 --seconds 1 --peers torch     a quick check
+python benchmarks/train_step.py --nanogpt DIR               also nanoGPT's model.py, from a checkout
 python benchmarks/train_step.py --shape gpt2-gpu --dtype bfloat16     on a GPU: GPT-2's 124M, 16 x 1,024 tokens
 python benchmarks/train_step.py --shape gpt2-xl-gpu --dtype bfloat16 --peers torch-compiled --in-turn   1.5B, 8 x 1,024
 
-Every side is a process of its own, which has compiled and warmed up before the first round; only one works at a time. All use
-the GPU where there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory;
-with --in-turn, a side starts when the one before has ended, for models of which the memory holds one. The shapes for GPUs
-read the loss every 10 steps, the others after each step.
-A round of a side lasts about --seconds; printed are the median over the rounds and their range. Peers: `torch`
-(benchmarks/torch_gpt.py) and `transformers` (GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and
-clipping by the global norm, as our own step has. A side that fails is a row with its error. A line of JSON with the results so
-far follows the first round of each side and every later round.
+Every side is a separate process that compiles and warms up before the first round; only one computes at a time. All
+use the GPU if there is one (PyTorch with TF32, autocast for bfloat16, and its flash attention), and share its memory.
+With --in-turn, a side starts after the previous side has ended, for models that fit into the memory only once. The
+shapes for GPUs read the loss every 10 steps, the others after each step. A round of a side takes about --seconds;
+printed are the median and the range over the rounds. Peers: `torch` (benchmarks/torch_gpt.py) and `transformers`
+(GPT2LMHeadModel), each eager and compiled, with PyTorch's fused AdamW and clipping by the global norm, as in the
+jaxgpt step. The row of a failed side is its error. A line of JSON with the results so far follows the first round of
+each side and every later round.
 
-On a GPU, `torch-compiled` is the peer to compare with: `transformers-compiled` has no flash attention with PyTorch 2.13, as
+On a GPU, compare with `torch-compiled`: `transformers-compiled` has no flash attention with PyTorch 2.13, because
 transformers passes an explicit mask while it is compiled. With bfloat16, the residual stream is float32 in PyTorch's autocast
 and bfloat16 in jaxgpt, which therefore reads and writes fewer bytes.
 
-MFU: 6 x weights in products + 12 L D T FLOPs a token (attention not
+MFU: 6 x weights in products + 12 L D T FLOPs per token (attention not
 halved), over the best float32 product of 1,024 to 2,048 rows in either library.
 """
 
@@ -45,8 +45,8 @@ from typing import Any, NamedTuple
 
 
 class Shape(NamedTuple):
-    """What is trained: layers, heads, width, context, vocabulary, windows a batch, whether there are biases, how many
-    steps a call of ours makes (as the preset has it), and after how many calls each side reads the loss."""
+    """A training setup: layers, heads, width, context, vocabulary, windows per batch, biases, steps per jaxgpt call
+    (as in the preset), and calls after which each side reads the loss."""
 
     layers: int
     heads: int
@@ -60,7 +60,7 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of a step, by the formula above."""
+        """FLOPs of a step by the formula above."""
         weights = self.layers * 12 * self.width**2 + self.vocab * self.width
         return (6 * weights + 12 * self.layers * self.width * self.context) * self.batch * self.context
 
@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "nanogpt-cpu": Shape(4, 4, 128, 64, 65, 12, False, 10),
     "medium": Shape(6, 6, 384, 256, 65, 8, False),
-    "default": Shape(4, 4, 128, 128, 97, 32, False),  # as python train.py, but a GPT-2 with AdamW on every side
+    "default": Shape(4, 4, 128, 128, 97, 32, False),  # as in python train.py, but GPT-2 with AdamW on every side
     "gpt2": Shape(12, 12, 768, 128, 50257, 4, True),
     "gpt2-gpu": Shape(12, 12, 768, 1024, 50304, 16, False, calls=10),
     "gpt2-gpu-64": Shape(12, 12, 768, 1024, 50304, 64, False, calls=10),
@@ -77,8 +77,8 @@ SHAPES = {
 }
 PEERS = ["torch", "torch-compiled", "transformers", "transformers-compiled"]
 PEAKS = ["peak-jax", "peak-torch"]
-QUEUED = 10  # products in a sample on a GPU, where one dispatch and one wait take as long as a product
-ERROR = "error "  # begins the last answer of a side that fails
+QUEUED = 10  # products per sample on a GPU, because one dispatch and one wait take as long as a product
+ERROR = "error "  # prefix of the last answer of a failed side
 
 
 def main() -> None:
@@ -110,9 +110,9 @@ def main() -> None:
 
 
 def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the medians of one shape so far: after the first round of each side, and after each later round.
+    """Yield the medians of one shape so far, after the first round of each side and each later round.
 
-    A side starts, compiles and warms up before its first round. One that fails is left out from then on.
+    A side starts, compiles and warms up before its first round. A failed side is skipped in later rounds.
     """
     shape = SHAPES[name]
     flags = ["--shape", name, "--nanogpt", args.nanogpt, "--dtype", args.dtype]
@@ -144,7 +144,7 @@ def compare(name: str, sides: list[str], args: argparse.Namespace) -> Iterator[d
 def medians(
     shape: Shape, answers: dict[str, list[float]], memory: dict[str, float], errors: dict[str, str]
 ) -> dict[str, Any]:
-    """The row of each side that has answered or failed."""
+    """The row of each side with an answer or an error."""
     peak = max((statistics.median(answers[side]) for side in PEAKS if answers[side]), default=0.0)
     rows: dict[str, dict[str, Any]] = {}
     for side, times in answers.items():
@@ -183,7 +183,7 @@ def show(name: str, found: dict[str, Any]) -> None:
 
 
 class SideError(Exception):
-    """A side could not start, or ended."""
+    """A side did not start, or has ended."""
 
 
 class Side:
@@ -191,15 +191,15 @@ class Side:
 
     def __init__(self, side: str, flags: list[str]) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--side", side, *flags]
-        # Where all share a GPU, nobody takes it for himself.
+        # Do not preallocate a GPU that all sides share.
         env = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.device = self._line()
 
     def ask(self, seconds: float) -> float:
-        """Return the seconds of a step, or the FLOP/s of a peak, from so much work; for 0 the largest memory in use so far."""
+        """Return seconds per step, or the peak FLOP/s, from this amount of work; for 0 the peak memory so far."""
         assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # it has ended: `_line` raises
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: `_line` raises
             self._process.stdin.write(f"{seconds}\n")
             self._process.stdin.flush()
         return float(self._line())
@@ -220,8 +220,8 @@ class Side:
 
 
 def serve(side: str, shape: Shape, nanogpt: str, dtype: str) -> None:
-    """In a process of its own: answer requests for seconds of work until standard input ends."""
-    # Answers have standard output for themselves: what libraries print goes to standard error.
+    """Answer requests for seconds of work until standard input ends. Runs in a separate process."""
+    # Only answers go to standard output: the output of libraries goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -260,7 +260,7 @@ def work_of(side: str, shape: Shape, nanogpt: str, dtype: str) -> Iterator[str |
 
 
 def about() -> dict[str, Any]:
-    """Cores, and versions of Python and of the packages that are here."""
+    """Cores, and versions of Python and of the installed packages."""
     found: dict[str, Any] = {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))}
     for name in ("jax", "jaxlib", "torch", "transformers"):
         with contextlib.suppress(PackageNotFoundError):
@@ -269,7 +269,7 @@ def about() -> dict[str, Any]:
 
 
 def device_name(library: str) -> str:
-    """The device on which "jax" or "torch" computes; "cpu" for a CPU."""
+    """The device used by "jax" or "torch"; "cpu" for a CPU."""
     if library == "jax":
         import jax
 
@@ -281,7 +281,7 @@ def device_name(library: str) -> str:
 
 
 def peak_bytes(side: str) -> int:
-    """The largest memory in use so far: of the GPU where there is one, else of the process."""
+    """Peak memory in use so far, of the GPU if there is one, otherwise of the process."""
     if side == "jaxgpt":
         import jax
 
@@ -333,12 +333,12 @@ def peak_torch(dtype: str) -> tuple[Callable[[], Any], int]:
 def torch_device() -> str:
     import torch
 
-    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as JAX has it
+    torch.set_float32_matmul_precision("high")  # TF32 on a GPU, as in JAX
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
-    """A call of ours as `jaxgpt train` makes it: the host's batches in, the losses out; with settings of `train`."""
+    """A jaxgpt call as in `jaxgpt train`: from host batches to losses; with settings of `train`."""
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
     from jaxgpt.parallel import keep_memory, use_cores
 
