@@ -23,10 +23,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 assert jaxgpt.__version__
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a script's background jobs; child processes inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in background jobs of a script; child processes inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Fixtures give each test, not each example, a folder; that is enough for examples that overwrite one file.
+# Fixtures give each test, not each example, a directory; that suffices for examples that overwrite one file.
 settings.register_profile(
     "jaxgpt",
     deadline=None,
@@ -41,20 +41,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage less often, as the command line does: tracing creates millions of objects that live long."""
+    """Collect garbage less often, as the command line does: tracing creates millions of long-lived objects."""
     gc.freeze()
     gc.set_threshold(GARBAGE)
 
 
 def pytest_sessionfinish() -> None:
-    """Spare pytest, which collects garbage ten times at the end, millions of objects that are still in use."""
+    """Freeze the objects that are still in use: pytest collects garbage ten times at the end."""
     gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile without optimization, since most programs of the suite run once; with --long, compile as users do.
+    """Compile without optimization, because most programs run once; with --long, compile as for users.
 
-    Processes that tests start inherit the variable.
+    Processes started by tests inherit the variable.
     """
     quick = not config.getoption("--long")
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(quick)
@@ -79,7 +79,7 @@ def compile_once(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Return the folder of texts and recordings that are not in the repository."""
+    """Return the directory of texts and recordings outside the repository."""
     path = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not path.is_dir():
         pytest.skip(f"no test data at {path}")
@@ -96,7 +96,7 @@ def strict_types(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Run each test in an empty folder."""
+    """Run each test in an empty directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXGPT_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -104,5 +104,5 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Show no progress lines, so that standard error does not depend on the speed of the machine."""
+    """Disable progress lines, so that standard error does not depend on the speed of the machine."""
     monkeypatch.setattr("jaxgpt.cli.progress.EVERY", 1e6)

@@ -28,7 +28,7 @@ sys.addaudithook(lambda event, values: [each(event, values) for each in _observe
 
 @contextmanager
 def observed(act: Callable[[int, str], None]) -> Iterator[list[str]]:
-    """Call a function before each operation on a file below `RUN.parent` with its number; yield the operations."""
+    """Call a function with the index of each file operation below `RUN.parent` before it; yield the operations."""
     seen, lock = list[str](), threading.RLock()
 
     def observe(event: str, values: tuple[Any, ...]) -> None:
@@ -36,7 +36,7 @@ def observed(act: Callable[[int, str], None]) -> Iterator[list[str]]:
             return
         with lock:
             if _observers and "place" in Path(str(values[0])).parts:
-                _observers.clear()  # the function itself may use files
+                _observers.clear()  # the function may use files
                 seen.append(event)
                 try:
                     act(len(seen), event)
@@ -65,7 +65,7 @@ def new() -> jaxgpt.LM:
 
 
 def save(lm: jaxgpt.LM) -> None:
-    """Replace a run as a program does."""
+    """Replace a run from Python."""
     jaxgpt.save(lm, RUN, overwrite=True)
 
 
@@ -77,11 +77,11 @@ def start(lm: jaxgpt.LM) -> None:
 
 @pytest.mark.parametrize("replace", [save, start])
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_run(replace: Callable[[Any], None], new: jaxgpt.LM) -> None:
-    """A copy of the directory before an operation is what a process leaves that is killed there."""
+    """A copy of the directory before an operation equals the directory of a process killed at the operation."""
     old = weights(RUN)
 
     def copy(number: int, event: str) -> None:
-        with suppress(shutil.Error, OSError):  # Orbax's threads write the new run meanwhile
+        with suppress(shutil.Error, OSError):  # Orbax's threads write the new run concurrently
             shutil.copytree(RUN, f"killed-{number}")
 
     with observed(copy) as events:

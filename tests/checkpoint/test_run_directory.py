@@ -1,4 +1,4 @@
-"""Run directories: created atomically, and replaced without a moment in which weights can be lost."""
+"""Run directories: created atomically, and replaced without losing weights at any moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def names(path: Path) -> set[str]:
 
 
 def test_concurrent_starts_get_separate_folders() -> None:
-    """Each folder appears locked and with its settings, and no temporary files remain."""
+    """Each directory appears locked and with its settings, and no temporary files remain."""
     barrier = threading.Barrier(8, timeout=60)  # a start that fails must not leave the others waiting
 
     def start(_: int) -> tuple[Path, set[str]]:

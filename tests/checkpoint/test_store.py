@@ -81,7 +81,7 @@ def flip(path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=pytest.mark.long)])
 def test_damage_is_detected(three: Path, rounds: int) -> None:
-    """Every file of a checkpoint with a flipped bit, truncated, and missing."""
+    """Flip a bit of each file of a checkpoint, truncate it, and delete it."""
     shutil.copytree(three / "3", "3")
     path, dice, made, missed = Path("3"), random.Random(0), 0, []
     assert find_damage(path) == ""
@@ -118,7 +118,7 @@ def test_every_bit_of_the_seal_counts(three: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"step": "3"}, {"val_loss": "low"}, {"sha256": []}, {"about": None}, {"more": 1}])
 def test_a_seal_of_other_types_is_damaged(three: Path, change: dict[str, Any]) -> None:
-    """Its own digest matches, but no version wrote it."""
+    """The digest of the index matches, but no version wrote such an index."""
     shutil.copytree(three, FOLDER)
     path = FOLDER / "3" / SEAL
     path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=1) + "\n")
@@ -165,7 +165,7 @@ def test_the_last_valid_checkpoint_is_used(three: Path, reason: str) -> None:
 
 
 def test_none_is_valid(three: Path) -> None:
-    """Nothing is renamed then, because config.json may be the damaged file."""
+    """In this case nothing is renamed, because config.json may be the damaged file."""
     shutil.copytree(three, FOLDER)
     before = sorted(FOLDER.rglob("*"))
     with pytest.raises(UserError, match=r"no valid checkpoint in checkpoints: 3: its model.n_layer is 2.*; 2: .*; 1: "):
@@ -203,7 +203,7 @@ def test_a_reader_retries_if_its_checkpoint_is_deleted(monkeypatch: pytest.Monke
 
 
 def test_the_state_of_another_optimizer_raises_one_line(three: Path) -> None:
-    """Without warnings about abandoned coroutines of Orbax."""
+    """Errors leave no warnings about abandoned Orbax coroutines."""
     other = TrainState(jnp.asarray(3), state(3).params, [state(3).opt_state], None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -214,7 +214,7 @@ def test_the_state_of_another_optimizer_raises_one_line(three: Path) -> None:
 
 
 def test_what_is_kept() -> None:
-    """The newest, the last n, the best n and every n; no temporary one but the newest."""
+    """Keep the newest, the last n, the best n and every n-th checkpoint, and no temporary checkpoint but the newest."""
     losses = [5.0, 1.0, 4.0, None, 3.0, 1.0, 2.0]
     infos = {step: Info(step, loss) for step, loss in enumerate(losses, 1)}
     assert kept(infos, TrainConfig(keep_last=2, keep_best=1, keep_every=4)) == {2, 4, 6, 7}

@@ -21,7 +21,7 @@ RUN = Run(Path())
 
 
 def test_requests_never_block_and_the_last_one_is_served() -> None:
-    """Requests during the work are served by one more run; a failure is reported, and later requests are served."""
+    """Requests during the work are served by one more run; failures are reported, and later requests are served."""
     begun, go_on = threading.Event(), threading.Event()
     seen, asked, errors = list[int](), [0], list[Exception]()
 

@@ -1,4 +1,4 @@
-"""Errors of a command are one line on standard error, whatever its libraries print; text is printed verbatim."""
+"""Errors of a command are one line on standard error, even if its libraries print; text is printed verbatim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxgpt.cli.console import Console
 
 
 def panicking_tokenizer(run: Path) -> None:
-    """A tokenizer on which the library's Rust code panics and prints."""
+    """A tokenizer that makes the library's Rust code panic and print."""
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     none = dict.fromkeys(("pre_tokenizer", "post_processor", "decoder"))
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["a", 0.0]]}
@@ -49,7 +49,7 @@ def bottomless_metadata(run: Path) -> None:
 
 
 def resealed(run: Path, name: str, change: Callable[[bytes], bytes]) -> None:
-    """Change a file and its checksum, so that Orbax reads it."""
+    """Change a file and its checksum, so that Orbax still reads it."""
     folder = run / "checkpoints" / "0"
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     seal(folder, read_info(folder))

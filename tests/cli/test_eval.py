@@ -81,7 +81,7 @@ def test_a_text_without_a_token_to_predict(run: Path) -> None:
 
 
 def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:
-    """A character may have several bytes; words do not keep white space, so their text is unknown."""
+    """A character may have several bytes. Words do not keep white space, so their text is unknown."""
     Path("text.txt").write_text(TEXT.replace("t", "\u00fc") * 20)
     characters = sorted({*TEXT, "\u00fc"} - {"t"})
     vocab = load(run).config.model.vocab_size
@@ -101,7 +101,7 @@ def test_bits_per_byte_count_the_bytes_of_the_text(run: Path) -> None:
 
 
 def test_token_files(run: Path, tmp_path: Path) -> None:
-    """Of a folder, the validation files are used, which is reported; word ids have no bytes."""
+    """A directory's validation files are used and reported; word ids have no bytes."""
     ids = np.arange(400) % 15
     folder = tmp_path / "tokens"
     folder.mkdir()

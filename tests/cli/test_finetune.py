@@ -51,7 +51,7 @@ def test_a_fine_tuned_model_answers() -> None:
 
 @pytest.mark.long
 def test_a_run_does_not_depend_on_interruptions_and_devices() -> None:
-    """With microbatches and devices that hold different numbers of counted tokens."""
+    """Microbatches and devices have different numbers of counted tokens."""
     steps = flags(train__log_every=1, train__eval_every=3, optim__decay_steps=6)
     one = flags(mesh__data=1, train__steps=6)
     finetune("whole", *steps, *one)

@@ -113,7 +113,7 @@ def test_bad_options(words: list[str], message: str) -> None:
 
 
 def word_of(kind: Any) -> tuple[str, object]:
-    """Return a value as written on the command line, and as parsed."""
+    """Return a value in its command-line form, and parsed."""
     if get_origin(kind) is Literal:
         return str(get_args(kind)[-1]), get_args(kind)[-1]
     if get_args(kind):
@@ -188,7 +188,7 @@ def test_main_help() -> None:
 
 
 def test_help_starts_quickly() -> None:
-    """Without JAX, NumPy and the modules of other commands."""
+    """Help imports neither JAX nor NumPy nor the modules of other commands."""
     began = time.process_time()
     jaxgpt("train", "--help")
     assert time.process_time() - began < 1
@@ -243,7 +243,7 @@ def test_suggested_options_exist() -> None:
 
 
 def test_the_name_of_a_preset_means_the_preset() -> None:
-    """Whatever the folder holds; a note says so. With ./ the name is a path."""
+    """The name means the preset regardless of the directory's content, with a note. With ./ the name is a path."""
     alone = jaxgpt("info", "statquest", "--json")
     assert alone.err == ""
     run_folder(Path("statquest"), SMALL)

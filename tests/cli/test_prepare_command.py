@@ -1,4 +1,4 @@
-"""jaxgpt data prepare: the command, kills, and what it writes when something is wrong."""
+"""jaxgpt data prepare: the command, kills, and its error messages."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ sys.exit(code)
     [("llm.c", 2), *(pytest.param(style, 24, marks=pytest.mark.long) for style in ("llm.c", "nanogpt"))],
 )
 def test_a_killed_process_is_continued_with_the_same_bytes(style: str, kills: int) -> None:
-    """Kill a process with two threads before or within several operations on the file system."""
+    """Kill a process with two threads before or during several file-system operations."""
 
     def run(out: str, kill_at: int = 10**6) -> subprocess.CompletedProcess[str]:
         options = ("--out", out, "--format", style, "--shard-tokens", "3000", "--workers", "2")

@@ -1,4 +1,4 @@
-"""Progress: one line on a terminal, plain lines elsewhere; on standard error only for slow commands."""
+"""Progress: one line on a terminal, plain lines otherwise; on standard error only for slow commands."""
 
 from __future__ import annotations
 

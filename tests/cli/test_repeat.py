@@ -25,7 +25,7 @@ from jaxgpt.trainer.train import Outcome
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Collect configs instead of training them."""
+    """Collect configs instead of training."""
     configs: list[Config] = []
     monkeypatch.setattr(
         train_module, "train", lambda start, report: configs.append(start.config) or Outcome(*[None] * 4)

@@ -144,7 +144,7 @@ def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
 
 
 def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
-    """A run killed during its last evaluation is at the last step but not finished."""
+    """A run killed during its last evaluation is at the last step, but unfinished."""
     straight = lines(run)
     last = run / "checkpoints/4"
     seal(last, replace(read_info(last), val_loss=None, temporary=True))
@@ -224,7 +224,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
 
 @pytest.mark.ci
 def test_weights_of_another_run_are_used_again(finished: Path) -> None:
-    """Even if that run has a better checkpoint now."""
+    """The source is the same even if that run has a better checkpoint now."""
     shutil.copytree(finished, "base")
     Path("text.txt").write_text(TEXT)
     command = ["train", "finetune", *TINY[-14:], "--init-from", "base", "--data.path", "text.txt", "--out", "run"]

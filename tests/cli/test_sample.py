@@ -123,7 +123,7 @@ def test_python_and_the_command_line_give_the_same_sample(run: str, capsys: pyte
     [sample] = ask(capsys, "sample", run, "--prompt", "abc")["samples"]
     [out] = jaxgpt.generate(jaxgpt.load(run, weights="float32"), "abc")
     assert sample == {"prompt": "abc"} | out._asdict()
-    assert len(out.ids) == 29  # the rest of the context
+    assert len(out.ids) == 29  # the remainder of the context
 
 
 def test_a_sample_that_ends_early_reports_why(run: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def test_load_takes_any_integer_and_checks_its_arguments(run: str) -> None:
 
 
 def test_memorized_spans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The spans are those of tests/report/test_memorized.py; here, they are printed."""
+    """The spans are tested in tests/report/test_memorized.py; here, they are printed."""
     flags = ("sample", run, "--prompt", "abc", "--max-new-tokens", "12", "--check-memorized")
     told = ask(capsys, *flags)
     [sample] = told["samples"]

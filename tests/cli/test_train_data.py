@@ -84,7 +84,7 @@ def test_documents_are_masked_at_end_ids() -> None:
     result = jaxgpt("train", "nanogpt-cpu", *TINY, *data, *more, "--data.path", "train.bin", "--out", "r")
     assert result.code == 0, result.err
     result = jaxgpt("eval", "r", "--json")
-    assert result.json["tokens"] == 13  # 2 windows of 8 inputs, of which 3 are the end of a document
+    assert result.json["tokens"] == 13  # 2 windows of 8 inputs; 3 inputs are the end of a document
     for settings, said in (
         (flags(data__tokenizer="ids", model__vocab_size=9), "the tokenizer lacks it"),
         (flags(data__tokenizer="tokenizer.json"), "does not contain 4"),
@@ -98,7 +98,7 @@ def test_documents_are_masked_at_end_ids() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", ["path", pytest.param("mix", marks=pytest.mark.long)])
 def test_moved_data_is_named_at_a_resume(kind: str) -> None:
-    """Its content is compared."""
+    """The comparison is by content."""
     Path("a.txt").write_text("x y z <EOS> " * 60)
     given = lambda path: ["--data.path", path] if kind == "path" else ["--data.mix", f"{path}=2", "b.txt=1"]  # noqa: E731
     Path("b.txt").write_text("y z <EOS> " * 60)
@@ -145,7 +145,7 @@ def test_paths_of_data_may_change_at_a_resume_and_nothing_else(old: DataConfig, 
     [{"train.eval_windows": 7}, {"optim.name": "muon"}, {"optim.ema_decay": 0.9}, {"model.n_layer": 9}],
 )
 def test_a_resumed_run_keeps_its_state_and_its_validation_windows(setting: dict[str, Any]) -> None:
-    """With other windows, `best` would compare losses over different data."""
+    """With different windows, `best` would compare losses on different data."""
     old = Config()
     with pytest.raises(UserError, match=f"a resumed run keeps {next(iter(setting))}: "):
         check_resume(old, old.with_settings(setting))

@@ -1,4 +1,4 @@
-"""The config.json of published models (2019 to 2025), one a line of published.jsonl, without long lists of labels."""
+"""The config.json of published models (2019 to 2025), one per line of published.jsonl, without long label lists."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Published(NamedTuple):
 
     Attributes:
         config: its content.
-        parameters: of the model; 0 where it is refused.
-        refused: a pattern of the error that says why.
-        accept: options that a user may insist on ignoring.
+        parameters: number of parameters of the model; 0: the import is rejected.
+        refused: pattern of the error message.
+        accept: options that a user may choose to ignore.
     """
 
     config: dict[str, Any]

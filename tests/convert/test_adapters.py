@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: exported and read back, and what is refused; PEFT itself is in tests/parity."""
+"""Adapters in PEFT's format: export, import, and rejected adapters; tests/parity compares with PEFT itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxgpt.model.lora import abstract_trained, merge
 
 
 def lora_run(path: Path, base: Path, lora: LoraConfig) -> dict[str, Any]:
-    """Write a run with random adapters on another run, and return them."""
+    """Write a run with random adapters on a base run, and return both."""
     opened = Run(base)
     config = Config(preset="test", init_from=f"{base}/checkpoints/0", model=opened.config().model, lora=lora)
     path.mkdir()
@@ -42,7 +42,7 @@ def lora_run(path: Path, base: Path, lora: LoraConfig) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of two bases, a run with adapters of each, and the adapters of one as PEFT's files."""
+    """Return a directory with two bases, a run with adapters of each, and the adapters of one as PEFT files."""
     folder = tmp_path_factory.mktemp("peft")
     run_folder(folder / "gpt2", SMALL)
     run_folder(folder / "llama", LLAMA)
@@ -57,7 +57,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.ci
 def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
-    """GPT-2's c_attn is one matrix for PEFT: the adapters of q and v are blocks of one with the rank of both."""
+    """For PEFT, GPT-2's c_attn is one matrix: the adapters of q and v become blocks of one adapter of twice the rank."""
     result = jaxgpt("export", str(written / "separate"), "out", "--adapter")
     assert result.code == 0, result.err
     config, tensors = (
@@ -100,7 +100,7 @@ def test_the_merged_model_is_an_ordinary_one(written: Path) -> None:
 
 
 def copy(written: Path, changes: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Copy the adapter folder with another config, and return its tensors."""
+    """Copy the adapter directory with a different config, and return its tensors."""
     folder = Path("adapter")
     folder.mkdir()
     config = json.loads((written / "adapter/adapter_config.json").read_text())
@@ -141,7 +141,7 @@ def test_unsupported_features_are_refused(written: Path, changes: dict[str, Any]
     result = jaxgpt("import", "adapter", "run", "--init-from", str(written / "llama"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
-    assert "--accept-option" not in result.err  # which does not apply to adapters
+    assert "--accept-option" not in result.err  # option that does not apply to adapters
     assert sorted(path.name for path in Path().iterdir()) == ["adapter"]
 
 
@@ -173,7 +173,7 @@ def test_adapters_and_runs_are_told_apart(written: Path) -> None:
 
 
 def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
-    """PEFT allows it; and separate adapters of a fused matrix become one with the sum of their ranks, here 24 of 8 x 24."""
+    """PEFT allows it. Separate adapters of a fused matrix become one with the sum of their ranks: here 24 of 8 x 24."""
     run_folder(Path("base"), SMALL)
     adapters = lora_run(Path("run"), Path("base"), LoraConfig(rank=8, alpha=4.0, targets="q_proj,k_proj,v_proj"))
     assert jaxgpt("export", "run", "out", "--adapter").code == 0
@@ -185,7 +185,7 @@ def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
 
 
 def test_the_head_of_the_base_beside_adapters(written: Path, tmp_path: Path) -> None:
-    """PEFT writes it, in the precision it had the base in; it must be that of the base."""
+    """PEFT also writes the head, in the precision of its loaded base; the head must equal the base's."""
     run_folder(Path("base"), replace(LLAMA, tie_embeddings=False))
     lora_run(Path("run"), Path("base"), LoraConfig(rank=2, targets="q_proj,lm_head"))
     assert jaxgpt("export", "run", "out", "--adapter").code == 0

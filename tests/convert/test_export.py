@@ -1,4 +1,4 @@
-"""Exported folders load in transformers strictly, with the same logits and text."""
+"""Exported directories load in transformers strictly, with the same logits and text."""
 
 import json
 from dataclasses import replace
@@ -75,7 +75,7 @@ def test_transformers_reads_it(tmp_path, name):
         tmp_path / "hf", output_loading_info=True, attn_implementation="eager"
     )
     assert not any(report.values()), report
-    # For qwen2, AutoTokenizer replaces the class that tokenizer_config.json names, and with it how texts are split.
+    # For qwen2, AutoTokenizer replaces the class in tokenizer_config.json, which changes how texts are split.
     reader = transformers.PreTrainedTokenizerFast if name.startswith("qwen2") else transformers.AutoTokenizer
     words = reader.from_pretrained(tmp_path / "hf")
     assert words(TEXT).input_ids == lm.tokenizer.encode(TEXT).tolist()
@@ -109,13 +109,13 @@ def test_export_and_import_round_trip(tmp_path, name):
 )
 @pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
 def test_windows_that_are_equal_need_no_pattern(config, n_layer, pattern, window):
-    """Families with one window for all layers, or with none, have these models."""
+    """Families with one window for all layers, or without windows, support these models."""
     plain = replace(config, n_layer=n_layer, sliding_window=window)
     assert exported_form(replace(plain, sliding_window=5, window_pattern=pattern)) == exported_form(plain)
 
 
 def test_the_tolerance_of_logits_is_relative(tmp_path):
-    """Gemma stores gains as their difference from 1, which rounds; with large logits this is more than 1e-5."""
+    """Gemma stores each gain minus 1, which rounds; with large logits the error exceeds 1e-5."""
     lm = jaxgpt.load(run_folder(tmp_path / "run", GEMMA))
     gain = lm.params["ln_f"]["scale"] * 1000
     jaxgpt.save(lm._replace(params=lm.params | {"ln_f": {"scale": gain}}), tmp_path / "large")
@@ -149,7 +149,7 @@ def test_engines_that_compute_an_export_are_named(config, engines):
 
 
 def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
-    """The check reads the exported files back, so it finds a faulty writer."""
+    """The check reads the exported files back, so it detects a faulty writer."""
     run = run_folder(tmp_path / "run", SMALL)
     wrong = models.save_weights
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""GGUF files: every quantization, the order of the heads, the tokenizer; whatever is wrong with a file is one line."""
+"""GGUF files: every quantization, the order of rows, the tokenizer; any fault of a file is a one-line error."""
 
 import json
 import re
@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenizer=()):
-    """A model of one layer, its matrices of a kind. Returns the data and type of each tensor."""
+    """A model of one layer with matrices of one type. Returns the data and type of each tensor."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, arch)
     said = {
@@ -77,7 +77,7 @@ def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenize
             data, of = rng.normal(0, 0.3, shape).astype(np.float32), gguf.GGMLQuantizationType.F32
         else:
             block, size = gguf.GGML_QUANT_SIZES[quantization]
-            # Bits that make neither infinities nor NaN of a scale.
+            # Bits that keep scales finite.
             data, of = rng.integers(0, 256, (shape[0], shape[1] // block * size), np.uint8) & 0x3B, quantization
             data = data.view(np.float16) if kind == "F16" else data
         writer.add_tensor(f"{name}.weight", data, raw_dtype=of)
@@ -90,7 +90,7 @@ def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenize
 
 
 def halves(matrix, heads):
-    """Rows of llama.cpp's order, in which the two that rotate together are neighbors, in that of transformers."""
+    """Reorder rows from llama.cpp's layout (rotated pairs are adjacent) to the layout in transformers."""
     width = len(matrix) // heads
     rows = [h * width + 2 * i + half for h in range(heads) for half in (0, 1) for i in range(width // 2)]
     return matrix[rows]
@@ -128,7 +128,7 @@ def test_the_command_and_the_tokenizer(tmp_path, capsys):
 
 
 def test_the_tokenizer_of_llama_3(tmp_path):
-    """As in llama.cpp: texts begin with the bos token if the file does not say, and whole words need no merges."""
+    """As in llama.cpp, texts begin with the bos token if the file does not specify it, and whole words need no merges."""
     tokens = [*TOKENS, "\u0120xyz"]
     for kind, ids in (("llama-bpe", [1, TOKENS.index("ab"), V]), ("qwen2", None)):
         path, words = tmp_path / f"{kind}.gguf", {"pre": kind, "tokens": tokens, "bos": False}
@@ -211,7 +211,7 @@ def test_without_the_package(tmp_path, monkeypatch):
 
 
 def test_damaged_files(tmp_path):
-    """Truncated anywhere, or with changed bytes in the header: one line, or a model of other content."""
+    """Truncated files and changed header bytes give a one-line error, or a model with different content."""
     path = tmp_path / "m.gguf"
     write(path)
     data, rng = path.read_bytes(), np.random.default_rng(1)
@@ -237,7 +237,7 @@ def test_damaged_files(tmp_path):
 
 @pytest.mark.parametrize("kind", [0, 8, 9])
 def test_an_array_of_2_to_the_62_values(tmp_path, kind):
-    """Of bytes, texts and arrays: gguf's own reader would not end."""
+    """Huge lengths of bytes, texts and arrays are rejected; gguf's own reader would not terminate."""
     name, counts = b"general.architecture", struct.pack("<IQQ", 3, 0, 1)
     field = struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, kind, 2**62)
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + counts + field + b"\0" * 64)
@@ -259,7 +259,7 @@ def smollm2(tmp_path_factory):
 
 @pytest.mark.long
 def test_smollm2(smollm2, tmp_path, capsys):
-    """A real model: its greedy text, its end token, and weights and logits that are those of transformers."""
+    """A real model: its greedy text, its end token, and weights and logits equal to transformers'."""
     run = str(tmp_path / "run")
     assert main(["import", str(smollm2), run]) == 0
     lm = jaxgpt.load(run)

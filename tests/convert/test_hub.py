@@ -118,7 +118,7 @@ print(time.perf_counter() - began < 10)
 
 
 def test_no_network_is_one_line_within_five_seconds(tmp_path):
-    """The hub's client alone retries for half a minute, and prints a line for each time."""
+    """By default, the hub's client retries for half a minute and prints a line per attempt."""
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, text=True, env=environment, check=True)
     model, tokenizer, soon = done.stdout.splitlines()

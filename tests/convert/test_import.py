@@ -1,4 +1,4 @@
-"""Imported folders become complete runs with the same weights, or nothing is written."""
+"""Imported directories become complete runs with the same weights, or nothing is written."""
 
 import errno
 import json
@@ -63,7 +63,7 @@ def change(folder, edit):
 
 
 def test_names_of_the_original_gpt2_files(tmp_path):
-    """No prefix, buffers with masks, a copy of the embedding as head, 16-bit numbers."""
+    """No prefix, mask buffers, a copy of the embedding as head, 16-bit weights."""
 
     def edit(tensors):
         for name in list(tensors):
@@ -111,13 +111,13 @@ def test_nanogpt(tmp_path, bias):
 
 
 def nanogpt_config(folder, **more):
-    """Write the settings of a checkpoint, as nanoGPT has them, as config.json."""
+    """Write the settings of a nanoGPT checkpoint as config.json."""
     model = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 16, "bias": True, "vocab_size": None, "dropout": 0.0}
     (folder / "config.json").write_text(json.dumps(model | more))
 
 
 def test_settings_of_nanogpt(tmp_path):
-    """Those of the model are read, those of train.py change nothing, and others are refused by name."""
+    """Model settings are read, settings of train.py are ignored, and others are rejected by name."""
     folder, config = nanogpt_folder(tmp_path / "nano", bias=True)
     training = {"learning_rate": 1e-3, "max_iters": 5000, "device": "cuda", "dtype": "float16", "compile": True}
     nanogpt_config(folder, **training, wandb_log=False, init_from="scratch", dataset="shakespeare_char")
@@ -280,7 +280,7 @@ def test_rotary_settings_of_neox_under_two_names():
 
 @pytest.mark.parametrize(("values", "heads"), [({}, 8), ({"num_key_value_heads": None}, 32)], ids=["absent", "null"])
 def test_key_heads_of_mistral(values, heads):
-    """MistralConfig of transformers has 8 by default; null means one for each query head."""
+    """MistralConfig in transformers has 8 by default; null means one per query head."""
     assert mistral.FAMILY.config_from_hf(Options(values, "config.json")).kv_heads == heads
 
 
@@ -308,7 +308,7 @@ ROPES = {
 
 @pytest.mark.parametrize("case", ROPES)
 def test_rotary_options_can_be_accepted(case):
-    """As the error says; and the context before scaling changes nothing here, as in transformers."""
+    """The advice of the error works. The context before scaling changes nothing here, as in transformers."""
     family, values = ROPES[case]
 
     def read(*accept, **rope):
@@ -474,7 +474,7 @@ print((kilobytes("VmHWM") - before) / size)
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory(tmp_path):
-    """Importing 316 MB, half of it one tensor, takes less than 1.3 times that, including 30 MB for compilation."""
+    """Importing 316 MB, half of it one tensor, needs less than 1.3 times 316 MB, with 30 MB for compilation."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, tmp_path, Path(__file__).parents[1]], capture_output=True, text=True, check=True
     )
@@ -482,7 +482,7 @@ def test_memory(tmp_path):
 
 
 def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
-    """Gemma 3's text models come with a token of images, for which they have no embedding."""
+    """The tokenizers of Gemma 3's text models have an image token without an embedding."""
     model = replace(OF_FAMILIES["gemma3_text"], vocab_size=266)
     source = hf_folder(tmp_path / "hf", model, family=gemma.FAMILY)
     words = llama_tokenizer(("<end_of_turn>", "<image_soft_token>"))

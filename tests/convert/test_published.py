@@ -1,4 +1,4 @@
-"""Every published config.json imports, or is refused for a true reason."""
+"""Every published config.json imports, or is rejected for a valid reason."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ V = 61
 
 @pytest.fixture
 def describe(tmp_path, monkeypatch):
-    """The model of a config.json, at its published size; no file of weights is there, and none is read."""
+    """The model of a config.json at its published size; no file of weights exists, so none is read."""
     monkeypatch.setattr("jaxgpt.convert.models.Weights", lambda path: None)
 
     def read(config, accept=()):
@@ -58,7 +58,7 @@ def test_only_refused_options_can_be_accepted(describe):
 
 
 def shrunk(config):
-    """The same file for a model of two layers, small heads and few ids; every other key as published."""
+    """The same file for a model of two layers, small heads and few ids; every other key is unchanged."""
     kv = config.get("num_key_value_heads")
     heads = 6 if kv and config["num_attention_heads"] == 3 * kv else 4
     small = {
@@ -95,7 +95,7 @@ def compiled(config):
     return jax.jit(lambda params, tokens: GPT(config).apply({"params": params}, tokens))
 
 
-# The long ones repeat these with other sizes and bookkeeping.
+# The long ones repeat these with different sizes and metadata.
 SHORT = ("AI-Sweden-Models/gpt-sw3-126m", "HuggingFaceTB/SmolLM2-135M-Instruct", "unsloth/Llama-3.2-1B-Instruct")
 
 
@@ -106,7 +106,7 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     safetensors = pytest.importorskip("safetensors.torch")
     config = shrunk(PUBLISHED[name].config)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    # transformers refuses a published null in settings of its classifiers.
+    # transformers rejects a published null in its classifier settings.
     known = {key: value for key, value in config.items() if value is not None or not key.startswith("summary_")}
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(known))

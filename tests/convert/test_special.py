@@ -1,4 +1,4 @@
-"""Special tokens of imported models: where texts begin and end, here and in what is exported again."""
+"""Special tokens of imported models: the start and end of texts, here and after export."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ MESSAGES = [{"role": "user", "content": "a b"}]
 
 
 def source_folder(path, **files):
-    """A Llama folder with special tokens; `files` replace the content of a file by its stem, None leaves it out."""
+    """A Llama directory with special tokens; `files` maps stems to the content of a file, None to omit it."""
     hf_folder(path, replace(LLAMA, vocab_size=V))
     config = json.loads((path / "config.json").read_text()) | {"bos_token_id": 1, "eos_token_id": 2}
     contents = {
@@ -49,7 +49,7 @@ def source_folder(path, **files):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A source, and the run that was imported from it."""
+    """A source directory, and the run imported from it."""
     base = tmp_path_factory.mktemp("special")
     source = source_folder(base / "hf")
     import_model(source, base / "run")
@@ -65,7 +65,7 @@ def test_they_are_kept_with_the_run(folders):
 
 
 def test_a_later_run_takes_them_over(folders, tmp_path):
-    """As `--init-from` does: the tokenizer is named by its path, and described in a folder where another run was."""
+    """As with `--init-from`, the tokenizer is named by its path; the directory had the metadata of a different run."""
     run = folders[1]
     again = make_tokenizer(str(run / "tokenizer.json"), "", 0, 0)
     config = Run(run).config()
@@ -142,7 +142,7 @@ def test_prompts_are_encoded_as_transformers_does(tmp_path, said, added):
     theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
     for text in ("a b", " ab\n\u00e9\U0001f600", "b"):
         assert encode_prompt(ours, V, text).ids == theirs(text).input_ids
-    assert encode_prompt(ours, V, "").ids == [1]  # as `generate` of transformers begins
+    assert encode_prompt(ours, V, "").ids == [1]  # as in transformers' `generate`
     text = "<|im_start|>user\na b<|im_end|>\n"
     assert ours.encode_special(text).tolist() == theirs(text, add_special_tokens=False).input_ids
 
@@ -198,7 +198,7 @@ def test_a_bad_template_is_refused(tmp_path, template):
 
 @pytest.mark.ci
 def test_commands(folders, capsys):
-    """A decoder that strips the first space of a text gets prompt and new ids together; names become ids with --special."""
+    """A decoder that strips a text's first space gets prompt and new ids together; --special turns names into ids."""
     run = str(folders[1])
     assert main(["explain", run, "--prompt", "a", "--show", str(V), "--json"]) == 0
     candidates = json.loads(capsys.readouterr().out)["candidates"]

@@ -1,4 +1,4 @@
-"""The figure of a config: valid XML whose numbers are those of the model, and a different figure for each option."""
+"""The figure of a config: valid XML with the numbers of the model, and a different figure for each option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxgpt.presets import preset
 
 SVG = "{http://www.w3.org/2000/svg}"
 TIMES = "\N{MULTIPLICATION SIGN}"
-BOX = 224  # width of a box of a sublayer
+BOX = 224  # width of a sublayer's box
 
 
 def texts(svg: str, style: str) -> list[str]:
@@ -81,7 +81,7 @@ def gpt2() -> Callable[[], str]:
 
 
 def test_the_wires_of_each_norm_position() -> None:
-    """Post-norm lies on the stream, wider than the boxes of a sublayer; the other positions lie in the branch."""
+    """Post-norm is on the stream, wider than a sublayer's boxes; the other positions are in the branch."""
     for position, on_stream, in_branch in (("pre", 1, 2), ("post", 3, 0), ("output", 1, 2), ("both", 1, 4)):
         root = ElementTree.fromstring(architecture(small("gpt2", norm_position=position)))
         widths = [int(box.attrib["width"]) for box in root.iter(f"{SVG}rect") if "norm" in box.attrib["class"]]
@@ -89,7 +89,7 @@ def test_the_wires_of_each_norm_position() -> None:
 
 
 def test_no_text_is_wider_than_its_box() -> None:
-    """As large models have it: at most 36 characters of 6 px."""
+    """Labels of large models fit: at most 36 characters of 6 px."""
     wide = ModelConfig(
         vocab_size=262_144, block_size=131_072, n_layer=62, n_head=128, n_kv_head=16, n_embd=16_384, n_inner=53_248,
         head_dim=128, positions="rope", rope_theta=1e6, rope_local_theta=1e4, rope_factor=8.0, rope_fraction=0.5,
@@ -108,7 +108,7 @@ def test_a_vocabulary_is_needed() -> None:
 
 
 def test_added_functions_have_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of docs/own: a norm and an activation that a program has added."""
+    """A norm and an activation added by a program, as in docs/own."""
     monkeypatch.setattr("jaxgpt.config.ActivationName", Literal[ActivationName, "snake"])
     monkeypatch.setattr("jaxgpt.config.NormName", Literal[NormName, "softnorm"])
     monkeypatch.setitem(ACTIVATIONS, "snake", ACTIVATIONS["gelu"])

@@ -1,4 +1,4 @@
-"""Exercises: right answers pass, and wrong ones are told what is wrong with them."""
+"""Exercises: right answers pass, and the result of a wrong answer explains the mistake."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_typical_mistake_is_recognized(exercise: Exercise) -> None:
 
 @each
 def test_an_exercise_is_stated_in_the_course(exercise: Exercise) -> None:
-    """Its page links to it, and the page of exercises has its signature."""
+    """The page of each exercise links to it, and the page of exercises has its signature."""
     assert f"(exercises.md#{exercise.name})" in (COURSE / f"{exercise.page}.md").read_text()
     section = (COURSE / "exercises.md").read_text().split(f"\n## {exercise.name.capitalize()}\n")[1].split("\n## ")[0]
     assert section.count(f"def {exercise.reference.__name__}({', '.join(exercise.parameters)}):") == 2
@@ -50,7 +50,7 @@ def test_an_exercise_is_stated_in_the_course(exercise: Exercise) -> None:
 
 
 def test_the_solutions_of_the_page_pass() -> None:
-    """Independent of the references: they use NumPy and jax.numpy alone."""
+    """Solutions independent of the references: they use only NumPy and jax.numpy."""
     text = (COURSE / "exercises.md").read_text()
     cells = re.findall(r"^```\{code-cell\} python\n(?::tags: \[(.*?)\]\n)?(.*?)^```", text, re.M | re.S)
     solutions = [source for tags, source in cells if tags == "hide-input"]
@@ -61,7 +61,7 @@ def test_the_solutions_of_the_page_pass() -> None:
         assert check(exercise.name, scope[exercise.reference.__name__]), exercise.name
 
 
-# Wrong answers with several mistakes, or written in another way than the typical ones.
+# Wrong answers with several mistakes, or written differently from the typical ones.
 def softmax(scores, axis=-1, stable=True):
     exp = jnp.exp(scores - scores.max(axis, keepdims=True) * stable)
     return exp / exp.sum(axis, keepdims=True)
@@ -258,7 +258,7 @@ def test_wrong_input_is_one_line() -> None:
 
 @pytest.mark.parametrize("name", ["embedding", "step", "accumulation", "cache"])
 def test_exchanged_results_are_named(name: str) -> None:
-    """Whether the two results have different structures, or only different values."""
+    """The two results have different structures, or only different values."""
     exercise = next(exercise for exercise in exercises() if exercise.name == name)
 
     def exchanged(*args: Any) -> Any:

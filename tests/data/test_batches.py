@@ -36,7 +36,7 @@ def test_an_epoch_uses_every_window_once(size: tuple[int, int, int, int], seed: 
         assert used[0] >= 0
         assert used[-1] + T + 1 <= n
         assert used[0] < (1 if stride else T)
-    # Nothing but a rest shorter than what a phase may cost is left out.
+    # Only a remainder shorter than the permitted cost of a phase is dropped.
     assert (w.per_epoch + 2) * (stride or T) + T >= n
 
 
@@ -63,7 +63,7 @@ def test_any_step_without_the_steps_before() -> None:
 
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
 def test_windows_do_not_change_between_versions(sampling: str) -> None:
-    """Resuming with another version of NumPy, or of this program, must draw the same windows."""
+    """Resuming with a different version of NumPy or jaxgpt must draw the same windows."""
     known = {"epoch": [[865, 715, 505], [741, 461, 131]], "random": [[171, 495, 187], [943, 586, 762]]}
     w = batches(B=3, sampling=sampling, seed=1337)
     assert [starts(w, 0).tolist(), starts(w, 100).tolist()] == known[sampling]

@@ -1,4 +1,4 @@
-"""Chat templates: text as transformers renders it, the assistant's text, and malicious templates."""
+"""Chat templates: the same text as in transformers, the assistant's text, and malicious templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.tokenizer import ByteTokenizer, encode_spans
 from jaxgpt.errors import UserError
 
-# Formats of published models; the templates are our own.
+# Formats of published models; the templates were written for this test.
 CHATML = """{% if messages[0].role != 'system' %}{{ '<|im_start|>system\n' + default + '<|im_end|>\n' }}{% endif %}
 {%- for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""

@@ -1,4 +1,4 @@
-"""Conversations: their ids and those to predict, packing, and files that are refused."""
+"""Conversations: ids and targets, packing, and rejected files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_ids_and_mask_equal_transformers(kind: str) -> None:
 
 
 def test_a_prompt_and_a_completion() -> None:
-    """With a template they are two messages; without one they follow one another, and the end id follows."""
+    """Pairs become two messages with a template; without a template they are concatenated, followed by the end id."""
     value = {"prompt": "2 + 2 = </s>", "completion": "4"}
     own = tokenizer(None)
     ids, trained = encode(value, own)
@@ -83,7 +83,7 @@ def test_a_prompt_and_a_completion() -> None:
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_the_white_space_of_an_answer_is_inside_if_the_tokenizer_trims_offsets(kind: str) -> None:
-    """As those of GPT-NeoX and Llama 3 do."""
+    """As in the tokenizers of GPT-NeoX and Llama 3."""
     own = tokenizer(MARKED, kind)
     value = json.loads(own.to_json())
     value["post_processor"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -136,7 +136,7 @@ lengths = st.lists(st.integers(1, 20), max_size=60)
 
 @given(lengths, st.integers(0, 2**31 - 1))
 def test_a_batch_holds_whole_conversations(sizes: list[int], seed: int) -> None:
-    """Every epoch has each window once; inputs, targets and segments are those of the conversations in it."""
+    """Every epoch has each window once; inputs, targets and segments match its conversations."""
     rng = np.random.default_rng(seed)
     talks = [Conversation(rng.integers(0, 99, n + 1, np.int32), rng.random(n + 1) < 0.5) for n in (*sizes, 20)]
     packed = pack_conversations(talks, 20)

@@ -1,4 +1,4 @@
-"""tiktoken gives the ids of tokenizers, for every tokenizer that it encodes."""
+"""tiktoken returns the same ids as `tokenizers` for every tokenizer that it supports."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def test_tiktoken_gives_the_same_ids_with_the_words_of_llama_and_qwen(tokenizer_
 
 @pytest.mark.ci
 def test_tiktoken_classifies_every_character_as_tokenizers_does(data_dir: Path) -> None:
-    """Words depend on the class of each character alone, and each library has a Unicode table of its own."""
-    planes = [*range(0x32000), *range(0x32000, 0x110000, 97)]  # there are hardly any characters beyond the third plane
+    """Words depend only on the class of each character, and each library has its own Unicode table."""
+    planes = [*range(0x32000), *range(0x32000, 0x110000, 97)]  # planes above the third have hardly any characters
     characters = [chr(c) for c in planes if not 0xD800 <= c < 0xE000]
     blocks = [characters[i : i + 1000] for i in range(0, len(characters), 1000)]
     check_fast(load_tokenizer(data_dir / "gpt2-bpe"), ["".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in b) for b in blocks])
 
 
 def test_tiktoken_does_not_run_a_tokenizer_with_other_merges(tokenizer_path: Path) -> None:
-    """With `ignore_merges`, a token encoded alone is itself for any merges, so that proves nothing."""
+    """With `ignore_merges`, a token encodes to itself regardless of the merges, which proves nothing."""
     value = json.loads(tokenizer_path.read_text())
     assert fast_encoder(load_tokenizer(tokenizer_path)) is not None
     value["model"]["ignore_merges"] = True

@@ -1,4 +1,4 @@
-"""Several sources in fixed shares: which rows are of which source is a function of the row."""
+"""Several sources in fixed shares: the source of a row is a function of the row index."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ weights = st.lists(st.integers(1, 99), min_size=1, max_size=5)
 
 @given(weights, st.integers(0, 2**40), st.integers(1, 300))
 def test_shares_are_exact_at_any_time(shares: list[int], first: int, n: int) -> None:
-    """Rows before a row are counted without visiting them, and shares are exact up to about one row."""
+    """The previous rows of a source are counted without visiting them; shares are exact up to about one row."""
     mixture = Mixture([A] * len(shares), shares)
     rows = np.arange(first, first + n)
     source, before = mixture.source_of_rows(rows)
@@ -91,7 +91,7 @@ def write(name: str, ids: np.ndarray) -> str:
 
 
 def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both splits of each source; the shares in the description; another file has another fingerprint."""
+    """Both splits of each source; the shares in the description; a different file has a different fingerprint."""
     monkeypatch.chdir(tmp_path)
     write("a", np.arange(1000) % 40)
     write("b", np.arange(700) % 50)
@@ -114,7 +114,7 @@ def test_token_files_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tokenizer is made from all of them."""
+    """The tokenizer is built from all sources."""
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("ab" * 200)
     Path("b.txt").write_text("bc" * 300)
@@ -130,7 +130,7 @@ def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_mixture_is_evaluated_on_its_validation_split(
     fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which has no training text where any source has validation data; without any, it is the training text of all."""
+    """Validation has no training text if any source has validation data; otherwise it is the training text of all."""
     monkeypatch.chdir(tmp_path)
     write("a", np.arange(1000) % 40)
     Path("b.txt").write_text("ab" * 300)

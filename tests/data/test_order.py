@@ -1,4 +1,4 @@
-"""The order of an epoch by formula: a permutation, uniform as far as statistics can tell."""
+"""The order of an epoch by formula: a permutation, uniform according to statistical tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def keys(seed: int, epoch: int = 0) -> np.ndarray:
 
 
 def uniform(values: np.ndarray) -> bool:
-    """Whether values below BINS pass a chi-square test, at six standard deviations."""
+    """Return whether values below BINS pass a chi-square test at six standard deviations."""
     counts, expected = np.bincount(values, minlength=BINS), len(values) / BINS
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     return abs(chi_square - (BINS - 1)) < 6 * (2 * (BINS - 1)) ** 0.5
@@ -49,7 +49,7 @@ def test_all_orders_of_four_items_are_equally_likely() -> None:
 
 @pytest.mark.parametrize("first", [0, LARGE // 3])
 def test_a_large_order_looks_random(first: int) -> None:
-    """Places, their remainders, and the distance between neighbors are uniform; epochs and seeds have nothing in common."""
+    """Positions, their remainders, and distances of neighbors are uniform; epochs and seeds are independent."""
     places = np.arange(first, first + SAMPLE)
     order = permute(places, LARGE, keys(1))
     assert len(np.unique(order)) == SAMPLE
@@ -58,13 +58,13 @@ def test_a_large_order_looks_random(first: int) -> None:
     assert uniform(np.diff(order) % LARGE * BINS // LARGE), "neighbors"
     for other in (keys(1, epoch=1), keys(2)):
         assert uniform((permute(places, LARGE, other) - order) % LARGE * BINS // LARGE)
-    # A change of any bit of the place changes the result beyond recognition.
+    # Changing any bit of the position moves the result by a uniformly distributed difference.
     for bit in range(30):
         assert uniform((permute(places ^ (1 << bit), LARGE, keys(1)) - order) % LARGE * BINS // LARGE), bit
 
 
 def test_the_order_does_not_change_between_versions() -> None:
-    """Resuming with another version of NumPy, or of this program, must draw the same windows."""
+    """Resuming with a different version of NumPy or jaxgpt must draw the same windows."""
     assert shuffled(np.arange(4), SORTED, 1337, 2).tolist() == [938399, 226706, 91013, 509328]
     assert shuffled(np.arange(4), SORTED + 1, 1337, 2).tolist() == [163064, 49666, 473051, 583674]
 

@@ -1,4 +1,4 @@
-"""Documents in windows, whole where they fit."""
+"""Documents in windows, unsplit if they fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END = 9
 
 @given(st.lists(st.integers(1, 20), max_size=60))
 def test_packing(sizes: list[int]) -> None:
-    """Each item once, none too many in a bin, and no two bins that fit in one."""
+    """Each item is in one bin, no bin is overfull, and no two bins fit in one."""
     bins = pack(sizes, 20)
     assert sorted(i for each in bins for i in each) == list(range(len(sizes)))
     filled = sorted(sum(sizes[i] for i in each) for each in bins)
@@ -38,7 +38,7 @@ def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cu
     """Every prediction within a document occurs once, after all ids of the document that fit in the window."""
     rng, T = np.random.default_rng(seed), 16
     documents = [[*rng.integers(0, END, n).tolist(), END] for n in sizes]
-    documents[-1] += [] if ended else [1, 2]  # a last document without an end
+    documents[-1] += [] if ended else [1, 2]  # a last document without an end id
     ids = np.concatenate(documents)
     packed = pack_documents(Tokens(np.array_split(ids, cut + 1), 10, (END,)), T)
     rows = packed.windows(np.arange(packed.starts(T)), T)
@@ -53,7 +53,7 @@ def test_documents_are_packed_whole(sizes: list[int], ended: bool, seed: int, cu
 
 
 def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces are packed a part at a time, each of them still once."""
+    """Pieces are packed in parts, each piece once."""
     monkeypatch.setattr(packing, "PACKED_PIECES", 7)
     lengths = np.random.default_rng(0).integers(1, 17, 100)
     packed = Packed.of(Tokens([np.zeros(2000, np.uint8)]), np.arange(100), lengths, 16)
@@ -65,13 +65,13 @@ def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_documents_of_a_file_of_millions_of_ids() -> None:
-    """Ids are searched 4,194,304 at a time: ends before, at and after the border, in the second file."""
+    """Ids are searched in blocks of 4,194,304: ends before, at and after the block boundary, in the second file."""
     ids, border = np.zeros(5 << 20, np.uint8), 100 + (4 << 20)
     ends = np.array([3, border - 2, border - 1, border + 7, len(ids) - 1])
     ids[ends] = END
     packed = pack_documents(Tokens([ids[:100], ids[100:]], 10, (END,)), len(ids))
     bounds = [0, *(ends + 1).tolist()]
-    expected = [(a, b - a - 1) for a, b in itertools.pairwise(bounds) if b - a > 1]  # an end alone predicts nothing
+    expected = [(a, b - a - 1) for a, b in itertools.pairwise(bounds) if b - a > 1]  # an end id alone predicts nothing
     assert sorted(zip(packed.begins.tolist(), packed.lengths.tolist(), strict=True)) == expected
 
 

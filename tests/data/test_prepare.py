@@ -1,4 +1,4 @@
-"""Preparing data: shards equal documents encoded one by one, with any block size, number of workers, and crashes."""
+"""Preparing data: shards equal documents encoded one by one, for any block size, number of workers, and crashes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OUT = Path("out")
 
 
 def documents(n: int, seed: int = 0, longest: int = 60) -> list[str]:
-    """Make documents of random words, some of them empty or equal."""
+    """Make documents of random words; some are empty or equal."""
     chosen = random.Random(seed)
     texts = [" ".join(chosen.choices(WORDS, k=chosen.randrange(longest))) for _ in range(n)]
     return [*texts, "", texts[0]]
@@ -57,7 +57,7 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut text files above 300 bytes into pieces, and record the progress after every piece."""
+    """Split text files above 300 bytes into pieces, and record the progress after every piece."""
     monkeypatch.setattr("jaxgpt.data.documents.BLOCK", 300)
     monkeypatch.setattr("jaxgpt.data.prepare.BATCH", 1000)
     monkeypatch.setattr("jaxgpt.data.cuts.PIECE", 50)
@@ -65,7 +65,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_sources(parquet: bool = False) -> list[str]:
-    """Write documents in every format, and return their texts in the order in which they are read."""
+    """Write documents in every format, and return their texts in reading order."""
     Path("src/g").mkdir(parents=True)
     texts = list[str]()
 
@@ -105,7 +105,7 @@ def split(texts: Sequence[str], fraction: float) -> tuple[list[str], list[str]]:
 
 
 def llmc_shards(path: str, texts: Sequence[str]) -> list[bytes]:
-    """Write files as the fineweb.py of llm.c does: the end-of-text id before each document, 1,000 ids in each shard."""
+    """Write files as llm.c's fineweb.py does: the end-of-text id before each document, 1,000 ids in each shard."""
     tokenizer = load_tokenizer(Path(path))
     ids = [i for text in texts for i in (tokenizer.eos_id, *tokenizer.encode(text).tolist())]
     parts = [ids[i : i + 1000] for i in range(0, len(ids), 1000)]
@@ -113,7 +113,7 @@ def llmc_shards(path: str, texts: Sequence[str]) -> list[bytes]:
 
 
 def nanogpt_bin(path: str, texts: Sequence[str]) -> bytes:
-    """Write a file as the prepare.py of nanoGPT does: the end-of-text id after each document, no header."""
+    """Write a file as nanoGPT's prepare.py does: the end-of-text id after each document, no header."""
     tokenizer = load_tokenizer(Path(path))
     ids = [i for text in texts for i in (*tokenizer.encode(text).tolist(), tokenizer.eos_id)]
     return struct.pack(f"<{len(ids)}H", *ids)
@@ -148,7 +148,7 @@ def test_shards_equal_those_of_llmc(params: PrepareParams, small: bool, request:
     assert shards_of(OUT, "val") == llmc_shards(params.tokenizer, val)
     assert (index["splits"]["train"]["documents"], index["splits"]["val"]["documents"]) == (len(train), len(val))
     assert index["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in train)
-    # Without validation documents, the shards are those of llm.c. Its first shard is for validation.
+    # Without validation documents, the shards equal llm.c's, except that llm.c validates on its first shard.
     run(replace(params, val_fraction=0.0), Path("all"))
     assert shards_of(Path("all"), "train") == llmc_shards(params.tokenizer, texts)
     open_data(config())
@@ -223,7 +223,7 @@ def test_an_index_that_contradicts_its_files_is_rejected(
 
 
 class Killed(BaseException):
-    """Takes the place of kill -9: nothing catches it."""
+    """Simulates kill -9: no handler catches it."""
 
 
 def test_a_complete_directory_is_compared_with_its_checksums(params: PrepareParams) -> None:
@@ -290,7 +290,7 @@ def test_nothing_is_lost_by_other_settings_before_the_first_document(params: Pre
 
 
 LONG, LINES = b"caf\xc3\xa9 " * 100, b'{"text": "a"}\n{"text": "b"}\n'
-BAD = [  # file, content, message, and the characters of readable documents
+BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl", b'{"text": "a"\n', r"b.jsonl, line 1: not valid JSON \(Expecting", ""),
     ("b.jsonl", b'{"text": "a"}\n[1]\n', "b.jsonl, line 2: expected an object, found list", "a"),
     ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose one with --field", ""),
@@ -339,7 +339,7 @@ def test_an_unreadable_document_is_named(
     index = run(replace(params, on_error="skip"), names=names)
     assert index["skipped"]["documents"] == 1
     assert str(raised.value).startswith(index["skipped"]["first"][0])
-    read = between[: index["splits"]["train"]["documents"] - 2]  # a truncated archive gives its first documents
+    read = between[: index["splits"]["train"]["documents"] - 2]  # the first documents of a truncated archive are read
     assert shards_of(OUT, "train") == llmc_shards(params.tokenizer, ["before", *read, "after"])
 
 
@@ -403,7 +403,7 @@ def test_bpe_is_trained_on_a_sample_of_every_file(params: PrepareParams) -> None
 
 
 def test_the_end_token_of_a_model_separates_documents(params: PrepareParams) -> None:
-    """It is set by the files next to its tokenizer.json, which are written again."""
+    """The files next to tokenizer.json specify it; they are written again."""
     value = json.loads(Path(params.tokenizer).read_text())
     end = len(value["model"]["vocab"])
     value["added_tokens"].append(value["added_tokens"][0] | {"id": end, "content": "<|turn|>"})

@@ -52,7 +52,7 @@ def test_python_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_folders_are_read_in_order_of_names(tmp_path: Path) -> None:
-    folder = tmp_path / ".hidden" / "texts"  # only what is hidden inside the folder is left out
+    folder = tmp_path / ".hidden" / "texts"  # only hidden files inside the directory are skipped
     (folder / "b").mkdir(parents=True)
     (folder / ".git").mkdir()
     for name, content in (("a.txt", "one"), ("b/c.txt", "two"), ("z.txt", "three"), (".git/x", "no"), (".y", "no")):

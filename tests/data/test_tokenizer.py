@@ -48,7 +48,7 @@ def test_published_ids():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trips(kind, tmp_path):
-    """Of any text, of the name of a special token, which is plain text, and of tokenizer.json."""
+    """Round trips of any text, of a special token's name (plain text), and of tokenizer.json."""
     tokenizer = KINDS[kind]()
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     again = load_tokenizer(tmp_path)
@@ -75,7 +75,7 @@ def test_bpe_has_the_requested_size():
 
 
 def pattern_tokenizer(pattern):
-    """A byte BPE with the merges of the trained one and another pattern."""
+    """A byte-level BPE with the trained merges and a different pattern."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
     tokenizer = Tokenizer.from_str(trained().to_json())
@@ -89,7 +89,7 @@ def pattern_tokenizer(pattern):
 
 @pytest.mark.parametrize("pattern", ["", *LLAMA3], ids=["gpt2", "llama3", "qwen2"])
 def test_known_splits_keep_words(pattern, monkeypatch):
-    """Compares the words that the pattern finds; BPE treats each word separately."""
+    """Compare the words found by the pattern; BPE encodes each word separately."""
     tokenizer = pattern_tokenizer(pattern)
     found = known_cuts(tokenizer.to_str())
     monkeypatch.setattr(cuts, "PIECE", 1)

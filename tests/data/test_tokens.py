@@ -88,7 +88,7 @@ def test_skipped_files_are_reported(tmp_path: Path) -> None:
     write(tmp_path / "._train.bin", "nanogpt")
     write(tmp_path / "test.bin", "nanogpt")
     (tmp_path / "input.txt").write_text("text")
-    for name in ("index.json", "tokenizer.json"):  # those of jaxgpt data prepare
+    for name in ("index.json", "tokenizer.json"):  # shards from jaxgpt data prepare
         (tmp_path / name).write_text("{}")
     train, val, source = open_splits(tmp_path, 0.9)
     assert (len(train), val.take(0, 500).tolist()) == (4500, IDS[4500:].tolist()), "split without validation files"
@@ -125,7 +125,7 @@ def test_reading_across_parts(lengths: list[int], data: st.DataObject) -> None:
 def test_the_kernel_is_asked_for_the_bytes_of_each_window(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of the second part of a file that was split, and of arrays that are not mapped."""
+    """Including the second part of a split file, and arrays that are not memory-mapped."""
     asked = list[bytes]()
 
     class Map(mmap.mmap):
@@ -153,7 +153,7 @@ def test_the_kernel_is_asked_for_the_bytes_of_each_window(
     ],
 )
 def test_ids_outside_the_vocabulary_are_found_when_they_are_read(ids: list[int], dtype: type, wrong: int) -> None:
-    """Also beyond the ids that are checked at first, in any part, and if they do not fit into 32 bits."""
+    """Including ids after the initially checked ones, in any part, and ids above 32 bits."""
     tokens = Tokens([np.zeros(40, dtype), np.array([0, *ids, 0], dtype), np.zeros(40, dtype)], 200)
     assert tokens.windows(np.array([0, 70]), 10).max() == 0
     with pytest.raises(UserError, match=f"id {wrong} is outside the vocabulary of 200"):

@@ -69,7 +69,7 @@ def test_the_mass_removed_by_each_filter() -> None:
         logits, PAST, SamplingParams(temperature=1, top_k=2, top_p=0.6), jax.random.key(0)
     ).stages
     assert top_k[:3] == ("top-k 2", 2, pytest.approx(0.25))
-    # 2/3 and 1/3 remain; the first alone reaches 0.6.
+    # Probabilities 2/3 and 1/3 remain; the first alone reaches 0.6.
     assert top_p[:3] == ("top-p 0.6", 1, pytest.approx(1 / 3))
     [cooler] = explain_choice(logits, PAST, SamplingParams(temperature=0.5), jax.random.key(0)).stages
     expected = np.array([0.25, 0.0625, 0.015625, 0.015625])

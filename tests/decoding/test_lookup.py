@@ -67,7 +67,7 @@ PENALTIES = SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.3, n
 def test_the_tokens_are_those_of_plain_decoding(
     name: str, sampling: SamplingParams, pytestconfig: pytest.Config
 ) -> None:
-    """Greedy and sampled: so sampled tokens have the distribution of plain decoding, too."""
+    """Greedy and sampled, so sampling also keeps the distribution of plain decoding."""
     config = small(name, block_size=64)
     _, params = make(config)
     lm = LM(Config(model=config), params, make_tokenizer("ids", "", 0, config.vocab_size))
@@ -96,7 +96,7 @@ class CountUp:
         return jax.nn.one_hot((read_BT + 1) % 10, 10) * 100, Counted(cache.passes + 1, cache.length + ids_BT.shape[1])
 
 
-@pytest.mark.parametrize("new", [NEW, BLOCK])  # with slots to spare, and without
+@pytest.mark.parametrize("new", [NEW, BLOCK])  # with and without spare slots
 def test_a_text_that_repeats_needs_few_passes(new: int) -> None:
     sampler, passes = Sampler(CountUp(), SamplingParams(temperature=0)), []
     for lookup in (0, 3):
@@ -105,4 +105,4 @@ def test_a_text_that_repeats_needs_few_passes(new: int) -> None:
         assert session.next_tokens(new)[0].tolist() == [i % 10 for i in range(new)]
         passes.append(int(session._state.cache.passes))  # type: ignore[union-attr]
     assert passes[0] == new
-    assert passes[1] <= 1 + -(-new // (DRAFT + 1)) + DRAFT  # the last tokens before the limit are not drafted
+    assert passes[1] <= 1 + -(-new // (DRAFT + 1)) + DRAFT  # the last tokens before the limit have no drafts

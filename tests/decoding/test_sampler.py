@@ -45,7 +45,7 @@ def test_greedy_equals_a_naive_loop(name: str) -> None:
     text = jnp.zeros((2, 10), jnp.int32).at[:, :4].set(prompt)
     for t in range(4, 10):  # tokens from t on do not affect the logits at t - 1
         text = text.at[:, t].set(forward(text)[:, t - 1].argmax(-1).astype(jnp.int32))
-    for ops in (None, Ops()):  # those of the device, and the definitions
+    for ops in (None, Ops()):  # the device's operations, and the definitions
         out = session(sampler_of(lm, GREEDY, ops=ops), lm.params, prompt.tolist(), 6).next_tokens(6)
         assert (out == text[:, 4:]).all()
 
@@ -78,7 +78,7 @@ def test_tokens_do_not_depend_on_steps_per_call() -> None:
 
 
 def test_samplers_are_values() -> None:
-    """Equal samplers share compiled programs, also those of models that are made twice."""
+    """Equal samplers share compiled programs, including samplers of models that are built twice."""
     lm, text = model_of("gpt2"), TokenBuffer(jnp.ones((1, 4), jnp.int32), jnp.zeros(1, jnp.int32), jnp.int32(4))
     rows = Rows(jax.random.split(jax.random.key(0), 1), jnp.array([3]))
     traced = jax.jit(chex.assert_max_traces(prefill, n=2), static_argnums=(0, 4, 5))

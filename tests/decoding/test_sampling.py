@@ -67,7 +67,7 @@ def test_top_k_keeps_ties_with_the_kth() -> None:
 
 
 def test_top_k_does_not_sort_the_vocabulary() -> None:
-    """XLA may compile a partial sort whose values are sliced to a sort of everything, which is 70 times slower."""
+    """XLA may compile a partial sort with sliced values to a full sort, which is 70 times slower."""
     program = jax.jit(lambda logits: filters.keep_top_k(logits, 200)).lower(jnp.zeros((1, 50_257))).compile()
     assert " sort(" not in program.as_text()
 
@@ -104,7 +104,7 @@ def test_min_p_is_relative_to_the_top_probability() -> None:
 @pytest.mark.parametrize(
     ("sampling", "vocabulary"),
     [
-        (SamplingParams(), 700),  # above and below the vocabulary that is drawn from in slices
+        (SamplingParams(), 700),  # above and below the size at which sampling splits the vocabulary into slices
         (EVERY_FILTER, 30),
         *(
             pytest.param(sampling, vocabulary, marks=pytest.mark.long)
@@ -221,7 +221,7 @@ def test_draws_at_any_temperature_equal_float64() -> None:
     temperatures = [*small, 0.01, 0.8, 30.0, 1e10, 1e30, 1e39, 1e300]
     rng = np.random.default_rng(0)
     logits = rng.uniform(-90, 90, (64, 300)).astype(np.float32)
-    logits[:32] = -80 - rng.uniform(0, 1e-3, (32, 300)).astype(np.float32)  # all close together, far from 0
+    logits[:32] = -80 - rng.uniform(0, 1e-3, (32, 300)).astype(np.float32)  # close together, far from 0
     logits[::2, 7] = -np.inf
     logits[3, 5:9] = [89.99999, 90.0, 90.0, 89.99999]  # neighboring floats, and equal ones
     number = rng.uniform(0, 1, 64).astype(np.float32)
