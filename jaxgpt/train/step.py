@@ -129,9 +129,10 @@ def train_step(
         objective: `next_token_loss(...)`, or any `Objective`.
         optimizer: any optax transformation. Its `update` receives the loss as `value`, and `grad_norm`.
         learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
-        seed: seed of the dropout masks, which are a function of (seed, step).
-        accumulation: number of microbatches; divides the number of rows. The result does not depend on it.
-        over_devices: adds the sums of the gradient over devices; None: the compiler adds them.
+        seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
+        accumulation: number of microbatches; divides the number of rows. Without dropout, the result does not depend on it.
+        over_devices: adds the sums of the gradient over devices, for a step without dropout: all devices would draw the same
+            masks. None: the compiler adds them.
         dropout: whether the objective receives a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
