@@ -1,4 +1,4 @@
-"""Small model folders of other systems, written without torch."""
+"""Small model directories of other libraries, written without torch."""
 
 import json
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ SMALL = ModelConfig(vocab_size=300, block_size=16, n_layer=2, n_head=2, n_embd=8
 LLAMA = replace(
     SMALL, positions="rope", norm="rmsnorm", mlp="gated", activation="silu", bias=False, n_kv_head=1, n_inner=12
 )
-# A model of each family whose files are named otherwise than GPT-2's.
+# A model of each family with different tensor names from GPT-2.
 OF_FAMILIES = {
     "llama": LLAMA,
     "mistral": replace(LLAMA, sliding_window=3),
@@ -41,7 +41,7 @@ def tensors_of(table, config, seed=0):
 
 
 def hf_folder(path, config=SMALL, seed=0, family=None):
-    """Write a folder as transformers would."""
+    """Write a directory as transformers does."""
     family = family or (llama.FAMILY if config.positions == "rope" else gpt2.FAMILY)
     path.mkdir()
     (path / "config.json").write_text(json.dumps(family.config_to_hf(config)))
@@ -61,7 +61,7 @@ def nanogpt_folder(path, bias=False):
 
 
 def from_arrays(table, tensors, config):
-    """The tree of weights of a model, from all its tensors in memory."""
+    """The parameter tree of a model, from all its tensors in memory."""
     shapes, rows = leaf_shapes(config), expand(table, config)
     assert {row.name: tensor_shape(row, shapes) for row in rows} == {name: x.shape for name, x in tensors.items()}
     return nest(
@@ -83,8 +83,8 @@ def run_folder(path, model, seed=0):
 
 
 def llama_tokenizer(names=()):
-    """A tokenizer.json as Llama 2's: words begin with a marked space, the first of a text is stripped, other characters are
-    bytes. With `names`, special tokens `<s>`, `</s>` and these, and `<s>` is put before a text."""
+    """A tokenizer.json as in Llama 2: words begin with a marked space, a text's first space is stripped, other
+    characters are bytes. With `names`, adds special tokens `<s>`, `</s>` and `names`, and texts begin with `<s>`."""
     words = [
         "<unk>",
         "<s>",

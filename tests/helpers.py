@@ -177,7 +177,7 @@ def jaxgpt(*args: str) -> Result:
 
 
 def parsed(name: str, *words: str) -> dict[str, Any]:
-    """Return what the function of a command would be called with; {} if help is printed instead."""
+    """Return the arguments that the function of a command would receive; {} if help is printed instead."""
     function, given = command(name), dict[str, Any]()
 
     @functools.wraps(function)
@@ -211,7 +211,7 @@ def repository() -> Path:
 
 @contextlib.contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """Limit the size of written files, as a full disk does."""
+    """Limit the size of written files, like a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -128,7 +128,7 @@ def test_the_command_and_the_tokenizer(tmp_path, capsys):
 
 
 def test_the_tokenizer_of_llama_3(tmp_path):
-    """As in llama.cpp, texts begin with the bos token if the file does not specify it, and whole words need no merges."""
+    """As in llama.cpp, texts begin with the bos token if the file does not specify it; whole words need no merges."""
     tokens = [*TOKENS, "\u0120xyz"]
     for kind, ids in (("llama-bpe", [1, TOKENS.index("ab"), V]), ("qwen2", None)):
         path, words = tmp_path / f"{kind}.gguf", {"pre": kind, "tokens": tokens, "bos": False}

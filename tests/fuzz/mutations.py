@@ -21,7 +21,7 @@ class Raw(str):
 
 
 def changed_bytes(examples: Sequence[bytes]) -> Make:
-    """Return a maker of files with one to three mutations."""
+    """Return a strategy for files with one to three mutations."""
 
     def make(rng: Random) -> bytes:
         data = rng.choice(examples)
@@ -38,7 +38,7 @@ def changed_bytes(examples: Sequence[bytes]) -> Make:
 
 
 def changed_json(examples: Sequence[Any], keys: Sequence[str]) -> Make:
-    """Return a maker of JSON with one to three values replaced, removed, added or renamed."""
+    """Return a strategy for JSON with one to three values replaced, removed, added or renamed."""
 
     def make(rng: Random) -> bytes:
         value = copy.deepcopy(rng.choice(examples))
@@ -50,7 +50,7 @@ def changed_json(examples: Sequence[Any], keys: Sequence[str]) -> Make:
 
 
 def changed(examples: Sequence[Any], keys: Sequence[str]) -> tuple[Make, ...]:
-    """Return makers of JSON files with changed values or bytes."""
+    """Return strategies for JSON files with changed values or bytes."""
     values = changed_json(examples, keys)
     return values, values, values, changed_bytes([json.dumps(example).encode() for example in examples])
 

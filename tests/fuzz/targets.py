@@ -1,4 +1,4 @@
-"""Fuzz targets: every input must raise a one-line `UserError` that names the file or setting, or give a right result.
+"""Fuzz targets: every input must raise a one-line `UserError` that names the file or setting, or give a correct result.
 
 Each target takes the bytes of an input and returns whether it was accepted; other exceptions are not caught.
 """
@@ -43,7 +43,7 @@ from jaxgpt.lm import load
 from jaxgpt.presets import preset
 from jaxgpt.trainer.metrics import read_metrics
 
-SECONDS = 5.0  # of CPU time per input
+SECONDS = 5.0  # CPU seconds per input
 PROBES = ("", "a", "the cat  sat\n on 12 mats", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!", "\u00e9\u4e2d\U0001f600")
 
 
@@ -103,7 +103,7 @@ def hf_config(data: bytes) -> None:
 
 
 def family_config(data: bytes) -> None:
-    """The same for the other families, each with files of its own."""
+    """The same for the other families, each with its own files."""
     try:
         name = str(json.loads(data)["model_type"])
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -164,7 +164,7 @@ def safetensors(data: bytes) -> None:
 
 
 def index(data: bytes) -> None:
-    """model.safetensors.index.json: every tensor is in the file that the index names, in this folder."""
+    """model.safetensors.index.json: every tensor is in the file that the index names, in this directory."""
     folder = Path("shards")
     (folder / INDEX).write_bytes(data)
     weights = Weights(folder)
@@ -184,7 +184,7 @@ def token_file(data: bytes) -> None:
 
 
 def conversations(data: bytes) -> None:
-    """A file of conversations: what is predicted is what the assistant wrote, line by line."""
+    """A file of conversations: the targets are the assistant's messages, line by line."""
     path = Path("chats.jsonl")
     path.write_bytes(data)
     tokenizer, template = _chat()
@@ -218,7 +218,7 @@ def metrics(data: bytes) -> None:
     for line in lines:
         assert type(line["step"]) is int
         assert any(line == _loads(text) for text in there)
-    if len(data) % 100 == 0:  # plotting takes a thousand times as long as reading
+    if len(data) % 100 == 0:  # plotting takes 1000x as long as reading
         with contextlib.suppress(UserError):  # no losses
             plot_losses(Run(Path()), "a $title^")
 

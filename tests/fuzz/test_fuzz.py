@@ -1,4 +1,4 @@
-"""Any file or command line gives a one-line error or a right result, never a crash, a hang or a wrong number."""
+"""Any file or command line gives a one-line error or a correct result, never a crash, a hang or a wrong number."""
 
 from __future__ import annotations
 

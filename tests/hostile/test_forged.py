@@ -67,7 +67,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
     with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 300"):
         open_data(config)
-    with pytest.raises(UserError, match="id 300 is outside"):  # after the part that is checked when files are opened
+    with pytest.raises(UserError, match="id 300 is outside"):  # after the part that opening checks
         Tokens([np.array([299, 300, 1])], 300).take(1, 2)
     with pytest.raises(UserError, match="id -1 is outside"):
         Tokens([np.array([299, -1, 1])]).take(0, 2)
@@ -124,7 +124,7 @@ def test_pickles_raise_without_being_opened(name: str, content: Any, tmp_path: P
     result = jaxgpt("import", str(folder), "run")
     assert (result.code, result.out) == (2, "")
     assert f"{name} is a pickle, which can run code" in result.err
-    # The same under the name of another file type.
+    # The same with the suffix of a different file type.
     (folder / "model.safetensors").write_bytes(content())
     assert jaxgpt("import", str(folder), "run").code == 2
     assert not (tmp_path / "it-ran").exists()

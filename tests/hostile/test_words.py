@@ -13,7 +13,7 @@ from jaxgpt.cli import COMMANDS, command
 from jaxgpt.cli.parse import parser
 
 WORDS = ("\udcff", "a\0b", "", "x" * 100_000, "a\nb", "-1", "--", str(10**30), "nan", "/", "%s{}[*]\u2028")
-# Arguments besides the hostile word. No file or preset has these names, so that no command gets to work.
+# Arguments besides the hostile word. No file or preset has these names, so no command starts its work.
 GIVEN = {"import": ["./nowhere", "out"], "export": ["nowhere", "out"], "presets": [], "plot": ["nowhere"]}
 GIVEN |= {"launch": ["nowhere"], "plan": ["nowhere", "--topology", "h100:8"]}
 
@@ -34,7 +34,7 @@ def check(*args: str) -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("presets", "verify")])
 def test_a_hostile_argument(name: str) -> None:
     for word in WORDS:
-        if (name, word) != ("train", "--"):  # which are no arguments
+        if (name, word) != ("train", "--"):  # names that are not arguments
             check(*name.split(), word, *GIVEN.get(name, [])[1:])
 
 
@@ -55,7 +55,7 @@ def test_every_hostile_option(name: str) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["sample", "chat", "explain", "inspect", "eval", "export", "plot", "info"])
 def test_hostile_options_on_a_run(name: str) -> None:
-    """Words that are valid text do the work; the others are one line."""
+    """Words that are valid text succeed; the others give one line."""
     run = str(run_folder(Path("run"), SMALL))
     for option in options(name):
         for word in WORDS:

@@ -94,7 +94,7 @@ def test_operations_of_a_mesh() -> None:
 
 
 def test_operations_of_one_config_are_equal() -> None:
-    """So the programs of models that are made twice are compiled once."""
+    """Therefore models that are built twice share compiled programs."""
     for made in (config(), config("xla"), config(block_size=128, dtype="float32")):
         first, second = (best(made, make_mesh(MeshConfig(data=2))) for _ in range(2))
         assert (first, hash(first)) == (second, hash(second))

@@ -1,4 +1,4 @@
-"""The check of an operation against its definition finds faults. It accepts the kernels of the package: test_table.py."""
+"""The check of an operation against its definition finds faults. test_table.py covers correct kernels."""
 
 from __future__ import annotations
 

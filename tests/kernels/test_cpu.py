@@ -1,4 +1,4 @@
-"""Products on a CPU. That operations change no result is tested in test_table.py."""
+"""Products on a CPU. tests/kernels/test_table.py compares their results with the definitions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rope_sines_are_computed_once() -> None:
     [((2, 5, 6), (6, 7)), ((2, 5, 6), (6, 12)), ((2, 5, 32), (32, 2)), ((2, 9, 32), (32, 6)), ((6,), (6, 7))],
 )
 def test_products_and_their_gradients_equal_tensordot(x: tuple[int, ...], w: tuple[int, ...]) -> None:
-    """Also where dy is narrower than x, which is then the one to be transposed."""
+    """Including a dy narrower than x: then x is transposed."""
     x_, w_ = random(0, x), random(1, w)
     y, ours = jax.vjp(product, x_, w_)
     expected, theirs = jax.vjp(lambda x, w: jnp.tensordot(x, w, 1), x_, w_)
@@ -64,7 +64,7 @@ def test_products_and_their_gradients_equal_tensordot(x: tuple[int, ...], w: tup
 
 @pytest.mark.parametrize("function", [cpu.linear, definitions.linear])
 def test_the_gradient_of_a_bias_in_bfloat16_is_summed_in_float32(function: Callable[..., jax.Array]) -> None:
-    """On a mesh that splits the weights too; sums in bfloat16 are wrong by about a tenth here."""
+    """Including a mesh that splits the weights; sums in bfloat16 have an error of about 10% here."""
     dy = random(0, (1, 4096, 8)).astype(jnp.bfloat16) + 1
     x, w, b = jnp.zeros((1, 4096, 2)), jnp.zeros((2, 8)), jnp.zeros(8)
     with jax.set_mesh(make_mesh(MeshConfig(data=1, fsdp=2))):

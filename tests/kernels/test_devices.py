@@ -1,4 +1,4 @@
-"""What runs on each device of a mesh separately: attention kernels, and sums over devices."""
+"""Computations on each device of a mesh: attention kernels, and sums over devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPLIT = {"length": ("tensor",)}
     ],
 )
 def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
-    """Each device computes its rows and heads over whole sequences, also with fewer key heads than devices."""
+    """Each device computes its rows and heads over complete sequences, even with fewer key heads than devices."""
     config = small("gpt2", n_head=4, n_kv_head=K, block_size=40)
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2))
     rng, visible = np.random.default_rng(0), Visible(row_positions(40))
@@ -49,12 +49,12 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
         out, backward = jax.vjp(lambda *qkv: attention(*qkv, visible, 0.3), *arrays)
         return out, *backward(jnp.sin(out))
 
-    # A function of its own: JAX's cache of traces does not depend on the rules.
+    # A new function per call, because JAX's trace cache does not depend on the rules.
     call = jax.jit(lambda *arrays: forward_and_backward(kernel, *arrays))
     with use_mesh(mesh, config, change_rules(rules)):
         found = call(*arrays)
         placed = nn.spmd.logical_to_mesh_axes(("batch", None, "heads", None))
-    if not rules:  # XLA may place the result of others elsewhere
+    if not rules:  # XLA may choose a different sharding for the results of other operations
         assert found[0].sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, placed), 4)
     for a, b in zip(found, jax.jit(lambda *x: forward_and_backward(attend, *x))(*arrays), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5)
@@ -62,7 +62,7 @@ def test_a_kernel_on_a_mesh(K: int, kernel: Any, rules: Rules) -> None:
 
 @pytest.mark.parametrize("small", [0, 20, 1 << 18])
 def test_sums_over_devices_do_not_depend_on_how_they_are_sent(monkeypatch: pytest.MonkeyPatch, small: int) -> None:
-    """Arrays of both kinds and of several types, in a batch that is a tree, against NumPy."""
+    """Compare with NumPy arrays of both kinds and several dtypes, in a batch that is a tree."""
     monkeypatch.setattr(devices, "SMALL", small)
     rng = np.random.default_rng(0)
     rows, w = rng.normal(size=(12, 7)).astype(np.float32), rng.normal(size=(7, 5)).astype(np.float32)

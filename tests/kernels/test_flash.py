@@ -1,4 +1,4 @@
-"""cuDNN attention: what it does not support, and its values on a GPU. Those without a GPU are in test_table.py."""
+"""cuDNN attention: unsupported inputs, and values on a GPU. test_table.py tests the values without a GPU."""
 
 from __future__ import annotations
 

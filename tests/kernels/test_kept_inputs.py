@@ -1,4 +1,4 @@
-"""Activation functions whose layers keep only their input for the backward pass. Their values are in test_table.py."""
+"""Activation functions whose layers keep only their input for the backward pass. test_table.py tests their values."""
 
 from __future__ import annotations
 

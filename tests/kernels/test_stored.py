@@ -28,7 +28,7 @@ def random_params(config: ModelConfig) -> Any:
 
 
 def stored(w: np.ndarray | jax.Array, precision: str) -> Stored:
-    """Return a matrix `[in, out]` as the model would store it."""
+    """Return a matrix `[in, out]` in the model's stored form."""
     config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, head_dim=2)
     params = {"h_0": {"attn": {"q_proj": {"kernel": jnp.asarray(w, jnp.float32)}}}}
     result: Stored = quantize(params, config, precision)["h_0"]["attn"]["q_proj"]["kernel"]  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_sums_are_float32_whatever_the_dtype(precision: str, rows: int, function
     w = quantize(random_params(CONFIG), CONFIG, precision)["h_0"]["mlp"]["up_proj"]["kernel"]  # type: ignore[arg-type]
     x = jax.random.normal(jax.random.key(0), (rows, CONFIG.n_embd)).astype(jnp.bfloat16)
     assert (x @ w).dtype == jnp.float32
-    # Of bfloat16 numbers, each product is exact; the order of the sums may differ.
+    # Each product of bfloat16 numbers is exact; the order of the sums may differ.
     order = 1e-6 if precision == "bfloat16" else 0
     np.testing.assert_allclose(x @ w, x.astype(jnp.float32) @ w, rtol=order, atol=order)
     np.testing.assert_array_equal(function(x, w, None, jnp.bfloat16), (x @ w).astype(jnp.bfloat16))

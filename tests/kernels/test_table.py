@@ -47,7 +47,7 @@ def test_every_entry_is_listed_above() -> None:
 
 
 def padded(*starts: int, T: int) -> Positions:
-    """Return the positions of left-padded rows, in which padding is a document of its own."""
+    """Return the positions of left-padded rows; padding is a separate document."""
     position_BT = jnp.maximum(jnp.arange(T)[None] - jnp.array(starts)[:, None], -1)
     return Positions(position_BT, (position_BT >= 0).astype(jnp.int32))
 
@@ -58,7 +58,7 @@ def documents(T: int, *cuts: tuple[int, ...]) -> Positions:
 
 CACHE = Positions(jnp.array([[-1, -1, 0, 1, 2, 3, 4, -1], [0, 1, 2, 3, 4, 5, 6, -1]]))  # left padding, an empty slot
 ONE, THREE = (Positions(CACHE.position_BT[:, t:7]) for t in (6, 4))
-SEEN: dict[str, tuple[int, Visible]] = {  # key heads, what is visible
+SEEN: dict[str, tuple[int, Visible]] = {  # key heads, visibility
     "short": (1, Visible(row_positions(12), None, 5)),
     "window": (1, Visible(row_positions(130), None, 3)),
     "wide window": (4, Visible(row_positions(390), None, 100)),
@@ -73,7 +73,7 @@ SEEN: dict[str, tuple[int, Visible]] = {  # key heads, what is visible
 @pytest.mark.parametrize("case", [*SEEN, "edit"])
 @pytest.mark.parametrize("entry", [CPU.attend, pytest.param(SPLASH, marks=long), pytest.param(CUDNN, marks=long)])
 def test_attention(entry: Any, case: str) -> None:
-    """Values and gradients, for tokens of a cache and padding as well. The output of padding is not defined."""
+    """Values and gradients, including cached tokens and padding. The output at padding is undefined."""
     K, visible = SEEN.get(case, SEEN["window"])
     edit = (lambda _, x: jnp.sin(x)) if case == "edit" else None
     T, S = (x.position_BT.shape[1] for x in (visible.query, visible.key or visible.query))

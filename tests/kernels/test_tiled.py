@@ -1,4 +1,4 @@
-"""Tiled attention: the tiles cover the mask, and no T x T scores are stored. Its values are in test_table.py."""
+"""Tiled attention: the tiles cover the mask, and no T x T scores are stored. test_table.py tests its values."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_tiles_cover_the_mask(T: int, window: int) -> None:
     assert [a for a, *_ in spans] == [0, *(e for _, e, *_ in spans[:-1])]
     assert spans[-1][1] == T
     for a, e, first, end in spans:
-        assert first <= max(0, a - (window or T) + 1)  # of the tile's first query
-        assert end >= min(T, e - 1 + (window or T))  # of its last key
+        assert first <= max(0, a - (window or T) + 1)  # first query of the tile
+        assert end >= min(T, e - 1 + (window or T))  # last key of the tile
 
 
 def test_tiled_attention_never_stores_t_x_t_scores() -> None:
@@ -49,7 +49,7 @@ def test_tiled_attention_never_stores_t_x_t_scores() -> None:
 
 @pytest.mark.parametrize("K", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_softmax_and_sums_in_bfloat16_are_float32(K: int) -> None:
-    """Scores, softmax and sums are float32, also with grouped heads."""
+    """Scores, softmax and sums are float32, including with grouped heads."""
     text = str(jax.make_jaxpr(forward_and_backward, static_argnums=0)(tiled_attention, *ones(130, K, jnp.bfloat16)))
     types = re.findall(r"\w+:(\w+)\[[\d,]*\] = (?:exp|log|reduce_sum|reduce_max|div)\b", text)
     assert len(types) > 10

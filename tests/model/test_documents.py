@@ -1,4 +1,4 @@
-"""A packed batch gives each document the logits and gradients that it has alone."""
+"""In a packed batch, each document has the same logits and gradients as alone."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from jaxgpt.train.step import gradients
 
 TILED = Ops(attend=KernelAttention(tiled_attention))  # also for short rows
 SPLASH = Ops(attend=KernelAttention(functools.partial(splash_attention, interpret=True)))
-LENGTHS = (5, 1, 6), (2, 9, 1)  # of the documents of each row
+LENGTHS = (5, 1, 6), (2, 9, 1)  # lengths of the documents of each row
 
 
 def packed(config: ModelConfig, lengths: tuple[tuple[int, ...], ...] = LENGTHS) -> tuple[jax.Array, jax.Array]:
-    """Return windows `[B, T, 3]` of documents that follow one another, and the same documents, `[n, T, 3]`, one a row."""
+    """Return windows `[B, T, 3]` of concatenated documents, and the same documents `[n, T, 3]`, one per row."""
     T = sum(lengths[0])
     rows, alone = [], []
     for sizes, ids in zip(lengths, np.asarray(random_ids(config, (len(lengths), T))), strict=True):
@@ -79,7 +79,7 @@ def check(config: ModelConfig, ops: Ops = Ops(), lengths: Any = LENGTHS, gradien
 
 @every_model
 def test_a_document_is_computed_as_if_alone(name: str) -> None:
-    """With each kind of positions, and with a sliding window. The gradient is that of the same operations: once is enough."""
+    """With each kind of positions, and with a sliding window. The gradient uses the same operations: one case is enough."""
     check(small(name, n_layer=1), gradient=name == "gemma")
 
 
@@ -96,7 +96,7 @@ def test_the_operations_of_a_cpu_compute_a_document_as_if_alone() -> None:
     ],
 )
 def test_kernels_keep_documents_apart(ops: Ops, window: int) -> None:
-    """Documents that begin and end inside tiles of 65, on their borders, and beyond a sliding window; grouped heads."""
+    """Documents that begin and end inside tiles of 65, at tile boundaries, and beyond a sliding window; grouped heads."""
     check(small("llama", block_size=130, sliding_window=window, n_layer=1), ops, ((65, 1, 40, 24), (3, 100, 27)))
 
 

@@ -34,7 +34,7 @@ from jaxgpt.trainer.metrics import parameter_count
 
 @partial(jax.jit, static_argnums=0)
 def forward(model: GPT, params: object, tokens: jax.Array) -> jax.Array:
-    """Compute the logits in one program; operation by operation, each operation would be compiled."""
+    """Compute the logits in one program, because eager mode would compile each operation."""
     return model.apply({"params": params}, tokens)
 
 
@@ -50,19 +50,19 @@ def extend(
 def prefill(
     model: GPT, params: object, tokens: jax.Array, start_B: jax.Array, slots: int, last: bool = False
 ) -> tuple[jax.Array, KVCache]:
-    """Compute prompts that begin at `start_B`; left of it is padding."""
+    """Compute prompts that begin at slot `start_B`, after padding."""
     position_BT = jnp.maximum(jnp.arange(tokens.shape[1])[None] - start_B[:, None], -1)
     result: Any = model.apply({"params": params}, tokens, position_BT, slots, last, method="prefill")
     return result
 
 
-BOTH = [Ops(), CPU]  # the definitions, and the operations that have most to do with a cache
+BOTH = [Ops(), CPU]  # the definitions, and the operations most affected by a cache
 with_both = pytest.mark.parametrize("ops", [Ops(), pytest.param(CPU, marks=pytest.mark.ci)], ids=["definition", "cpu"])
 
 
 @every_model
 def test_causal_by_perturbation(name: str) -> None:
-    """Changing the token at t changes logits at and after t, and none before."""
+    """Changing the token at t changes only logits at and after t."""
     config = small(name)
     model, params = make(config)
     tokens = random_ids(config, (2, 10))
@@ -114,7 +114,7 @@ def test_global_layers_have_no_window() -> None:
     assert config.windows == (5, 5, 0)
 
     def change(pattern: str, layers: int) -> bool:
-        """Whether the first token changes the logits of the last one."""
+        """Return whether the first token changes the logits of the last token."""
         model, params = make(replace(config, window_pattern=pattern, n_layer=layers))
         changed = tokens.at[:, 0].set((tokens[:, 0] + 1) % config.vocab_size)
         before, after = (forward(model, params, t)[0, -1] for t in (tokens, changed))
@@ -138,14 +138,14 @@ def test_attention_gets_the_window_of_each_layer() -> None:
 
 
 def check_pieces(name: str, ops: Ops, starts: tuple[int, ...], pieces: Sequence[int], stale: bool = False) -> None:
-    """Prefill the first piece of a text and extend it by the others: the logits are those of each row alone.
+    """Prefill the first piece of a text and extend it with the others: the logits match each row alone.
 
     Args:
         name: the model.
         ops: the operations.
-        starts: first slot of each row; left of it is padding.
-        pieces: numbers of tokens.
-        stale: set back the cache of a different text after the first piece.
+        starts: first slot of each row, after padding.
+        pieces: number of tokens of each piece.
+        stale: reset the cache of a different text after the first piece.
     """
     config = small(name)
     params, model = make(config)[1], GPT(config, ops)
@@ -170,7 +170,7 @@ def check_pieces(name: str, ops: Ops, starts: tuple[int, ...], pieces: Sequence[
 @with_both
 @every_model
 def test_cached_logits_equal_full_logits_for_every_split(name: str, ops: Ops, splits: Sequence[int]) -> None:
-    """By default for one split below, one within and one above the sliding window. The rest is also added at once."""
+    """By default, one split below, one within and one above the sliding window; the remainder is also added in one piece."""
     T = 7  # longer than the window, shorter than the context
     for n in splits:
         check_pieces(name, ops, (0, 0), (n, *[1] * (T - n)))
@@ -184,7 +184,7 @@ def test_left_padding_does_not_change_logits(name: str, ops: Ops) -> None:
 
 
 def test_a_kernel_reads_left_padded_prompts() -> None:
-    """And not the tokens that follow."""
+    """Padding does not affect the following tokens."""
     calls: list[Any] = []
 
     def kernel(*args: Any) -> jax.Array:
@@ -215,7 +215,7 @@ def test_last_returns_the_logits_of_the_last_position(name: str) -> None:
 
 
 def test_models_are_values() -> None:
-    """Equal configs and operations make equal models, which share traces; any other model is another."""
+    """Equal configs and operations make equal models, which share traces; all other models differ."""
     config = small("gpt2")
     params, tokens = make(config)[1], random_ids(config, (1, 5))
     traced = jax.jit(
@@ -234,7 +234,7 @@ def test_models_are_values() -> None:
 
 
 def test_edits_read_and_replace_named_activations() -> None:
-    """By path and name; also the scores, which kernels would not store."""
+    """By path and name, including scores, which kernels do not store."""
     config = small("gemma", n_layer=1)
     params, tokens = make(config)[1], random_ids(config, (1, 9))
     seen = dict[str, jax.Array]()
@@ -315,7 +315,7 @@ def test_dropout_keeps_the_mean() -> None:
 
 
 def test_every_place_of_dropout_draws_its_own_mask() -> None:
-    """Half of the embeddings, of each layer's attention weights and of each sublayer's output are zero, each time others."""
+    """Half of the embeddings, attention weights and sublayer outputs are zero, with a different mask each time."""
     config = small("gpt2", dropout=0.5)
     params = make(config)[1]
 
@@ -333,7 +333,7 @@ def test_every_place_of_dropout_draws_its_own_mask() -> None:
     seen = jax.device_get(run(params))
     pre, mid, post = (seen[f"resid.{name}"] for name in ("pre", "mid", "post"))
     added = [after == before for a, b, c in zip(pre, mid, post, strict=True) for before, after in ((a, b), (b, c))]
-    first = [(out_BTNH[:, 0] == 0).all(-1) for out_BTNH in seen["head_out"]]  # the first token attends to itself alone
+    first = [(out_BTNH[:, 0] == 0).all(-1) for out_BTNH in seen["head_out"]]  # the first token attends only to itself
     assert (len(added), len(first)) == (4, 2)
     for masks in ([pre[0] == 0, *added], first):
         for mask in (*masks, *(a ^ b for a, b in itertools.combinations(masks, 2))):
@@ -403,7 +403,7 @@ def test_rope_tells_far_positions_apart() -> None:
         np.testing.assert_allclose(found, exact(angles), atol=1e-3)
 
 
-RESIDUAL = 1 / math.sqrt(2 * 2)  # of 2 layers with 2 sublayers
+RESIDUAL = 1 / math.sqrt(2 * 2)  # 2 layers with 2 sublayers
 UNIFORM = 1 / math.sqrt(3)  # standard deviation of a uniform distribution within +-1
 
 

@@ -32,7 +32,7 @@ def adapted(name: str, targets: tuple[str, ...], rank: int = 3) -> tuple[GPT, An
 
 
 def with_products(model: GPT, params: Any, adapters: Any, alpha: float, ids: jax.Array) -> jax.Array:
-    """Compute the logits by two products beside each weight, `x W + (alpha / r) (x A) B`: the weights are not touched."""
+    """Compute the logits with two more products per weight, `x W + (alpha / r) (x A) B`; the weights are unchanged."""
 
     def add(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         y = call(*args, **kwargs)
@@ -107,7 +107,7 @@ def test_adapters_have_the_logical_axes_of_their_weights() -> None:
 
 
 def test_the_first_gradient_is_that_of_b() -> None:
-    """At the start A has no gradient, as B is zero; and the adapters of two layers or matrices differ."""
+    """At the start the gradient of A is zero, because B is zero; adapters of two layers or matrices differ."""
     model, params = make(small("llama"))
     adapters = init_lora(KEY, params, 2)
     logits = lambda adapters: model.apply({"params": merge(params, adapters)}, random_ids(model.config, (2, 9)))  # noqa: E731

@@ -1,4 +1,4 @@
-"""Activation functions: values and derivatives, of the definitions and of those that keep only their input."""
+"""Activation functions: values and derivatives, for the definitions and the functions that keep only their input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention by its definition: positions, what is visible, and the precision of the scores."""
+"""Attention by its definition: positions, visibility, and the precision of the scores."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_attend_equals_numpy(K: int) -> None:
 
 
 def test_scores_in_bfloat16_are_not_rounded() -> None:
-    """The attention weights are those of float32 with the same inputs."""
+    """The attention weights match float32 weights of the same inputs."""
     rng = np.random.default_rng(0)
     qkv = [
         jnp.asarray(4 * rng.normal(size=shape), jnp.bfloat16)

@@ -81,7 +81,7 @@ def test_xla_knows_the_options_of_quick_compilation() -> None:
 
 
 def test_devices_do_not_change_after_jax_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook that uses JAX before it runs a command."""
+    """As in a notebook that uses JAX before running a command."""
     for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(variable, raising=False)
     devices = jax.device_count()
@@ -119,7 +119,7 @@ def test_a_missing_platform_is_one_line(platform: str) -> None:
 
 
 def test_no_backend_starts_before_memory_is_kept() -> None:
-    """Threads of an earlier backend would have their own heaps, which makes a step a fifth slower."""
+    """Threads of an earlier backend would have their own heaps, which makes steps about 20% slower."""
     code = (
         "from jaxgpt.parallel import use_cores, keep_memory; from jaxgpt.presets import preset; "
         "config = preset('python-char'); use_cores(config.mesh, 1, config.model); keep_memory(config); "

@@ -171,7 +171,7 @@ def test_partial_tpu_slices_that_do_not_compile_raise() -> None:
 def test_the_suggested_mesh_is_valid(
     sizes: tuple[int, int, int], devices: int, batch: int, width: int, processes: int, tpu: bool
 ) -> None:
-    """And is found quickly for large numbers."""
+    """The result is found quickly for large numbers."""
     asked = config(MeshConfig(**dict(zip(AXES, sizes, strict=True))), batch, n_embd=width)
     try:
         resolve(asked, devices, processes, tpu)
@@ -232,6 +232,6 @@ def test_changing_one_rule_keeps_the_others() -> None:
 
 
 def test_a_mesh_needs_resolved_sizes() -> None:
-    """A size of -1 would silently leave out the last device."""
+    """A size of -1 would silently omit the last device."""
     with pytest.raises(UserError, match=r"-1.*resolve"):
         make_mesh(MeshConfig(data=-1))

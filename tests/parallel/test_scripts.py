@@ -1,4 +1,4 @@
-"""The scripts of docs/machines.md start a stopped run again until it is finished, with stand-ins for the cluster."""
+"""The scripts of docs/machines.md restart a stopped run until it is finished, with stand-ins for the cluster."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_loop() -> int:
 
 
 def run_slurm() -> int:
-    """Run a batch job again whenever it is requeued, as Slurm does."""
+    """Rerun a batch job whenever it is requeued, as Slurm does."""
     code = shell(block("Slurm, four machines"))
     while Path("requeued").exists():
         assert code == 75

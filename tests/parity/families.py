@@ -1,4 +1,4 @@
-"""Small models of the families that transformers has: what is compared, and how far apart they are.
+"""Small models of the transformers families: the comparison, and the measured differences.
 
 `python tests/parity/families.py` prints the table of docs/models.md.
 """
@@ -48,9 +48,9 @@ class Case(NamedTuple):
     """A model of a family.
 
     Attributes:
-        family: for the table.
-        name: of the classes in transformers, without `Config` and `ForCausalLM`.
-        options: of its config.
+        family: name in the table.
+        name: prefix of the transformers classes, without `Config` and `ForCausalLM`.
+        options: options of its config.
     """
 
     family: str
@@ -126,7 +126,7 @@ VARIANTS = {
 
 
 class Measured(NamedTuple):
-    """Differences between a model here and in transformers.
+    """Differences between a model in jaxgpt and in transformers.
 
     Attributes:
         logits: largest difference of a logit.
@@ -150,7 +150,7 @@ class Measured(NamedTuple):
 
 
 def measure(case: Case, folder: Path) -> Measured:
-    """Compare a model with its import, and with what is exported of that."""
+    """Compare a model with its import, and with the export of the import."""
     theirs, hf, run, back = case.build(), folder / "hf", folder / "run", folder / "back"
     theirs.save_pretrained(hf)
     import_model(hf, run, tokenizer="ids")
@@ -166,7 +166,7 @@ def measure(case: Case, folder: Path) -> Measured:
     expected = dict(theirs.named_parameters())
     expected["embed_out.weight"] = expected.get("lm_head.weight")  # the name of the head in files of GPT-NeoX
     for row in expand(form.table, lm.config.model):
-        plain = row._replace(offset=0.0, factor=1 / row.factor)  # theirs + offset has the gradient of theirs
+        plain = row._replace(offset=0.0, factor=1 / row.factor)  # the offset does not change the gradient
         slope, other = to_tensor(plain, {leaf: mine[leaf] for leaf in row.leaves}), expected[row.name].grad.numpy()
         # The bias of the keys shifts all scores of a query equally, so its gradient is zero except for rounding.
         worst = max(worst, float(np.abs(slope - other).max() / max(np.abs(other).max(), 1e-4)))
@@ -211,7 +211,7 @@ def _logits_and_gradients(config: Any) -> Any:
 
 
 def main() -> None:
-    """Print the table of docs/models.md; with --json, all that was measured."""
+    """Print the table of docs/models.md; with --json, all measurements."""
     measured = {}
     for name, case in CASES.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 from parity.families import CASES, NEW, VARIANTS, Measured, measure
 
 ALL = CASES | VARIANTS
-# The others differ less from these, or from those of test_transformers.py.
-# A model that another family expresses as well may be exported as that; a factor of scores moves into a gain.
+# The others differ less from these, or from the families in test_transformers.py.
+# A model may be exported as a different family that also expresses it; a factor of scores moves into a gain.
 REWRITTEN = ("mistral-global", "gemma3-other")
 SHORT = ("qwen2", "gpt_neox", "gemma3_text", "olmo2")
 

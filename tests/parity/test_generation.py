@@ -94,7 +94,7 @@ def test_scores_equal_those_of_transformers(kind: str, vocabulary: int) -> None:
         np.testing.assert_allclose(found[where], expected[where], rtol=1e-6, atol=1e-6, err_msg=str(sampling))
 
 
-# --- whole texts ---------------------------------------------------------------------------------------------------
+# --- complete texts ------------------------------------------------------------------------------------------------
 
 
 def twins(seed: int, vocabulary: int = 40, context: int = 64, eos: bool = True, layers: int = 2) -> tuple[Any, LM]:
@@ -112,7 +112,7 @@ def twins(seed: int, vocabulary: int = 40, context: int = 64, eos: bool = True, 
         hf.transformer.ln_f.weight *= 4
         hf.transformer.ln_f.bias += 0.25 * hf.transformer.wte.weight[0].sign()
     tensors = {k: v.numpy() for k, v in hf.state_dict().items() if k != "lm_head.weight"}
-    # transformers keeps W as (in, out), nanoGPT as (out, in).
+    # transformers stores W as (in, out), nanoGPT as (out, in).
     tensors = {k: v.T if v.ndim == 2 and ".h." in k else v for k, v in tensors.items()}
     model = ModelConfig(vocab_size=vocabulary, block_size=context, n_embd=32, n_layer=layers, n_head=4)
     words = (["</s>"] if eos else ["w0"]) + [f"w{i}" for i in range(1, vocabulary)]
@@ -179,7 +179,7 @@ def test_beams_with_stop_strings_equal_those_of_transformers(part: int) -> None:
             "early_stopping": [False, True, "never"][rng.integers(0, 3)],
             "max_new_tokens": int(rng.choice([4, 12])),
         }
-        # In transformers a stop string may begin in the prompt, here it may not; these prompts contain none of its letters.
+        # Only in transformers may a stop string begin in the prompt; these prompts contain none of its letters.
         [row] = prompts(rng, 1, 5, 6)
         stops = ["".join(rng.choice(list("ghijklmn"), n)) for n in (1, *rng.integers(1, 3, rng.integers(0, 4)))]
         expected = hf.generate(
@@ -226,7 +226,7 @@ def test_the_calls_of_the_notes() -> None:
     assert len(mixed.ids) == 90
     three = jaxgpt.generate(lm, prompt, top_p=0.9, top_k=0, num_return_sequences=3, max_length=50)
     assert len({tuple(out.ids) for out in three}) == 3
-    # Every sampled token passes the filters of transformers.
+    # Every sampled token passes transformers' filters.
     for text, sampling in (
         (mixed.ids, SamplingParams(0.8, 50, 0.95)),
         *((out.ids, SamplingParams(top_p=0.9)) for out in three),

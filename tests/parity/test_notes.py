@@ -78,7 +78,7 @@ def norm(name: str, leaf: str) -> WeightTable:
 
 
 def multihead(name: str) -> WeightTable:
-    """torch's MultiheadAttention packs q, k and v as GPT-2 does, output first, under names of its own."""
+    """torch's MultiheadAttention packs q, k and v as GPT-2 does, output first, under different names."""
     return (
         WeightRow(f"{name}.in_proj_weight", QKV, output_first=True),
         WeightRow(f"{name}.in_proj_bias", tuple(leaf.replace("kernel", "bias") for leaf in QKV)),

@@ -1,4 +1,4 @@
-"""LoRA equals PEFT's: logits of an adapter in either direction, and a step of AdamW on the adapters."""
+"""LoRA equals PEFT: logits of imported and exported adapters, and a step of AdamW on the adapters."""
 
 import functools
 
@@ -29,9 +29,9 @@ peft = pytest.importorskip("peft")
 
 from parity.families import CASES, V  # noqa: E402
 
-# A matrix of its own, GPT-2's fused matrix, NeoX's, which is fused head by head, and all of a model.
+# A separate matrix, GPT-2's fused matrix, NeoX's matrix fused head by head, and all matrices of a model.
 TARGETS = {
-    "llama": ["q_proj", "o_proj", "down_proj", "lm_head"],  # PEFT then writes the head of the base as well
+    "llama": ["q_proj", "o_proj", "down_proj", "lm_head"],  # PEFT then also writes the head of the base
     "gpt2": ["c_attn", "mlp.c_proj"],
     "gpt_neox": ["query_key_value"],
     "qwen3": "all-linear",
@@ -41,7 +41,7 @@ RATE, ALPHA, RANK = 1e-2, 12, 3
 
 @pytest.fixture(params=TARGETS)
 def adapted(request, tmp_path):
-    """Return a PEFT model with random adapters, and a run of ours with them."""
+    """Return a PEFT model with random adapters, and a jaxgpt run with the same adapters."""
     case = request.param
     CASES[case].build().save_pretrained(tmp_path / "hf")
     import_model(tmp_path / "hf", tmp_path / "base", "ids")
@@ -65,7 +65,7 @@ def logits(config, params, ids):
 
 
 def test_logits(adapted):
-    """Of an imported adapter, and of the same when PEFT loads what was exported from it."""
+    """Compare an imported adapter, and its export loaded by PEFT."""
     case, theirs, folder = adapted
     lm, ids = jaxgpt.load(folder / "run"), np.random.default_rng(0).integers(0, V, (2, 13))
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_a_step_of_adamw(adapted):
 
 
 def test_what_is_not_supported_can_be_merged(tmp_path):
-    """As the error advises: an import of the model that PEFT's merge_and_unload returns has its logits."""
+    """The advice of the error works: importing the result of PEFT's merge_and_unload keeps its logits."""
     config = peft.LoraConfig(r=RANK, target_modules="all-linear", task_type="CAUSAL_LM", use_dora=True)
     theirs = peft.get_peft_model(CASES["llama"].build(), config).eval()
     generator = torch.Generator().manual_seed(1)

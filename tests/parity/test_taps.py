@@ -1,4 +1,4 @@
-"""Every activation equals TransformerLens's on the same weights; so do grids of activation patching."""
+"""Activations and grids of activation patching equal TransformerLens's on the same weights."""
 
 import os
 
@@ -31,7 +31,7 @@ CASES = {
     | COMMON,
 }
 
-# Names of TransformerLens; {} is the layer.
+# Names in TransformerLens; {} is the layer.
 HOOKS = {
     "embed": "hook_embed",
     "resid.pre.{}": "blocks.{}.hook_resid_pre",
@@ -67,7 +67,7 @@ OWN = {
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    """Return TransformerLens's model, ours, and the names of both."""
+    """Return the TransformerLens model, the jaxgpt model, and the names of both."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     lens = pytest.importorskip("transformer_lens")
@@ -107,7 +107,7 @@ def test_every_tap(pair):
     causal = np.tril(np.ones((9, 9), bool))
     for name, hook in table.items():
         ours, wanted = np.asarray(out.taps[name]), cache[hook].numpy()
-        if name.endswith(".scale"):  # ours multiplies, theirs divides
+        if name.endswith(".scale"):  # jaxgpt multiplies, TransformerLens divides
             ours = 1 / ours
         if name.endswith(".scores"):  # masked scores are the lowest float32 here, and -inf there
             assert (ours[..., ~causal] < -1e30).all()

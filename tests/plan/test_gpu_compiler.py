@@ -1,4 +1,4 @@
-"""A step and a token of decoding, compiled for an H100 without one, read against a checklist of fast programs.
+"""A train step and a decode step compiled for an H100, without one, meet a checklist of fast programs.
 
 Needs JAX's CUDA plugin: `pip install -e '.[cuda13]'`, 2 GB. CI does not install it.
 """
@@ -38,7 +38,7 @@ def config(devices: int, **changes: int) -> Config:
 
 
 def instructions(devices: int, **changes: int) -> list[Instruction]:
-    """Return the instructions of a step in the order of the schedule, without the insides of fusions."""
+    """Return the instructions of a step in the order of the schedule, without the instructions in fusions."""
     run = config(devices, **changes)
     layout = make_layout(run, make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}"))))
     text = Program(layout).lower(layout.abstract_state, layout.batch()).compile().as_text()

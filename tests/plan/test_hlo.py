@@ -110,7 +110,7 @@ def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
 
 @given(st.sampled_from(["all-gather", "all-to-all"]), st.integers(2, 64), st.floats(1, 1e9))
 def test_bytes_sent(kind: str, group: int, size: float) -> None:
-    """An all-reduce sends as much as a reduce-scatter and an all-gather; a group of one sends nothing."""
+    """An all-reduce sends as many bytes as a reduce-scatter and an all-gather; a group of one sends nothing."""
     part = Collective("reduce-scatter", size / group, group).sent
     assert Collective("all-reduce", size, group).sent == pytest.approx(
         part + Collective("all-gather", size, group).sent
