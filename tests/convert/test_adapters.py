@@ -57,7 +57,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.ci
 def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
-    """For PEFT, GPT-2's c_attn is one matrix: the adapters of q and v become blocks of one adapter of twice the rank."""
+    """For PEFT, GPT-2's c_attn is one matrix: the adapters of q and v become blocks of one adapter, whose rank is their sum."""
     result = jaxgpt("export", str(written / "separate"), "out", "--adapter")
     assert result.code == 0, result.err
     config, tensors = (
