@@ -141,9 +141,8 @@ def entry(*before: str) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     words = [*before, *sys.argv[1:]]
     if not NO_CACHE & set(words):
-        with suppress(
-            OSError, RuntimeError
-        ):  # the cache is not writable, or there is no home directory: compile each time
+        # Compile each time if the cache is not writable, or there is no home directory.
+        with suppress(OSError, RuntimeError):
             keep_compiled()
     code = main([word for word in words if word not in NO_CACHE])
     # Only commands that run in several processes import this. A process that failed does not wait for the others.

@@ -13,7 +13,7 @@ from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config, MeshConfig
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, plural
 
 if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost
@@ -168,9 +168,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     rows.append(f"MFU by roofline     {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
     if steps:
         times = _duration(steps * bounds["seconds_overlapped"], steps * bounds["seconds_serial"])
-        rows.append(
-            f"run by roofline     {steps:,} step{'s' * (steps > 1)}: {times}, without evaluation and compilation"
-        )
+        rows.append(f"run by roofline     {plural(steps, 'step')}: {times}, without evaluation and compilation")
     return "\n".join(rows)
 
 

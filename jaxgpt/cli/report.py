@@ -280,9 +280,8 @@ def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> tuple[st
             return tokenizer.decode(split.prompt()), split.prompt().tolist()
         ids = split.take(0, min(len(split), LINE))
         lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
-        words = next(
-            (line.split() for line in lines[1:] if line.strip()), lines[0].split()
-        )  # the first line is incomplete
+        # The first line may be incomplete.
+        words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
         prompt = " ".join(words[:WORDS])[:LETTERS] or prompt
     with suppress(UserError):
         ids = tokenizer.encode(prompt).tolist()

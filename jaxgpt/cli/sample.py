@@ -138,7 +138,7 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
 
     if not (lm.config.data.path or lm.config.data.mix) and lm.config.data.dataset == "none":
         raise UserError(
-            f"--check-memorized needs the training data, and {target} has none: it was imported or saved from Python"
+            f"--check-memorized needs the training data, but {target} was imported or saved from Python, without data"
         )
     data = open_data(lm.config, lm.tokenizer, progress)
     directory = Run(Path(target)).checkpoints

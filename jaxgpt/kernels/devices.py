@@ -47,7 +47,9 @@ def per_device(
 def only_rows_are_divided() -> bool:
     """Return whether the mesh and the sharding rules of this context divide nothing but the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    split = {name for name, axes in nn.get_logical_axis_rules() for axis in jax.tree.leaves(axes) if sizes[axis] > 1}
+    split = {
+        name for name, axes in nn.get_logical_axis_rules() for axis in jax.tree.leaves(axes) if sizes.get(axis, 1) > 1
+    }
     return split <= {"batch", "lookup"}
 
 

@@ -62,7 +62,7 @@ def check_resumable(run: Run, config: Config, given_data: bool) -> None:
     step = max(checkpoints(run.checkpoints), default=None)
     if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
         raise UserError(f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_anew(run)}")
-    for data, _ in config.data.sources or [(config.data, 1)]:
+    for data, _ in config.data.sources:
         if data.path and not Path(data.path).exists() and not given_data:
             flag = "--data.mix" if config.data.mix else "--data.path"
             raise UserError(f"no such file or directory: {data.path}; if the data has moved, set {flag}")
@@ -123,7 +123,7 @@ def _check_steps(run: Run, step: int, old: Config, new: Config) -> None:
 
 def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
     """List the sources of the data without their paths."""
-    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources or [(data, 1)]]
+    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources]
 
 
 def _anew(run: Run) -> str:

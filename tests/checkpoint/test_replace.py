@@ -1,4 +1,4 @@
-"""Replacing a run: the old or the new run can be read at every moment, regardless of what fails."""
+"""Replace a run: at every moment the old or the new run can be read, also after a kill or a failed write."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.ci
 def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
-    """For PEFT, GPT-2's c_attn is one matrix: the adapters of q and v become blocks of one adapter, whose rank is their sum."""
+    """PEFT treats GPT-2's c_attn as one matrix: the adapters of q and v become one block adapter, and their ranks add up."""
     result = jaxgpt("export", str(written / "separate"), "out", "--adapter")
     assert result.code == 0, result.err
     config, tensors = (

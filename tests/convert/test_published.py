@@ -23,7 +23,7 @@ V = 61
 
 @pytest.fixture
 def describe(tmp_path, monkeypatch):
-    """The model of a config.json at its published size; no file of weights exists, so none is read."""
+    """Describe the model of a config.json at its published size, without a file of weights."""
     monkeypatch.setattr("jaxgpt.convert.models.Weights", lambda path: None)
 
     def read(config, accept=()):

@@ -42,7 +42,7 @@ DRAWS = st.tuples(
     st.sampled_from([0.0, 0.2]),  # model.dropout
 )
 
-# A transposition in a call of its own, which the mesh divided.
+# The mesh divided the operand of a transposition, which XLA compiled as a separate call.
 NOT_COMPILED = ("untied", 4, (1, 4, 2), "length", 3, 1, False, "none", 0.0)
 
 

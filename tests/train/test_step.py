@@ -118,7 +118,7 @@ def test_microbatches_divide_the_batch() -> None:
 
 @pytest.mark.parametrize(("data", "accumulation"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.ci)])
 def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
-    """A batch may be a tree, and the sums of an objective are metrics, divided once, also in microbatches on devices.
+    """A batch may be a tree; the mean of each of the objective's sums is a metric, also with microbatches and devices.
 
     Pairs of sequences, as preference losses compare them: the rows of both are in one microbatch.
     """

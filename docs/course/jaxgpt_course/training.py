@@ -403,7 +403,7 @@ ADAM = Exercise(
         ("m sums the gradients: it averages them, 0.9 m + 0.1 g", _adam(m_of=lambda m, g: _B1 * m + g)),
         ("v sums the squares: it averages them, 0.99 v + 0.01 g^2", _adam(v_of=lambda v, g: _B2 * v + g**2)),
         (
-            "the weights of old and new are exchanged: 0.9 of the old average, 0.1 of the gradient",
+            "the two factors are exchanged: the old average has 0.9, the gradient 0.1",
             _adam(lambda m, g: (1 - _B1) * m + _B1 * g, lambda v, g: (1 - _B2) * v + _B2 * g**2),
         ),
         ("it goes uphill: subtract the step", _adam(sign=-1.0)),
