@@ -42,9 +42,8 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     if alone != [[i] for i in ids.values()] or merged != sorted(set(merged), key=ids.__getitem__):
         return None  # tiktoken merges in the order of ids
     ranks = {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}
-    special = {
-        EOS_NAMES[0]: max(ids.values()) + 1
-    }  # ordinary text below; without any, tiktoken looks for the empty string
+    # Without a special token, tiktoken looks for the empty string. Below, this one is ordinary text.
+    special = {EOS_NAMES[0]: max(ids.values()) + 1}
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:

@@ -16,7 +16,7 @@ from string import ascii_letters
 import numpy as np
 
 from jaxgpt.config import DataConfig
-from jaxgpt.errors import UserError, reported
+from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import cache_dir, fetch, missing
 
 NO_TEXT = "no text is named: add --data.path FILE"
@@ -162,10 +162,10 @@ def read_path(path: Path) -> Text:
         skipped += not data
         if sum(map(len, parts.values())) > TEXT_BYTES:
             raise _too_large(path)
-    others = f"; skipped {skipped} other file{'s' * (skipped > 1)}" if skipped else ""
+    others = f"; skipped {plural(skipped, 'other file')}" if skipped else ""
     if not parts:
         raise UserError(f"no text files in {path}{others}: choose a different --data.path")
-    return Text.of(parts, f"{len(parts)} text file{'s' * (len(parts) > 1)} in {path}{others}")
+    return Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{others}")
 
 
 def visible_files(directory: Path) -> list[Path]:
