@@ -35,7 +35,7 @@ from jaxgpt.checkpoint.run import check_path
 from jaxgpt.config import Config, TrainConfig, flat, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line, short_repr
 from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
-from jaxgpt.parallel.processes import is_peer_failure, leader
+from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
 if TYPE_CHECKING:
     from jaxgpt.train.step import TrainState
@@ -70,7 +70,7 @@ class Saver:
         self.directory, self.train = directory, train
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        if leader():  # delete what killed processes left
+        if is_leader():  # delete what killed processes left
             for path in directory.glob("*"):
                 if path.name.split(".orbax-checkpoint-tmp")[0].isdecimal() and not (path / SEAL).exists():
                     shutil.rmtree(path, ignore_errors=True)
@@ -100,7 +100,7 @@ class Saver:
     def note_val_loss(self, step: int, val_loss: float) -> None:
         """Add the validation loss to a checkpoint that was written before its evaluation."""
         self.wait()
-        if leader():
+        if is_leader():
             path = self.directory / str(step)
             info = replace(read_info(path), val_loss=val_loss, temporary=False)
             write_atomically(path / SEAL, _render(info))
@@ -124,7 +124,7 @@ class Saver:
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
         """Wait for all processes, seal the checkpoint and delete others; called in the thread."""
         written()
-        if leader():
+        if is_leader():
             seal(path, info)
             infos = checkpoints(self.directory)
             for step in infos.keys() - kept(infos, self.train):

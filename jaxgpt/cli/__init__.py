@@ -146,6 +146,6 @@ def entry(*before: str) -> None:
             keep_compiled()
     code = main([word for word in words if word not in NO_CACHE])
     # Only commands that run in several processes import this. A process that failed does not wait for the others.
-    if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
-        join.leave(code)
+    if code and (join := sys.modules.get("jaxgpt.parallel.join")):
+        join.exit_process(code)
     sys.exit(code)

@@ -24,7 +24,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, generate
 from jaxgpt.lm.arguments import start_ids
 from jaxgpt.model.scan import unstack_layers
-from jaxgpt.parallel.processes import collected, count, leader
+from jaxgpt.parallel.processes import gather_to_host, is_leader, process_count
 from jaxgpt.signals import set_advice
 from jaxgpt.trainer.evaluation import Evaluation, eval_params
 from jaxgpt.trainer.metrics import parameter_count
@@ -51,8 +51,8 @@ class TrainReport(Report):
     run: Run
 
     def __init__(self) -> None:
-        self.console = _Console(quiet=not leader())
-        self.live = self.console.is_terminal and not self.console.is_dumb_terminal and leader()
+        self.console = _Console(quiet=not is_leader())
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal and is_leader()
         self._printed, self._evaluated = 0.0, False
         self._step, self._total, self._metrics = 0, 0, dict[str, float]()
         self._stage: Activity | None = Activity("starting")
@@ -65,7 +65,7 @@ class TrainReport(Report):
     def __enter__(self) -> TrainReport:
         if self.live:
             self._bar.start()
-        elif leader():
+        elif is_leader():
             threading.Thread(target=self._print_stages, daemon=True).start()
         return self
 
@@ -89,7 +89,7 @@ class TrainReport(Report):
         self._prompt = first_prompt(config, data.tokenizer, data.val)
         self._introduce(config)
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
-        if leader():
+        if is_leader():
             self._plot = Background(self._draw, lambda e: self.note(f"cannot draw {run.plot}: {e}"))
             self._baselines = Background(
                 lambda: write_baselines(data, run.baselines), lambda e: self.note(f"cannot write {run.baselines}: {e}")
@@ -124,7 +124,7 @@ class TrainReport(Report):
             self._plot.start()
 
     def note(self, text: str) -> None:
-        if leader():
+        if is_leader():
             note(text)
 
     @property
@@ -145,8 +145,8 @@ class TrainReport(Report):
             )
         prompt, ids = self._prompt
         params = eval_params(outcome.state, config) if config.train.sample_tokens else None
-        params = collected(params if params is None else self.program.weights(params))
-        if not leader():
+        params = gather_to_host(params if params is None else self.program.weights(params))
+        if not is_leader():
             return
         if params is not None:
             try:
@@ -215,7 +215,7 @@ class TrainReport(Report):
             self.note(advice)
         devices = layout.mesh.devices
         split = " x ".join(f"{axis} {size}" for axis, size in layout.mesh.shape.items() if size > 1)
-        processes = f", in {count()} processes" if count() > 1 else ""
+        processes = f", in {process_count()} processes" if process_count() > 1 else ""
         kind = f"{devices.size} x {devices.flat[0].device_kind} ({jax.default_backend()})"
         write(f"devices  {kind}{': ' + split if split else ''}{processes}")
         if self.program.note:

@@ -16,7 +16,7 @@ import jax
 
 from jaxgpt.config import DistributedConfig
 from jaxgpt.errors import UserError, one_line
-from jaxgpt.parallel.processes import count, is_peer_failure, leader, set_place
+from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count, set_place
 from jaxgpt.signals import advice, set_advice
 
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
@@ -49,20 +49,20 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         if is_peer_failure(e):
             reason = one_line(e, MESSAGE_CHARACTERS)
             print(f"jaxgpt: a different process exited, so this one stops: {advice()} ({reason})", file=sys.stderr)
-            leave(1)
+            exit_process(1)
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
             raise  # the command line reports it, and exits
         traceback.print_exc()
-        leave(1)
+        exit_process(1)
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Exit; as one of several processes, without waiting for the others to finish."""
-    if count() == 1:
+    if process_count() == 1:
         sys.exit(code)
     sys.stdout.flush()
     sys.stderr.flush()
-    if leader() and jax.distributed.is_initialized():
+    if is_leader() and jax.distributed.is_initialized():
         time.sleep(LAST_WORDS)
     os._exit(code)
 

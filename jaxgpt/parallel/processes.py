@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 
 T = TypeVar("T")
@@ -44,12 +44,12 @@ def set_place(count: int, index: int) -> None:
     _count, _index = count, index
 
 
-def count() -> int:
+def process_count() -> int:
     """Return the number of processes of the run."""
     return _count
 
 
-def leader() -> bool:
+def is_leader() -> bool:
     """Return whether this is process 0."""
     return _index == 0
 
@@ -62,7 +62,7 @@ def on_leader(make: Callable[[], T]) -> T:
     """
     if _count == 1:
         return make()
-    outcome = _gather(_outcome(make) if leader() else None)[0]
+    outcome = _gather(_outcome(make) if is_leader() else None)[0]
     if "error" in outcome:
         raise UserError(outcome["error"])
     value: T = outcome["value"]
@@ -86,7 +86,7 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
 
     def report() -> dict[str, str]:
         results.append(make())
-        return {name: short_repr(value) for name, value in facts(results[0]).items()}
+        return {name: repr(value) for name, value in facts(results[0]).items()}
 
     outcomes = _gather(_outcome(report))
     if errors := [(n, each["error"]) for n, each in enumerate(outcomes) if "error" in each]:
@@ -113,7 +113,7 @@ def is_peer_failure(error: Exception) -> bool:
     return _count > 1 and not known and any(part in str(error) for part in BROKEN)
 
 
-def collected(tree: Any) -> Any:
+def gather_to_host(tree: Any) -> Any:
     """Gather arrays that are split over the devices of all processes, on each host. Every process must call it."""
     return tree if _count == 1 else multihost_utils.process_allgather(tree, tiled=True)
 

@@ -24,7 +24,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
 from jaxgpt.model.params import weight_at
-from jaxgpt.parallel.processes import leader
+from jaxgpt.parallel.processes import is_leader
 from jaxgpt.train.optimizer import make_optimizer
 
 TIMES = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")  # metrics that differ between identical runs
@@ -39,7 +39,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, last: Info | None = None) -> None:
         """Start a new file, or continue a file from its last checkpoint and drop later lines."""
-        path = path if leader() else Path(os.devnull)
+        path = path if is_leader() else Path(os.devnull)
         self.elapsed_seconds = 0.0
         if last is not None and path.is_file():
             kept = [line for line in read_metrics(path) if _before(line, last.step)]

@@ -30,7 +30,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
 from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
-from jaxgpt.parallel.processes import count, is_peer_failure
+from jaxgpt.parallel.processes import is_peer_failure, process_count
 from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, schedule
@@ -341,7 +341,7 @@ def build(
         UserError: if a rule has an unknown axis, or splits two axes of an array along the same mesh axis; if the mesh does
             not fit the devices, the batch or the model; or if the devices do not support a setting.
     """
-    sizes, note = resolve(config, jax.device_count(), count(), jax.default_backend() == "tpu")
+    sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
     device = mesh.devices.flat[0]
     if config.train.remat == "offload" and not has_host_memory(device):

@@ -12,7 +12,7 @@ from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.parallel import keep_memory, use_cores
-from jaxgpt.parallel.processes import Poll, count, leader, on_leader, same_on_all
+from jaxgpt.parallel.processes import Poll, is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
@@ -54,7 +54,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         UserError: if the data, the weights or the run cannot be read, or do not fit together.
         TrainingFailed: if loss or gradients diverge, memory is exhausted, or a file cannot be written.
     """
-    use_cores(start.config.mesh, count(), start.config.model)  # before JAX uses a device
+    use_cores(start.config.mesh, process_count(), start.config.model)  # before JAX uses a device
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
@@ -67,7 +67,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
     with (
         open_for_training(start, config, data, program.base, report) as (run, last),
-        stop_on_signal(STOPPING if leader() else "") as stop,
+        stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
     ):
         first, evaluation = last.step if last else 0, None

@@ -16,7 +16,7 @@ def main() -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from jaxgpt.parallel.processes import Poll, collected, count, leader, on_leader, same_on_all
+    from jaxgpt.parallel.processes import Poll, gather_to_host, is_leader, on_leader, process_count, same_on_all
     from jaxgpt.trainer.program import build
 
     jax.config.update("jax_num_cpu_devices", 2)
@@ -34,11 +34,12 @@ def main() -> dict[str, Any]:
     def fail_in_one() -> int:
         return fail() or 0 if me == 1 else 1
 
-    got["count"], got["leader"] = count(), leader()
+    got["count"], got["leader"] = process_count(), is_leader()
     got["decided"] = on_leader(lambda: ["by", me])
     got["refused"] = refusal(lambda: on_leader(fail))
     got["agreed"] = same_on_all(lambda: me, lambda _: {"seed": 1})
     got["disagreed"] = refusal(lambda: same_on_all(lambda: me, lambda me: {"same": 0, "seed": 10 + me}))
+    got["disagreed late"] = refusal(lambda: same_on_all(lambda: me, lambda me: {"mix": (*"abcdef", me)}))
     got["failed in one"] = refusal(lambda: same_on_all(fail_in_one, lambda _: {}))
     config = Config(
         model=ModelConfig(vocab_size=8, block_size=4, n_layer=1, n_head=2, n_embd=8),
@@ -54,7 +55,7 @@ def main() -> dict[str, Any]:
                 asked.append([rows.start, rows.stop])
                 return np.arange(40, dtype=np.int32).reshape(8, 5)[rows]
 
-        whole = collected(program.put(Batch()))
+        whole = gather_to_host(program.put(Batch()))
         got[f"rows, {name}"] = sorted(asked)
         got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
     poll = Poll(program.layout.mesh, 2)

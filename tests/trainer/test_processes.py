@@ -163,6 +163,7 @@ def test_two_processes_exchange_values() -> None:
     assert a["decided"] == ["by", 0]
     assert a["refused"] == "process 0 cannot"
     assert a["disagreed"].startswith("the processes disagree: seed is 10 in process 0, 11 in process 1;")
+    assert a["disagreed late"].startswith("the processes disagree: mix is ("), "values are compared whole"
     assert a["failed in one"] == "process 1: process 1 cannot"
     assert a["whole, data"]
     assert a["whole, tensor"]
@@ -200,8 +201,8 @@ DAWDLE = """
 import time
 from jaxgpt.cli import entry
 from jaxgpt.parallel import join
-leave = join.leave
-join.leave = lambda code: (time.sleep(1.0), leave(code))
+exit_process = join.exit_process
+join.exit_process = lambda code: (time.sleep(1.0), exit_process(code))
 entry()
 """
 
