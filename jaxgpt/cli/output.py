@@ -19,12 +19,29 @@ def print_json(value: dict[str, Any] | list[Any]) -> None:
 
 
 def print_facts(facts: Mapping[str, str | Sequence[str]]) -> None:
-    """Print labels and values in two columns; a list of values takes one line each. Empty values are skipped."""
+    """Print `aligned(facts)`."""
+    print(aligned(facts))
+
+
+def aligned(facts: Mapping[str, str | Sequence[str]]) -> str:
+    """Format labels and values in two columns; a list of values takes one line each. Empty values are skipped."""
+    rows = []
     width = max(map(len, facts), default=0)
     for label, value in facts.items():
         lines = [value] if isinstance(value, str) else value
         for number, line in enumerate(filter(None, lines)):
-            print(f"{'' if number else label:<{width}}  {line}")
+            rows.append(f"{'' if number else label:<{width}}  {line}")
+    return "\n".join(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Format a table: the first column is aligned left, the others right."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = []
+    for name, *cells in rows:
+        padded = [f"{cell:>{width}}" for cell, width in zip(cells, others, strict=True)]
+        lines.append("  ".join([f"{name:<{first}}", *padded]).rstrip())
+    return "\n".join(lines)
 
 
 def note(text: str) -> None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
+import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jaxgpt.cli.output import note
+from jaxgpt.cli.output import columns, note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
+from jaxgpt.files import read_json, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from jaxgpt.checkpoint.run import Run
 
 FORMATS = (".png", ".svg", ".pdf")
 SHOWN = 6  # columns of settings that differ
@@ -40,47 +49,57 @@ def plot(
         raise UserError(f"--out {out} must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     if not runs:
         raise UserError("missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare")
-    if len(set(runs)) < len(runs):
-        raise UserError("a run is named twice: name each run once")
-
     from jaxgpt.checkpoint.run import open_run
-    from jaxgpt.cli.background import read_baselines
-    from jaxgpt.files import write_atomically
     from jaxgpt.study.plot import losses
     from jaxgpt.trainer.metrics import read_metrics
 
-    opened = {target: open_run(Path(target)) for target in runs}
-    damaged, lines = list[str](), {}
-    for target, each in opened.items():
-        try:
-            lines[target] = list(read_metrics(each.metrics))
-            with each.metrics.open("rb") as file:
-                lost = sum(1 for line in file if line.strip()) - len(lines[target])
-        except FileNotFoundError:
-            raise UserError(f"{target} has no metrics.jsonl: it was imported or saved, not trained") from None
-        except OSError as e:
-            raise UserError(f"cannot read {each.metrics}: {e.strerror}") from None
-        damaged += [f"{lost} in {each.metrics}"] if lost else []
-    if damaged:
-        note(f"skipped damaged lines: {', '.join(damaged)}")
-    known = [found for each in opened.values() if (found := read_baselines(each.baselines))]
+    opened = {name: open_run(Path(name)) for name in runs}
+    for name, run in opened.items():
+        if not run.metrics.is_file():
+            raise UserError(f"{name} has no metrics.jsonl: it was imported or saved, not trained")
+    lines = {name: list(read_metrics(run.metrics)) for name, run in opened.items()}
+    known = [found for run in opened.values() if (found := read_baselines(run))]
     same = all(found == known[0] for found in known)
     if not same:
         note("the baselines of the runs differ, because their data or tokenizers do: they are left out")
-    figure = losses(lines, x, baselines=known[0] if known and same else None, title=title)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-    try:
-        write_atomically(path, picture.getvalue())
-    except OSError as e:
-        raise UserError(f"cannot write {path}: {e.strerror}") from None
-    print("\n".join(table({target: flat(each.config()) for target, each in opened.items()}, lines)))
-    print(f"wrote {path}: {plural(len(runs), 'run')}")
+    save(losses(lines, x, baselines=known[0] if known and same else None, title=title), path)
+    print(table({name: flat(run.config()) for name, run in opened.items()}, lines))
+    print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
 
 
-def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return the lines of a table of runs, the lowest validation loss first.
+def draw_run(run: Run, title: str) -> None:
+    """Draw the losses of a run and the baselines of its data as loss.png.
+
+    Raises:
+        UserError: if the run has no losses yet.
+    """
+    # The first import of matplotlib on a machine scans all fonts and logs a message.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    from jaxgpt.study.plot import losses
+    from jaxgpt.trainer.metrics import read_metrics
+
+    save(losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run)), run.plot)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix, atomically."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+    write_atomically(path, picture.getvalue())
+
+
+def read_baselines(run: Run) -> dict[str, float]:
+    """Read the baselines of a run in nats per token, by name; {} if the file is missing or damaged."""
+    with suppress(UserError, OSError):
+        losses = read_json(run.baselines).get("losses")
+        if isinstance(losses, dict):
+            return {n: float(loss) for n, loss in losses.items() if type(loss) in (int, float) and math.isfinite(loss)}
+    return {}
+
+
+def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Format a table of runs, the lowest validation loss first.
 
     Args:
         settings: the flat config of each run.
@@ -97,12 +116,6 @@ def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Seque
         speed = f"{statistics.median(speeds):,.0f}" if speeds else ""
         rows.append([name, *loss, speed, *(str(settings[name][key]) for key in differ[:SHOWN])])
     rows.sort(key=lambda row: float(row[1] or "inf"))
-    head = ["run", "val loss", "step", "tokens/s", *differ[:SHOWN]]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-
-    def line(row: Sequence[str]) -> str:
-        cells = [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
-        return "  ".join([f"{row[0]:<{widths[0]}}", *cells]).rstrip()
-
-    others = f"further settings that differ: {', '.join(differ[SHOWN:])}"
-    return [*map(line, [head, *rows]), *([others] if differ[SHOWN:] else [])]
+    text = columns([["run", "val loss", "step", "tokens/s", *differ[:SHOWN]], *rows])
+    more = differ[SHOWN:]
+    return f"{text}\nfurther settings that differ: {', '.join(more)}" if more else text

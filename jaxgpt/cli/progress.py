@@ -1,31 +1,26 @@
-"""Progress of long commands on standard error: after a short delay, the current activity and its duration."""
+"""Progress of long work: a line that a terminal updates in place, otherwise plain lines."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.live import Live
+    from rich.table import Table
 
     from jaxgpt.cli.console import Console
 
-DELAY = 2.0  # seconds before progress is shown
-EVERY = 30.0  # seconds between lines if standard error is not a terminal
+DELAY = 2.0  # seconds before a command shows progress
+EVERY = 10.0  # seconds between plain lines
 
 
 class Activity:
-    """The current activity of a command. Call it with (done, total), in any unit, to report progress.
-
-    Attributes:
-        name: the activity, such as "evaluating".
-    """
+    """The current activity of a command. Call it with (done, total), in any unit, to report progress."""
 
     def __init__(self, name: str) -> None:
         self.stage(name)
@@ -39,36 +34,41 @@ class Activity:
         self.done, self.total = done, total
 
     def __str__(self) -> str:
-        return ", ".join(self.texts())
-
-    def texts(self) -> list[str]:
-        """Return the name, the share that is done, and the elapsed and remaining time, if they are known."""
+        """Format the name, the share that is done, and the elapsed and remaining time, if they are known."""
         elapsed = time.monotonic() - self.started
-        left = elapsed * (self.total - self.done) / self.done if 0 < self.done < self.total else 0.0
-        share = [f"{self.done / self.total:.0%}"] if self.total else []
-        return [
-            self.name,
-            *share,
-            duration(elapsed),
-            *([f"{duration(left)} left"] if 0 < self.done < self.total else []),
-        ]
+        texts = [self.name, duration(elapsed)]
+        if self.total:
+            texts.insert(1, f"{self.done / self.total:.0%}")
+        if 0 < self.done < self.total:
+            texts.append(f"{duration(elapsed * (self.total - self.done) / self.done)} left")
+        return "  ".join(texts)
 
 
 @contextmanager
-def progress(name: str, shown: bool = True) -> Iterator[Activity]:
-    """Show the progress of the block on standard error if it takes longer than `DELAY` seconds and `shown` is true.
+def progress(name: str) -> Iterator[Activity]:
+    """Show the progress of the block on standard error if it takes longer than `DELAY` seconds.
 
-    On a terminal this is one line, updated in place and erased at the end; otherwise, a plain line every `EVERY` seconds.
     Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
     """
-    activity, ended = Activity(name), threading.Event()
-    if not shown:
+    activity = Activity(name)
+    with shown(activity.__str__, delay=DELAY):
         yield activity
-        return
-    thread = threading.Thread(target=_show, args=(activity, ended), daemon=True)
+
+
+@contextmanager
+def shown(line: Callable[[], str], console: Console | None = None, delay: float = 0.0) -> Iterator[None]:
+    """Show a line during the block: updated in place on a terminal, otherwise written every `EVERY` seconds.
+
+    Args:
+        line: returns the current line.
+        console: None: standard error.
+        delay: seconds before the line is shown.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_show, args=(line, console, delay, ended), daemon=True)
     thread.start()
     try:
-        yield activity
+        yield
     finally:
         ended.set()
         thread.join()
@@ -79,44 +79,33 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
-def live_line(console: Console, line: Callable[[], tuple[Sequence[str], float]]) -> Live:
-    """Return a line that a terminal updates in place, and erases at the end.
+def _show(line: Callable[[], str], console: Console | None, delay: float, ended: threading.Event) -> None:
+    if ended.wait(delay):
+        return
+    from jaxgpt.cli.console import Console  # imported late: quick commands do not need it
 
-    Args:
-        console: writes to the terminal.
-        line: returns the texts of the line, and the length of the bar after the first text, from 0 (no bar) to 1.
-    """
+    console = console or Console(stderr=True)
+    with suppress(OSError):  # the stream was closed
+        if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
+            with _live(line, console):
+                ended.wait()
+        while not ended.wait(EVERY):
+            console.write(line())
+
+
+def _live(line: Callable[[], str], console: Console) -> Live:
     from rich.live import Live
-    from rich.progress_bar import ProgressBar
     from rich.spinner import Spinner
     from rich.table import Table
     from rich.text import Text
 
     spinner = Spinner("dots")
 
-    def render() -> RenderableType:
-        (first, *rest), share = line()
+    def render() -> Table:
         grid = Table.grid(padding=(0, 1))
-        width = console.width - len("* ") - len(first) - sum(len(f"  {text}") for text in rest) - 1
-        bar = [ProgressBar(1.0, share, width=min(width, 16))] if share and width >= 4 else []
-        grid.add_row(spinner, first, *bar, Text("  ".join(rest), no_wrap=True, overflow="ellipsis"))
+        grid.add_row(spinner, Text(line(), no_wrap=True, overflow="ellipsis"))
         return grid
 
     # By default rich would redirect standard output to a console that writes to standard error.
     out = not console.stderr
     return Live(get_renderable=render, console=console, transient=True, refresh_per_second=4, redirect_stdout=out)
-
-
-def _show(activity: Activity, ended: threading.Event) -> None:
-    if ended.wait(DELAY) or sys.stderr is None:  # `2>&-` closes it, and print would fall back to standard output
-        return
-    from jaxgpt.cli.console import Console  # imported late: quick commands do not need it
-
-    console = Console(stderr=True)
-    if console.is_terminal and not console.is_dumb_terminal:
-        with live_line(console, lambda: (activity.texts(), activity.done / max(activity.total, 1))):
-            ended.wait()
-        return
-    with suppress(OSError):  # standard error was closed
-        while not ended.wait(EVERY):
-            print(f"jaxgpt: {activity}", file=sys.stderr, flush=True)

@@ -103,7 +103,6 @@ def resumed_config(
 ) -> Config | None:
     """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.cli.background import plot_losses
     from jaxgpt.trainer.resume import check_resume, is_finished, moved_base
 
     run = Run(path)
@@ -115,8 +114,6 @@ def resumed_config(
     if is_finished(run, old, config) and config.init_from == old.init_from:
         steps = config.train.steps
         note(f"already at {steps}/{steps}: {run.path} is finished; to train longer, set --train.steps higher")
-        if not run.plot.exists():
-            plot_losses(run, f"{config.preset}: {run.path}")
         return None
     return config
 

@@ -40,7 +40,7 @@ def finetune(out: str, *settings: str) -> str:
 def test_a_fine_tuned_model_answers() -> None:
     out = finetune("tuned", *flags(train__steps=100, train__eval_every=100, train__steps_per_call=10, mesh__data=1))
     assert "100 conversations in chats.jsonl; loss on " in out
-    assert "next     jaxgpt chat tuned" in out
+    assert "next      jaxgpt chat tuned" in out
     assert "--- a sample, after '<|im_start|>user\\nAnn<|im_end|>\\n<|im_start|>assistant\\n' ---" in out
     assert "train.prompt" not in out
     for name in ("Ann", "Bob"):

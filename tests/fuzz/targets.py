@@ -26,7 +26,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import SEAL, latest_valid, read_info, seal
 from jaxgpt.cli import COMMANDS
-from jaxgpt.cli.background import plot_losses
+from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, ModelConfig, from_json, to_json
 from jaxgpt.convert.family import Family
@@ -220,7 +220,7 @@ def metrics(data: bytes) -> None:
         assert any(line == _loads(text) for text in there)
     if len(data) % 100 == 0:  # plotting takes 1000x as long as reading
         with contextlib.suppress(UserError):  # no losses
-            plot_losses(Run(Path()), "a $title^")
+            draw_run(Run(Path()), "a $title^")
 
 
 def arguments(data: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.cli.background import plot_losses
+from jaxgpt.cli.plot import draw_run
 from jaxgpt.config import DataConfig, from_json
 from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, read_bytes, read_json
@@ -88,5 +88,5 @@ def test_metrics_of_wrong_types(tmp_path: Path) -> None:
     lines += [b'{"step": 6, "loss": 1e400}', b'{"step": 99999999999999999999}', b'{"step": 7, "lo']
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 5]
-    plot_losses(Run(tmp_path), "runs/$a^$b_")
+    draw_run(Run(tmp_path), "runs/$a^$b_")
     assert (tmp_path / "loss.png").stat().st_size > 1000

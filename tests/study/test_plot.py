@@ -144,14 +144,14 @@ def test_the_table_of_runs_shows_what_differs() -> None:
     faster = [{"step": 7, "val_loss": 2.5}, {"step": 9, "val_loss": 2.75, "tokens_per_second": 1234.0}]
     metrics = {"none": LINES[:10], "a": LINES, "b": faster}
     settings = {name: {"same": 1, "optim.learning_rate": i / 10} for i, name in enumerate(metrics)}
-    head, *rows = (line.split() for line in table(settings, metrics))
+    head, *rows = (line.split() for line in table(settings, metrics).splitlines())
     assert head == ["run", "val", "loss", "step", "tokens/s", "optim.learning_rate"]
     assert rows == [["b", "2.5000", "7", "1,234", "0.2"], ["a", "3.1000", "10", "0.1"], ["none", "0.0"]]
     many = {name: {f"s{i}": name for i in range(9)} for name in metrics}
-    assert table(many, metrics)[-1] == "further settings that differ: s6, s7, s8"
+    assert table(many, metrics).splitlines()[-1] == "further settings that differ: s6, s7, s8"
 
 
-def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
+def test_the_command_draws_runs() -> None:
     for name in ("a", "b $^"):
         run_folder(Path(name), SMALL)
         Path(name, "metrics.jsonl").write_text("\n".join(map(json.dumps, LINES)) + '\n{"step": 3, "lo')
@@ -159,15 +159,14 @@ def test_the_command_draws_runs_and_counts_damaged_lines() -> None:
     for out, first in (("x.png", b"\x89PNG"), ("x.svg", b"<?xml"), ("x.PDF", b"%PDF")):
         result = jaxgpt("plot", "a", "b $^", "--out", out)
         assert (result.code, result.out.splitlines()[-1]) == (0, f"wrote {out}: 2 runs"), result.err
-        assert result.err == "jaxgpt: skipped damaged lines: 1 in a/metrics.jsonl, 1 in b $^/metrics.jsonl\n"
         assert Path(out).read_bytes().startswith(first)
     Path("a/baselines.json").write_text('{"losses": {"uniform": 4.3}}')
     assert "the baselines of the runs differ" in jaxgpt("plot", "a", "b $^", "--x", "step").err
     Path("a/metrics.jsonl").unlink()
     for args, message in (
-        (["a"], "a has no metrics.jsonl"), (["b $^", "b $^"], "named twice"), (["b $"], "no run at b $ (did you mean b $^?)"),
+        (["a"], "a has no metrics.jsonl"), (["b $"], "no run at b $ (did you mean b $^?)"),
         (["b $^", "--out", "x.gif"], "must end in .png, .svg or .pdf"), ([], "missing argument: the runs to draw"),
-        (["b $^", "--out", "no/x.png"], "cannot write no/x.png"),
+        (["b $^", "--out", "no/x.png"], "cannot access no/x.png"),
     ):  # fmt: skip
         result = jaxgpt("plot", *args)
         assert (result.code, result.err.splitlines()[-1].startswith("jaxgpt: ")) == (2, True)

@@ -1,0 +1,51 @@
+"""baselines.json and loss.png of a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from helpers import TEXT
+
+from jaxgpt.checkpoint.run import Run
+from jaxgpt.cli.plot import read_baselines
+from jaxgpt.config import Config, DataConfig, ModelConfig
+from jaxgpt.data import open_data
+from jaxgpt.report.baselines import baselines
+from jaxgpt.report.report import report_on
+from jaxgpt.study.plot import draw_baselines, new_figure
+
+RUN = Run(Path())
+
+
+def test_baselines_equal_the_report() -> None:
+    Path("text.txt").write_text(TEXT)
+    data = open_data(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
+    found, report = baselines(data), report_on(data)
+    assert found is not None
+    RUN.baselines.write_text(json.dumps(found))
+    assert list(read_baselines(RUN)) == ["uniform", "unigram", "bigram", "trigram"]
+    assert read_baselines(RUN) == pytest.approx({n: report["baselines"][n]["loss"] for n in found["losses"]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"losses": 3}', '{"losses": {"unigram": "3", "bigram": true}}', '{"losses": {"a": 1, "a": 2}}', "\0"],
+)
+def test_damaged_baselines_are_ignored(content: str) -> None:
+    RUN.baselines.write_text(content)
+    assert read_baselines(RUN) == {}
+
+
+def test_labels_of_baselines_do_not_overlap() -> None:
+    figure = new_figure(7, 4)
+    axes = figure.subplots()
+    axes.plot([0, 1], [6, 1])
+    draw_baselines(axes, {"uniform": 6.1, "unigram": 3.0, "bigram": 2.99, "trigram": 2.98})
+    figure.canvas.draw()
+    boxes = sorted((label.get_window_extent() for label in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == 4
+    assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
+    assert all(box.x1 <= figure.bbox.x1 for box in boxes)
