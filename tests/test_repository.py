@@ -73,8 +73,7 @@ def test_the_wheel_and_the_sdist_contain_what_they_need(tmp_path: Path) -> None:
     names = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
     generated = {"PKG-INFO", "setup.cfg"}
     kept = {name for name in names - generated if ".egg-info/" not in name}
-    missing = set(filter(None, tracked.split("\0"))) - kept
-    assert {name for name in missing if not name.startswith(".")} == set(), "of the tracked files"
+    assert set(filter(None, tracked.split("\0"))) - kept == set(), "tracked files that are missing in the sdist"
 
     with zipfile.ZipFile(build("wheel", unpacked)) as wheel:
         inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
