@@ -12,49 +12,30 @@ from jaxgpt.plan.hlo import Collective
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one kind in one step, per device.
-
-    Attributes:
-        count: number of calls.
-        bytes: total size of their results.
-        sent: bytes sent to devices of the same slice.
-        sent_between_slices: bytes sent to other slices.
-    """
+    """Collectives of one kind in one step, per device."""
 
     count: int = 0
-    bytes: float = 0.0
-    sent: float = 0.0
-    sent_between_slices: float = 0.0
+    bytes: float = 0.0  # of their results
+    sent: float = 0.0  # bytes to devices of the same slice
+    sent_between_slices: float = 0.0  # bytes to other slices
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of one step on one device.
+    """The cost of one step on one device."""
 
-    Attributes:
-        memory: bytes of memory by kind.
-        available: bytes of memory available.
-        model_flops: FLOPs by the formula for the model, without recomputation, as this device computes them.
-        hbm_bytes: bytes read from and written to memory.
-        traffic: collectives by kind.
-        compiled_flops: FLOPs counted by the compiler, with each loop body once; 0 for an estimate.
-        compiled: whether the numbers are the compiler's; otherwise they are estimates.
-        useful_share: share of these FLOPs that is neither padding nor computed by several devices.
-        loops_once: whether compiled_flops and hbm_bytes count some loop bodies only once.
-        out_of_memory: whether the compiler ran out of memory. Then there is no program, and hbm_bytes, traffic and
-            compiled_flops are unknown.
-    """
-
-    memory: dict[str, float]
-    available: float
-    model_flops: float
-    hbm_bytes: float
-    traffic: dict[str, Traffic]
-    compiled_flops: float = 0.0
-    compiled: bool = False
-    useful_share: float = 1.0
-    loops_once: bool = False
-    out_of_memory: bool = False
+    memory: dict[str, float]  # bytes by kind
+    available: float  # bytes of memory
+    model_flops: float  # by the formula for the model, without recomputation, as this device computes them
+    hbm_bytes: float  # read from and written to memory
+    traffic: dict[str, Traffic]  # collectives by kind
+    compiled_flops: float = 0.0  # counted by the compiler; 0 for an estimate
+    compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
+    useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices
+    loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once
+    out_of_memory: bool = (
+        False  # whether the compiler ran out of memory: hbm_bytes, traffic, compiled_flops are unknown
+    )
 
     @property
     def total(self) -> float:

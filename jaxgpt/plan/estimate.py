@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, NamedSharding
 
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError
-from jaxgpt.parallel.mesh import AXES, batch_ways, microbatches, resolve
+from jaxgpt.parallel.mesh import batch_ways, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
-from jaxgpt.plan.residuals import residual_bytes
+from jaxgpt.plan.residuals import abstract_layout, one_device, residual_bytes
 from jaxgpt.plan.topology import Topology
-from jaxgpt.trainer.layout import Layout, make_layout
+from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.metrics import flops_per_token, parameter_count
 
 T = TypeVar("T")
@@ -41,21 +40,12 @@ def resolve_mesh(config: Config, topology: Topology) -> tuple[Config, str]:
 
 
 class _Counts(NamedTuple):
-    """Costs of a step on one device. Each number grows linearly with the number of layers.
+    """Costs of a step on one device. Each number grows linearly with the number of layers."""
 
-    Attributes:
-        memory: bytes of memory by kind.
-        flops: FLOPs.
-        weights: elements of the weights that one device multiplies.
-        gradients: elements of the gradients of these weights.
-        table: elements of an untied token table.
-    """
-
-    memory: dict[str, float]
+    memory: dict[str, float]  # bytes by kind
     flops: StepFlops
-    weights: float
-    gradients: float
-    table: float
+    weights: float  # elements that one device multiplies
+    gradients: float  # elements of the gradients of these weights
 
 
 def estimate(config: Config, topology: Topology) -> StepCost:
@@ -64,18 +54,13 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     Activations: the residuals of the backward pass, found by tracing, and with rematerialization those of one block, which it
     recomputes. A compiled program needs less where it recomputes cheap operations, and more where it pads. Memory traffic:
     state, gradients and activations are written and read once, weights are read twice per microbatch. Communication: the
-    collectives that the sharding table implies.
-
-    Args:
-        config: the run, with its mesh resolved.
-        topology: the hardware.
+    collectives that the sharding table implies. The mesh of the config has to be resolved.
     """
-    layers, train = config.model.n_layer, config.train
+    layers = config.model.n_layer
     counts = _by_layers(lambda n: _counts(config, n), layers)
     memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
-    if train.remat != "none":
-        unsaved = replace(config, train=replace(train, remat="none"))
-        one, two = (residual_bytes(abstract_layout(unsaved, n)) for n in (1, 2))
+    if config.train.remat != "none":
+        one, two = (residual_bytes(one_device(abstract_layout(config, n)), remat=False) for n in (1, 2))
         memory["activations"] = min(memory["activations"], one + (layers - 2) * (two - one)) + two - one
     layout = abstract_layout(config)
     count = layout.microbatches.accumulation
@@ -100,23 +85,16 @@ def _by_layers(count: Callable[[int], T], layers: int) -> T:
     return result
 
 
-def abstract_layout(config: Config, layers: int = 0) -> Layout:
-    """Return the layout on devices that are not here, with this number of layers; 0: the config's."""
-    config = config.with_model(n_layer=layers) if layers else config
-    return make_layout(config, cast(Any, AbstractMesh(tuple(asdict(config.mesh).values()), AXES)))
-
-
 def _counts(config: Config, layers: int) -> _Counts:
     """Count for a model with this number of layers."""
     layout = abstract_layout(config, layers)
-    weights, trained = (_multiplied(layout, t) for t in (layout.abstract_weights, layout.abstract_state.params))
+    part = one_device(layout)
     gradients = shard_bytes(layout.abstract_state.params)
     return _Counts(
-        argument_bytes(layout) | {"gradients": gradients, "activations": residual_bytes(layout)},
+        argument_bytes(layout) | {"gradients": gradients, "activations": residual_bytes(part)},
         step_flops(layout),
-        parameter_count(weights),
-        parameter_count(trained),
-        0.0 if config.model.tie_embeddings else weights["wte"]["embedding"].size,
+        parameter_count(part.abstract_weights),
+        parameter_count(part.abstract_state.params),
     )
 
 
@@ -128,11 +106,9 @@ def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
     options = [*_meshes(config, topology), *_remats(config, "dots", "offload", "full")]
     if (half := _windows(config) // 2) > 0:
         options.append(_with_windows("", config, half))
-    now, found = estimate(config, topology).total, []
-    for flags, changed in options:
-        if (total := estimate(changed, topology).total) < now:
-            found.append((flags, total))
-    found.sort(key=lambda each: each[1])
+    totals = [(flags, estimate(changed, topology).total) for flags, changed in options]
+    now = estimate(config, topology).total
+    found = sorted((each for each in totals if each[1] < now), key=lambda each: each[1])
     if any(total <= topology.chip.hbm for _, total in found):
         return found
     return _combination(config, topology) + found
@@ -174,8 +150,7 @@ def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[
 
 def _windows(config: Config) -> int:
     """Return the number of windows per device and microbatch."""
-    ways = config.mesh.data * config.mesh.fsdp
-    return microbatches(config.train, ways).rows // ways
+    return one_device(abstract_layout(config)).config.train.batch_size
 
 
 def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
@@ -198,52 +173,30 @@ def argument_bytes(layout: Layout) -> dict[str, float]:
 
 
 class StepFlops(NamedTuple):
-    """FLOPs of a step on one device by the formula for the model.
+    """FLOPs of a step on one device by the formula for the model."""
 
-    Attributes:
-        computed: all that the device computes, including padding and products that other devices compute as well.
-        useful: an equal share of the model's.
-    """
-
-    computed: float
-    useful: float
+    computed: float  # including padding, and products that other devices compute as well
+    useful: float  # an equal share of the model's
 
 
 def step_flops(layout: Layout) -> StepFlops:
     """Compute the FLOPs of a step on one device."""
-    config, ways = layout.config, batch_ways(layout.mesh)
-    computed = token_flops(layout, config.window) * math.prod(layout.microbatches) / ways
+    config, rows = layout.config, math.prod(layout.microbatches) / batch_ways(layout.mesh)
     model = flops_per_token(config.model, layout.abstract_weights, config.window, config.lora)
-    useful = model * config.train.batch_size / ways / layout.mesh.shape["tensor"]
-    return StepFlops(config.window * computed, config.window * useful)
+    useful = model * config.train.batch_size / layout.mesh.size
+    return StepFlops(config.window * rows * token_flops(layout, config.window), config.window * useful)
 
 
 def token_flops(layout: Layout, T: int) -> float:
     """Compute the FLOPs of training on one token that one device computes, in a context of T tokens."""
-    config, weights = layout.config, _multiplied(layout, layout.abstract_weights)
-    attention = flops_per_token(config.model, {}, T)
-    return flops_per_token(config.model, weights, T, config.lora) - attention + attention / layout.mesh.shape["tensor"]
-
-
-def _multiplied(layout: Layout, tree: Any) -> Any:
-    """Return the shapes of the parts of weights that a device multiplies: weights are gathered along fsdp, not tensor."""
-    mesh = cast(Any, AbstractMesh((1, 1, layout.mesh.shape["tensor"]), AXES))
-
-    def part(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, cast(NamedSharding, leaf.sharding).spec)
-        return jax.ShapeDtypeStruct(sharding.shard_shape(leaf.shape), leaf.dtype)
-
-    return jax.tree.map(part, tree)
+    part = one_device(layout)
+    return flops_per_token(part.config.model, part.abstract_weights, T, part.config.lora)
 
 
 def shard_bytes(tree: Any) -> float:
     """Compute the bytes that a tree of sharded arrays, or of their shapes, takes on one device."""
-    return float(
-        sum(
-            math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(tree)
-        )
-    )
+    shards = ((leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize) for leaf in jax.tree.leaves(tree))
+    return float(sum(math.prod(shape) * size for shape, size in shards))
 
 
 def _implied_traffic(layout: Layout, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
@@ -252,12 +205,11 @@ def _implied_traffic(layout: Layout, topology: Topology, counts: _Counts) -> dic
     Per microbatch, over fsdp: weights are gathered twice, gradients scattered, embeddings exchanged forward and back (an untied
     token table is not gathered); over data: gradients are summed; over tensor: four sums of activations per block.
     """
-    config, mesh = layout.config, layout.config.mesh
-    width = jnp.dtype(config.train.compute_dtype).itemsize
-    count = layout.microbatches.accumulation
-    weights, grads, table = (width * each for each in (counts.weights, counts.gradients, counts.table))
-    rows = layout.microbatches.rows // batch_ways(layout.mesh)
-    block = rows * config.window * config.model.n_embd * width
+    config, mesh, part = layout.config, layout.config.mesh, one_device(layout).config
+    width, count = jnp.dtype(config.train.compute_dtype).itemsize, layout.microbatches.accumulation
+    weights, grads = width * counts.weights, width * counts.gradients
+    table = 0 if config.model.tie_embeddings else width * part.model.vocab_size * config.model.n_embd
+    block = width * part.train.batch_size * config.window * config.model.n_embd
     within = max(mesh.data // topology.slices, 1)
     collectives = (
         Collective("all-gather", weights - table, mesh.fsdp, 2 * count),

@@ -22,21 +22,13 @@ _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
 
 class Instruction(NamedTuple):
-    """An instruction of a compiled program.
-
-    Attributes:
-        name: name, which other instructions refer to.
-        shape: text of its result's shape.
-        opcode: operation, such as dot, fusion or all-reduce-start.
-        rest: text after the opcode: operands and attributes.
-        root: whether it returns the result of its computation.
-    """
+    """An instruction of a compiled program."""
 
     name: str
-    shape: str
-    opcode: str
-    rest: str
-    root: bool
+    shape: str  # text of its result's shape
+    opcode: str  # such as dot, fusion or all-reduce-start
+    rest: str  # text after the opcode: operands and attributes
+    root: bool  # whether it returns the result of its computation
 
     @property
     def operands(self) -> list[str]:
@@ -79,21 +71,13 @@ def read_computations(text: str) -> tuple[dict[str, Computation], str]:
 
 
 class Collective(NamedTuple):
-    """A collective of a program.
+    """A collective of a program."""
 
-    Attributes:
-        kind: one of `COLLECTIVES`.
-        bytes: size of its result on one device.
-        group: number of devices that take part together; between slices, number of slices.
-        times: number of times it runs.
-        between_slices: whether it uses the network between slices, not the links within one.
-    """
-
-    kind: str
-    bytes: float
-    group: int
-    times: int = 1
-    between_slices: bool = False
+    kind: str  # one of `COLLECTIVES`
+    bytes: float  # size of its result on one device
+    group: int  # number of devices that take part together; between slices, number of slices
+    times: int = 1  # number of times it runs
+    between_slices: bool = False  # whether it uses the network between slices, not the links within one
 
     @property
     def sent(self) -> float:
@@ -126,15 +110,15 @@ def read_program(text: str) -> ParsedProgram:
         ValueError: unknown syntax of a device group.
     """
     computations, entry = read_computations(text)
-    loops = False
-    calls: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for name, body in computations.items():
-        for instruction in body.values():
+    loops, times, pending = False, defaultdict[str, int](int), [(entry, 1)]
+    while pending:
+        name, n = pending.pop()
+        times[name] += n
+        for instruction in computations.get(name, {}).values():
             loop = instruction.opcode == "while"
             loops |= loop
             trips = _trip_count(instruction, computations) if loop else 1
-            calls[name] += [(other, trips) for other in instruction.called]
-    times = _multiplicities(calls, entry)
+            pending += [(other, n * trips) for other in instruction.called]
     collectives: dict[tuple[str, str], Collective] = {}
     for name, body in computations.items():
         for instruction in body.values() if times[name] else ():
@@ -198,17 +182,6 @@ def _root(body: Computation, opcode: str) -> Instruction | None:
 def _constant(body: Computation, name: str) -> int | None:
     value = re.match(r"-?\d+(?=\))", body[name].rest) if name in body and body[name].opcode == "constant" else None
     return int(value[0]) if value else None
-
-
-def _multiplicities(calls: dict[str, list[tuple[str, int]]], entry: str) -> dict[str, int]:
-    """Count how often each computation runs, multiplying the trip counts of nested loops."""
-    times: dict[str, int] = defaultdict(int)
-    pending = [(entry, 1)]
-    while pending:
-        name, n = pending.pop()
-        times[name] += n
-        pending += [(other, n * trips) for other, trips in calls.get(name, [])]
-    return times
 
 
 def _collective(instruction: Instruction, computation: str, body: Computation) -> Collective | None:

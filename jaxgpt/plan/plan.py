@@ -13,11 +13,10 @@ import jax.numpy as jnp
 
 from jaxgpt.config import Config
 from jaxgpt.decoding import Sampler, TokenBuffer
-from jaxgpt.decoding.sampler import Rows, SamplerState, decode_steps
+from jaxgpt.decoding.sampler import Rows, SamplerState, decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import TextModel
-from jaxgpt.model import GPT, KVCache
-from jaxgpt.model.cache import KeysValues
+from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import batch_ways, make_mesh, rules_for, spec, use_mesh
@@ -39,7 +38,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
     Args:
         config: settings of the run, with a resolved mesh.
         topology: the hardware.
-        quick: skip optimizations that hardly change memory and communication.
+        quick: compile with `QUICK`.
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
@@ -47,21 +46,21 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
     """
     layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
     layout = layout if ops is None else replace(layout, ops=ops)
-    count = layout.microbatches.accumulation
+    counted, count = argument_bytes(layout), layout.microbatches.accumulation
 
     def lowered() -> Any:
         return Program(layout).lower(layout.abstract_state, layout.batch())
 
-    counted = argument_bytes(layout)
-    # The compiler counts a loop body once, and microbatches run in a loop.
-    fixed = 2 * (sum(counted.values()) - counted["batch"])
     cost = _compiled(lowered, counted, layout, topology, quick)
-    if not (cost.hbm_bytes or cost.out_of_memory):  # the compiler for GPUs does not count them
-        cost = replace(cost, hbm_bytes=estimate(config, topology).hbm_bytes)
+    moved = cost.hbm_bytes
+    if not (moved or cost.out_of_memory):  # the compiler for GPUs does not count them
+        moved = estimate(config, topology).hbm_bytes
     elif count > 1 and not cost.out_of_memory:
-        cost = replace(cost, hbm_bytes=fixed + count * max(cost.hbm_bytes - fixed, 0.0))
+        # The compiler counts a loop body once, and microbatches run in a loop.
+        fixed = 2 * (sum(counted.values()) - counted["batch"])
+        moved = fixed + count * max(moved - fixed, 0.0)
     computed, useful = step_flops(layout)
-    return replace(cost, model_flops=computed, useful_share=useful / computed)
+    return replace(cost, hbm_bytes=moved, model_flops=computed, useful_share=useful / computed)
 
 
 def compile_decode(config: Config, topology: Topology, quick: bool = True) -> StepCost:
@@ -73,39 +72,30 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
     layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, layout.mesh, layout.microbatches.rows
-    sampler = Sampler(TextModel(GPT(model, layout.ops)))
+    sampler, rules = Sampler(TextModel(GPT(model, layout.ops))), rules_for(model, mesh)
 
-    def placed(shape: Any, *names: str | None) -> jax.ShapeDtypeStruct:
-        place = jax.sharding.NamedSharding(mesh, spec(names, rules_for(model, mesh)))
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=place)
+    def begin(params: Any) -> tuple[SamplerState, Rows]:
+        rows = Rows(jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32))
+        text = TokenBuffer(jnp.zeros((B, 1), jnp.int32), jnp.zeros(B, jnp.int32), jnp.int32(1))
+        return prefill(sampler, params, text, rows, model.block_size, model.block_size), rows
 
-    row = jax.ShapeDtypeStruct((B,), jnp.int32)
-    scalar = placed(jax.ShapeDtypeStruct((), jnp.int32))
-    start_B = placed(row, "batch")
-    ids_BS = placed(jax.ShapeDtypeStruct((B, model.block_size), jnp.int32), "batch", None)
-    kv = (
-        placed(
-            jax.ShapeDtypeStruct((B, model.kv_heads, model.block_size, model.head_width), layout.ops.dtype), *KV_AXES
-        ),
-        placed(
-            jax.ShapeDtypeStruct((B, model.kv_heads, model.head_width, model.block_size), layout.ops.dtype), *KV_AXES
-        ),
-    )
-    cache = KVCache((KeysValues(*kv),) * model.n_layer, ids_BS, scalar)  # type: ignore[arg-type]
-    done_B = placed(jax.ShapeDtypeStruct((B,), jnp.bool_), "batch")
-    keys_B = placed(jax.eval_shape(lambda: jax.random.split(jax.random.key(0), B)), "batch")
-    state = SamplerState(TokenBuffer(ids_BS, start_B, scalar), cache, done_B, scalar)  # type: ignore[arg-type]
-    rows = Rows(keys_B, placed(row, "batch"))  # type: ignore[arg-type]
+    def placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        names = KV_AXES if leaf.ndim == 4 else ("batch", None)[: leaf.ndim]
+        sharding = jax.sharding.NamedSharding(mesh, spec(names, rules))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
+        return decode_steps(sampler, params, state, rows, steps)
+
     params = layout.abstract_weights
+    with use_mesh(mesh, model):
+        state, rows = jax.tree.map(placed, jax.eval_shape(begin, params))
 
     def lowered() -> Any:
-        def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
-            return decode_steps(sampler, params, state, rows, steps)
-
         with use_mesh(mesh, model):
-            return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, scalar)
+            return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, state.made)
 
-    counted = {"parameters": shard_bytes(params), "cache": shard_bytes(cache)}
+    counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, layout, topology, quick)
     # The forward pass is a third of the training FLOPs.
     flops = token_flops(layout, model.block_size) / 3 * B / batch_ways(mesh)
@@ -125,8 +115,7 @@ def _compiled(
         if "RESOURCE_EXHAUSTED" not in text:
             raise UserError(explain_failure(e, layout.mesh, layout.config.train.accumulation)) from None
         needed, available = _too_big(text)
-        rest = max(needed - sum(counted.values()), 0.0)
-        memory = counted | {"temporaries": rest}
+        memory = counted | {"temporaries": max(needed - sum(counted.values()), 0.0)}
         return StepCost(memory, available or chip.hbm, 0.0, 0.0, {}, compiled=True, out_of_memory=True)
     sizes, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
     costs = costs[0] if isinstance(costs, list) else costs

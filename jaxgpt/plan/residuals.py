@@ -1,19 +1,21 @@
-"""The bytes that the forward pass saves for the backward pass, by tracing."""
+"""The part of a run that one device computes, and the bytes that its forward pass saves for the backward pass."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from typing import Any, cast
 
 import jax
 import jax.extend.core
-import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
+from jaxgpt.config import Config, MeshConfig
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel.mesh import batch_ways, rules_for
-from jaxgpt.trainer.layout import Layout
+from jaxgpt.parallel.mesh import AXES, microbatches, rules_for, sizes_of
+from jaxgpt.trainer.layout import Layout, make_layout
 from jaxgpt.trainer.program import objective_of
 
 ELEMENTWISE = frozenset(
@@ -23,81 +25,92 @@ ELEMENTWISE = frozenset(
 )
 
 
-def residual_bytes(layout: Layout) -> float:
-    """Estimate the bytes on one device of a microbatch's residuals in device memory, plus the gradient of the largest one."""
-    config, model = layout.config, layout.config.model
-    rows = layout.microbatches.rows
-    key = named_key(0, "dropout") if model.dropout > 0 else None
+@cache
+def abstract_layout(config: Config, layers: int = 0) -> Layout:
+    """Return the layout on devices that are not here, with this number of layers; 0: the config's."""
+    config = config.with_model(n_layer=layers) if layers else config
+    return make_layout(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
+
+
+@cache
+def one_device(layout: Layout) -> Layout:
+    """Return the layout of what one device computes: a microbatch of its rows, and its heads, hidden units and vocabulary.
+
+    The model is as wide as on the mesh: weights are gathered along fsdp. Where the sharding table cannot divide an axis by
+    `tensor`, every device computes all of it.
+    """
+    config, model, tensor = layout.config, layout.config.model, layout.mesh.shape["tensor"]
+    rules = rules_for(model, layout.mesh, layout.rules)
+    if not model.attn_proj:  # the heads are added to the residual stream, which is not divided
+        rules |= {"heads": (), "kv_heads": ()}
+
+    def part(axis: str, size: int) -> int:
+        return size // tensor if "tensor" in rules[axis] else size
+
+    kv_heads = part("kv_heads", model.kv_heads)
+    config = config.with_model(
+        n_head=math.lcm(part("heads", model.n_head), kv_heads),  # each key/value head has as many heads
+        n_kv_head=kv_heads,
+        head_dim=model.head_width,
+        n_inner=part("mlp", model.mlp_width),
+        vocab_size=part("vocab", model.vocab_size),
+    )
+    ways = config.mesh.data * config.mesh.fsdp
+    train = replace(config.train, batch_size=microbatches(config.train, ways).rows // ways, accumulation=1)
+    return abstract_layout(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1)))
+
+
+def residual_bytes(layout: Layout, remat: bool = True) -> float:
+    """Estimate the bytes of the residuals in device memory, plus the gradient of the largest one.
+
+    Args:
+        layout: a layout of one device, with one microbatch.
+        remat: whether to rematerialize as configured.
+    """
+    train = layout.config.train if remat else replace(layout.config.train, remat="none")
+    run = replace(layout, config=replace(layout.config, train=train))
+    key = named_key(0, "dropout") if layout.config.model.dropout > 0 else None
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: objective_of(layout, frozen)(p, windows, key).loss_B.sum(), params)[1]
+        return jax.vjp(lambda p: objective_of(run, frozen)(p, windows, key).loss_B.sum(), params)[1]
 
-    trees = (layout.abstract_state.params, layout.abstract_base)
-    params, frozen = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), trees)
-    windows = jax.ShapeDtypeStruct((rows, *layout.batch().shape[1:]), jnp.int32)
-    jaxpr = jax.make_jaxpr(residuals)(params, frozen, windows).jaxpr
-    rules, sizes = rules_for(model, layout.mesh, layout.rules), [0.0]
-    axes = [("heads", (model.n_head,)), ("heads", (model.kv_heads, model.n_head // model.kv_heads))]
-    axes += [("kv_heads", (model.kv_heads,)), ("mlp", (model.mlp_width,)), ("vocab", (model.vocab_size,))]
-    split = [lengths for name, lengths in axes if "tensor" in rules[name]]
-    for aval, divided in _roots(jaxpr, jaxpr.outvars, split):
-        if rows in aval.shape[:2] or rows * config.window in aval.shape[:2]:
-            part = config.mesh.tensor if divided else 1
-            sizes.append(math.prod(aval.shape) * aval.dtype.itemsize / batch_ways(layout.mesh) / part)
+    arguments = layout.abstract_state.params, layout.abstract_base, layout.batch()
+    plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
+    jaxpr = jax.make_jaxpr(residuals)(*plain).jaxpr
+    sizes = [0.0, *(math.prod(aval.shape) * aval.dtype.itemsize for aval in _roots(jaxpr, jaxpr.outvars))]
     return sum(sizes) + max(sizes)
 
 
-def _roots(jaxpr: Any, results: Iterable[Any], split: Collection[tuple[int, ...]] = ()) -> list[tuple[Any, bool]]:
+def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
     """Return the shapes and dtypes of the arrays that must be stored for results of a jaxpr, its arguments excluded.
 
     A result of elementwise operations counts as their inputs: compilers recompute such operations where they are needed.
     Results in host memory are omitted.
-
-    Args:
-        jaxpr: the forward pass.
-        results: some of its results.
-        split: lengths of axes that the mesh divides, if an array has all of a tuple.
-
-    Returns:
-        The shape and dtype of each array, and whether it is divided, or leads to an array that is: `[B, T, N * H]`, reshaped to
-        `[B, T, N, H]`.
     """
     made_by = {id(out): eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    pending = [(var, False) for var in results]
-    seen: set[tuple[int, bool]] = set()
-    found: dict[int, tuple[Any, bool]] = {}
+    pending, seen, found = list(results), set[int](), []
     while pending:
-        var, divided = pending.pop()
+        var = pending.pop()
         eqn = made_by.get(id(var))
-        if (
-            eqn is None
-            or (id(var), divided) in seen
-            or getattr(var.aval, "memory_space", None) == jax.memory.Space.Host
-        ):
+        on_host = getattr(var.aval, "memory_space", None) == jax.memory.Space.Host
+        if eqn is None or id(var) in seen or on_host:
             continue
-        seen.add((id(var), divided))
-        shape = getattr(var.aval, "shape", ())[1:]
-        divided = divided or any(Counter(lengths) <= Counter(shape) for lengths in split)
+        seen.add(id(var))
         if _elementwise(eqn, eqn.outvars.index(var)):
-            pending += [(v, divided) for v in eqn.invars if not isinstance(v, jax.extend.core.Literal)]
+            pending += [each for each in eqn.invars if not isinstance(each, jax.extend.core.Literal)]
         elif hasattr(var.aval, "dtype"):
-            found[id(var)] = var.aval, divided or found.get(id(var), (None, False))[1]
-    return list(found.values())
+            found.append(var.aval)
+    return found
 
 
 def _elementwise(eqn: Any, result: int) -> bool:
     """Return whether a result of an equation, or all of a call that leads to it, is computed elementwise."""
     if eqn.primitive.name in ELEMENTWISE:
         return True
-    body = _body(eqn)
-    return body is not None and not _roots(body, [body.outvars[result]])
-
-
-def _body(eqn: Any) -> Any:
-    """Return the jaxpr of a call (of `jax.lax.platform_dependent`, the one for accelerators), or None for other equations."""
-    if platforms := eqn.params.get("branches_platforms"):
+    body = None
+    if platforms := eqn.params.get("branches_platforms"):  # of `jax.lax.platform_dependent`: the branch of accelerators
         branches = zip(platforms, eqn.params["branches"], strict=True)
-        return next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)
-    if eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):
-        return next((value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")), None)
-    return None
+        body = next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)
+    elif eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):
+        body = next((value.jaxpr for value in eqn.params.values() if hasattr(value, "jaxpr")), None)
+    return body is not None and not _roots(body, [body.outvars[result]])

@@ -15,7 +15,7 @@ from jaxgpt.config import MeshConfig
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan import topology as room
-from jaxgpt.plan.topology import CHIPS, CLOUD, compiler_missing, devices_of, parse_topology
+from jaxgpt.plan.topology import CHIPS, compiler_missing, devices_of, parse_topology
 
 HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
@@ -42,11 +42,8 @@ def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None
     ("text", "says"),
     [
         ("v5f:2x4", "chips: v4, v5e"),
-        ("", "chips: v4, v5e"),
         ("v5e", "no grid"),
-        ("v5e:", "no grid"),
         ("v5e:0x4", "no grid"),
-        ("v5e:2x-4", "no grid"),
         ("v5e:2x2x2x2", "no grid"),
         ("v5e:3x3", "use v5e:4x4"),
         ("v5e-", r"did you mean v5e\?"),
@@ -55,11 +52,8 @@ def test_the_suggested_grid_is_valid(name: str, rows: int, columns: int) -> None
         ("v5p-4", r"N = 8, 16, 32, .* \(TensorCores, two per chip\); for another grid use, for example, v5p:16x16x24"),
         ("v3-8", "unknown chip 'v3-8'"),
         ("h100-8", "unknown chip 'h100-8'"),
-        ("v5e:90000x90000", "more than 131,072 devices"),
         ("h100:32", "use --topology h100:8 --slices 4$"),
         ("a100:4x3", "use --topology a100:6 --slices 2$"),
-        ("trillium:2x4", r"did you mean v6e\?"),
-        ("v7x-8", r"did you mean tpu7x\?"),
         ("custom:8", "needs peak, hbm and bandwidth: use custom:8,peak=312T,hbm=80G,bandwidth=2039G$"),
         ("custom:8,peak=0T,hbm=80G,bandwidth=2039G", "topology number 'peak=0T'"),
         ("h100:8,memory=94G", "topology number 'memory=94G' is not one of peak, hbm, bandwidth, link, network"),
@@ -87,13 +81,8 @@ def test_google_cloud_names(name: str, text: str, chips: int) -> None:
     """v4 and v5p count TensorCores, v5e and v6e chips."""
     topology = parse_topology(name)
     assert (str(topology), topology.n_devices) == (text, chips)
-
-
-def test_google_cloud_names_give_the_number_of_chips() -> None:
-    for version, (_, cores, grids) in CLOUD.items():
-        for grid in grids:
-            chips = math.prod(map(int, grid.split("x")))
-            assert parse_topology(f"{version}-{cores * chips}", 2).n_devices == 2 * chips
+    with pytest.raises(UserError, match="--slices must be at least 1, not 0"):
+        parse_topology(name, 0)
 
 
 def test_a_chip_by_its_numbers() -> None:
@@ -101,11 +90,6 @@ def test_a_chip_by_its_numbers() -> None:
     custom, known = parse_topology(f"custom:8{numbers}"), parse_topology("a100:8")
     assert custom.chip[2:7] == known.chip[2:7]
     assert parse_topology("h100:8,hbm=94G").chip == CHIPS["h100"]._replace(hbm=94e9)
-
-
-def test_slices_are_counted() -> None:
-    with pytest.raises(UserError, match="at least 1"):
-        parse_topology("v5e:2x4", 0)
 
 
 def test_a_missing_or_mismatched_libtpu_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +105,8 @@ def test_a_missing_or_mismatched_libtpu_names_the_fix(monkeypatch: pytest.Monkey
     versions = {"libtpu": "0.0.1", "jax": importlib.metadata.version("jax")}
     monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     assert f"pip install 'jax[tpu]=={versions['jax']}'" in compiler_missing(topology)
-    versions["libtpu"] = room._libtpu_wanted() + "1"
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: ['libtpu==0.0.1.*; extra == "tpu"'])
+    versions["libtpu"] = "0.0.1.9"
     assert not compiler_missing(topology)
 
 
