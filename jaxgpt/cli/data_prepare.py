@@ -28,8 +28,8 @@ def data_prepare(*sources: str, out: str, json: Json = False, params: PreparePar
     jaxgpt data prepare hf:HuggingFaceFW/fineweb --subset sample-10BT --out tokens
 
     Args:
-        sources: text file (one document), directory of files, .jsonl, .json or .parquet file (one document per line, object
-            or row), or hf:NAME, a Hugging Face dataset; text and JSON may be compressed (.gz, .xz, .bz2)
+        sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row), or
+            hf:NAME, a Hugging Face dataset; text and JSON Lines may be compressed (.gz, .xz, .bz2)
         out: directory to write to
     """
     if not sources:

@@ -1,7 +1,7 @@
-"""Read documents in a fixed order and bounded memory: text, JSON Lines, JSON, Parquet, and Hugging Face datasets.
+"""Read documents in a fixed order and bounded memory: text, JSON Lines, Parquet, and Hugging Face datasets.
 
-A suffix means one thing. `.jsonl` and `.ndjson`: one object per line; `.json`: an object, or a list of objects; `.parquet`: a
-table. Any other file is UTF-8 text, and one document. Text and JSON may be compressed: `.gz`, `.xz`, `.bz2`.
+A suffix means one thing. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is UTF-8 text, and
+one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import hashlib
 import io
 import json
 import lzma
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from jaxgpt.data.cuts import Cuts, cut
+from jaxgpt.config import PrepareParams
+from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
 from jaxgpt.data.text import visible_files
-from jaxgpt.errors import UserError, short_repr
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import missing, parse_json
 
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES = (".jsonl", ".ndjson")
-BLOCK = 1 << 20  # bytes to read at a time; a longer text file becomes several pieces
+BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
-UNCUT = 1 << 21  # maximum characters without a place to cut them; encoding them takes 0.4 GB
+UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
 TRAIN = b"\xff" * 32  # digest of a document that is for training at any fraction for validation
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 
@@ -40,19 +40,17 @@ class Source(NamedTuple):
     files: tuple[Path, ...]  # sorted, without empty files; () for a dataset
     size: int  # bytes on disk; 0 for a dataset
     fingerprint: str  # SHA-256 of names, sizes and modification times of the files, or the revision of a dataset
-    subset: str = ""  # subset (configuration) of a dataset; empty: the default subset
-    split: str = ""  # split of a dataset
 
 
 class Piece(NamedTuple):
-    """A document, or part of a long text file. It is parsed by `text`, which runs in a worker."""
+    """A document, or part of a text file. It is parsed by `text`, which runs in a worker."""
 
     where: str  # file, and line or row, for messages
-    content: Any  # text or JSON object, parsed or in bytes; or the error of a document that cannot be read
+    content: str | bytes | UserError | None  # text or JSON object; or the error of a document that cannot be read
     field: str = ""  # field of the JSON object with the text; empty: the content is the text
     first: bool = True  # whether the document starts with this piece
     last: bool = True  # whether the document ends with this piece
-    digest: bytes = b""  # SHA-256 of the document; empty: not computed, because this piece is the complete document
+    digest: bytes = b""  # SHA-256 that selects the split of the document; empty: computed from the text
     read: int = 0  # bytes of the sources read from disk so far
 
     def text(self) -> str:
@@ -61,11 +59,11 @@ class Piece(NamedTuple):
         Raises:
             UserError: if the text cannot be read.
         """
-        value = self.content
+        value: Any = self.content
         if isinstance(value, UserError):
             raise value
         if self.field:
-            record = parse_json(value, self.where) if isinstance(value, bytes) else value
+            record = parse_json(value, self.where)
             if not isinstance(record, dict):
                 raise UserError(f"{self.where}: expected an object, found {type(record).__name__}")
             if self.field not in record:
@@ -80,51 +78,45 @@ class Piece(NamedTuple):
                 raise _unreadable(self.where, e) from None
         if not isinstance(value, str):
             raise UserError(f"{self.where}: expected a string, found {short_repr(value)}")
-        _check_nul(self.where, value)
+        if "\0" in value:
+            raise UserError(f"{self.where}: not text (it has a NUL): {CONVERT}")
         return value
 
 
-def list_sources(names: Sequence[str], subset: str, split: str) -> list[Source]:
+def list_sources(names: Sequence[str]) -> list[Source]:
     """List the files of each source, or the revision of a dataset.
 
     Args:
         names: files, directories, or names of Hugging Face datasets after `hf:`.
-        subset: subset of a dataset; empty: the default subset.
-        split: split of a dataset.
 
     Raises:
         UserError: if a source does not exist, or is empty.
     """
-    return [_dataset(name, subset, split) if name.startswith(HUB) else _files(name) for name in names]
+    return [_dataset(name) if name.startswith(HUB) else _files(name) for name in names]
 
 
-def read_pieces(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[Piece]:
+def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
     """Yield all documents. The first document is for training.
 
     Args:
         sources: sources from `list_sources`.
-        field: field or column with the text.
+        params: `field`, and for datasets `subset` and `split`, are used.
         cuts: safe places to cut a long text (`cuts_of`).
     """
     read = documents = 0
-    for size, pieces in _contents(sources, field, cuts):
+    for size, pieces in _contents(sources, params, cuts):
         for piece in pieces:
             documents += piece.first
             yield piece._replace(read=read + piece.read, digest=TRAIN if documents == 1 else piece.digest)
         read += size
 
 
-def sample_text(sources: Sequence[Source], field: str, cuts: Cuts, size: int, skip: bool) -> Iterator[list[str]]:
+def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> Iterator[list[str]]:
     """Yield about `size` bytes of text, in pieces: the beginning of each file, in proportion to its size on disk.
 
-    Args:
-        sources: sources from `list_sources`.
-        field: field or column with the text.
-        cuts: safe places to cut a text.
-        size: bytes in total. Each dataset counts as a file of this size.
-        skip: skip unreadable documents instead of raising their error.
+    Each dataset counts as a file of this size. Unreadable documents are skipped.
     """
-    contents = list(_contents(sources, field, cuts))
+    contents = list(_contents(sources, params, GPT2_CUTS))
     total = sum(on_disk or size for on_disk, _ in contents)
     for on_disk, pieces in contents:
         left = size * (on_disk or size) / total
@@ -134,79 +126,64 @@ def sample_text(sources: Sequence[Source], field: str, cuts: Cuts, size: int, sk
             try:
                 text = piece.text()
             except UserError:
-                if not skip:
-                    raise
-            else:
-                left -= len(text.encode())
-                yield cut(text, cuts)
+                continue
+            left -= len(text.encode())
+            yield cut(text, GPT2_CUTS)
 
 
-def check_cuts(where: str, pieces: Sequence[str]) -> None:
-    """Raise `UserError` if a piece is too long to be encoded in bounded memory."""
-    longest = max(map(len, pieces))
-    if longest > UNCUT:
-        raise UserError(
-            f"{where}: {longest:,} characters without a place to cut them: use text with spaces or line breaks, or a "
-            f"tokenizer with the words of GPT-2, Llama 3 or Qwen"
-        )
-
-
-def _contents(sources: Sequence[Source], field: str, cuts: Cuts) -> Iterator[tuple[int, Iterator[Piece]]]:
+def _contents(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[tuple[int, Iterator[Piece]]]:
     """Yield the bytes on disk and the documents of each file or dataset."""
     for source in sources:
         if source.name.startswith(HUB):
-            yield 0, _read_dataset(source, field)
+            yield 0, _readable(source.name, _read_dataset(source, params))
         for path in source.files:
-            yield path.stat().st_size, _read_file(path, field, cuts)
+            yield path.stat().st_size, _readable(str(path), _read_file(path, params.field, cuts))
+
+
+def _readable(where: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """Yield pieces of a file or dataset. If it is damaged, its remainder is a single unreadable piece."""
+    piece = Piece(where, "")
+    try:
+        for piece in pieces:
+            yield piece
+    except Exception as e:  # any error of the libraries that read it
+        yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
 
 
 def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
-    """Yield the documents of a file. If it is damaged, its remainder is a single unreadable document."""
     where, unpack = str(path), OPEN.get(path.suffix.lower())
     name = path.stem.lower() if unpack else path.name.lower()
-    try:
-        with path.open("rb") as raw:
-            file = unpack(raw) if unpack else raw
-            if name.endswith(".parquet"):
-                pieces = _read_parquet(file, where, field)
-            elif name.endswith(LINES):
-                pieces = _read_lines(file, where, field)
-            elif name.endswith(".json"):
-                pieces = _read_json(file, where, field)
-            else:
-                pieces = _read_text(file, where, cuts)
-            for piece in pieces:
-                yield piece._replace(read=raw.tell())
-    except (OSError, EOFError, ValueError, NotImplementedError, zlib.error, lzma.LZMAError) as e:
-        yield Piece(where, _unreadable(where, e))
+    with path.open("rb") as raw:
+        file = unpack(raw) if unpack else raw
+        if name.endswith(".parquet"):
+            pieces = _read_parquet(file, where, field)
+        elif name.endswith(LINES):
+            pieces = _read_lines(file, where, field)
+        elif name.endswith(".json"):
+            raise UserError(f"{where}: write one object per line, in a file with the suffix .jsonl")
+        else:
+            pieces = _read_text(file, where, cuts)
+        for piece in pieces:
+            yield piece._replace(read=raw.tell())
 
 
 def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
-    data = file.read(BLOCK + 1)
-    if len(data) <= BLOCK:
-        if data:
-            yield Piece(where, data.removeprefix(codecs.BOM_UTF8))
-        return
-    digest, first = hashlib.sha256(), True
-    for text, _ in _cut_text(file, where, cuts):  # all of it, so that an error comes before the first piece
-        digest.update(text.encode())
-    for text, last in _cut_text(file, where, cuts):
-        yield Piece(where, text, "", first, last, digest.digest())
-        first = False
-
-
-def _cut_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[tuple[str, bool]]:
-    """Yield pieces of a text of about `BLOCK` characters, and whether each is the last."""
-    file.seek(0)
-    text, rest = io.TextIOWrapper(file, "utf-8-sig", newline=""), ""
-    while block := text.read(BLOCK):
-        _check_nul(where, block)
-        *pieces, rest = cut(rest + block, cuts)
-        check_cuts(where, [rest])
-        if pieces:
-            yield "".join(pieces), False
-    yield rest, True
-    text.detach()
+    """Yield a text in pieces of about `BLOCK` characters. Its beginning selects the split."""
+    rest, first, digest = "", True, b""
+    with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        while block := text.read(BLOCK):
+            digest = digest or hashlib.sha256(block.encode()).digest()
+            *pieces, rest = cut(rest + block, cuts)
+            if len(rest) > UNCUT:
+                raise UserError(
+                    f"{where}: {len(rest):,} characters without a place to cut them: use text with spaces or line breaks, or "
+                    f"a tokenizer with the words of GPT-2, Llama 3 or Qwen"
+                )
+            if pieces:
+                yield Piece(where, "".join(pieces), "", first, False, digest)
+                first = False
+        if rest:
+            yield Piece(where, rest, "", first, True, digest)
 
 
 def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
@@ -215,17 +192,6 @@ def _read_lines(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
             line = line.removeprefix(codecs.BOM_UTF8)
         if line.strip():
             yield Piece(f"{where}, line {number}", line, field)
-
-
-def _read_json(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
-    try:
-        value = parse_json(file.read().removeprefix(codecs.BOM_UTF8), where)
-    except UserError as e:
-        raise UserError(f"{e}: rename a file with one object per line to .jsonl") from None
-    if isinstance(value, list):
-        yield from (Piece(f"{where}, item {number}", item, field) for number, item in enumerate(value))
-    else:
-        yield Piece(where, value, field)
 
 
 def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
@@ -242,20 +208,17 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
             number += 1
 
 
-def _read_dataset(source: Source, field: str) -> Iterator[Piece]:
+def _read_dataset(source: Source, params: PrepareParams) -> Iterator[Piece]:
     import datasets
 
-    name = source.name.removeprefix(HUB)
+    name, field = source.name.removeprefix(HUB), params.field
     revision = {} if Path(name).is_dir() else {"revision": source.fingerprint}
-    try:
-        rows = datasets.load_dataset(name, source.subset or None, split=source.split, streaming=True, **revision)
-        if rows.column_names is not None:
-            _check_column(source.name, field, rows.column_names)
-            rows = rows.select_columns([field])
-        for number, row in enumerate(rows):
-            yield Piece(f"{source.name}, row {number}", row.get(field))
-    except Exception as e:  # any error of the libraries below datasets
-        yield Piece(source.name, _unreadable(source.name, e))
+    rows = datasets.load_dataset(name, params.subset or None, split=params.split, streaming=True, **revision)
+    if rows.column_names is not None:
+        _check_column(source.name, field, rows.column_names)
+        rows = rows.select_columns([field])
+    for number, row in enumerate(rows):
+        yield Piece(f"{source.name}, row {number}", row.get(field))
 
 
 def _files(name: str) -> Source:
@@ -270,32 +233,25 @@ def _files(name: str) -> Source:
     return Source(name, tuple(files), sum(size for _, size, _ in stats), fingerprint)
 
 
-def _dataset(name: str, subset: str, split: str) -> Source:
+def _dataset(name: str) -> Source:
     path = name.removeprefix(HUB)
     try:
         import datasets  # noqa: F401
         from huggingface_hub import dataset_info
     except ImportError:
         raise UserError(f"{name} needs the package datasets: pip install 'jaxgpt[datasets]'") from None
+    if Path(path).is_dir():
+        return _files(path)._replace(name=name, files=(), size=0)
     try:
-        revision = _files(path).fingerprint if Path(path).is_dir() else str(dataset_info(path, timeout=10).sha)
-    except UserError:  # an empty directory
-        raise
+        revision = str(dataset_info(path, timeout=10).sha)
     except Exception as e:  # any error of the HTTP client, or an invalid name
-        raise UserError(
-            f"{name} is no directory, and cannot be read from the Hugging Face Hub ({_reason(e)})"
-        ) from None
-    return Source(name, (), 0, revision, subset, split)
+        raise UserError(f"cannot find {name} on the Hugging Face Hub: {_reason(e)}") from None
+    return Source(name, (), 0, revision)
 
 
 def _check_column(where: str, field: str, names: Sequence[str]) -> None:
     if field not in names:
         raise UserError(f"{where} has no column {field!r}: choose one of {short_repr([*names])} with --field")
-
-
-def _check_nul(where: str, text: str) -> None:
-    if "\0" in text:
-        raise UserError(f"{where}: not text (it has a NUL): {CONVERT}")
 
 
 def _unreadable(where: str, e: Exception) -> UserError:
@@ -307,5 +263,4 @@ def _unreadable(where: str, e: Exception) -> UserError:
 
 
 def _reason(e: Exception) -> str:
-    lines = str(getattr(e, "strerror", None) or e).strip().splitlines()
-    return lines[0] if lines else type(e).__name__
+    return one_line(getattr(e, "strerror", None) or e) or type(e).__name__

@@ -13,12 +13,12 @@ from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.conversations import load_conversations
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
-from jaxgpt.data.shards import holds_ids, prepared_tokenizer
-from jaxgpt.data.text import KNOWN_VOCAB, NO_TEXT, Progress, Text, no_progress, read_text
+from jaxgpt.data.shards import prepared_tokenizer
+from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
 from jaxgpt.data.token_cache import encode_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
-from jaxgpt.data.tokens import Split, Tokens, open_splits
+from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
 
 DECODED = 1 << 18  # ids to decode at a time
@@ -64,7 +64,7 @@ class Data:
     @property
     def characters(self) -> int:
         """Number of characters of the text; 0 if any part is not text."""
-        sizes = [part.text.characters if part.text else 0 for part in self.parts or (self,)]
+        sizes = [len(part.text.text) if part.text else 0 for part in self.parts or (self,)]
         return sum(sizes) if all(sizes) else 0
 
     def facts(self) -> dict[str, object]:
@@ -156,8 +156,8 @@ def vocab_size(config: Config) -> int:
     data = config.data
     if config.model.vocab_size:
         return config.model.vocab_size
-    if not (data.path or data.mix) and (data.dataset, data.tokenizer) in KNOWN_VOCAB:
-        return KNOWN_VOCAB[data.dataset, data.tokenizer]
+    if not (data.path or data.mix) and (data.dataset, data.tokenizer) == ("shakespeare", "char"):
+        return SHAKESPEARE_CHARACTERS
     return _tokenizer(config).vocab_size
 
 
@@ -223,7 +223,7 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 
 
 def _holds_ids(data: DataConfig) -> bool:
-    return bool(data.path) and holds_ids(Path(data.path))
+    return bool(data.path) and is_token_path(Path(data.path))
 
 
 def _as_documents(config: Config, data: Data) -> Data:

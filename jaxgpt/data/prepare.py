@@ -21,33 +21,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.config import PrepareParams
-from jaxgpt.data.cuts import GPT2_CUTS, cut
-from jaxgpt.data.documents import HUB, Piece, Source, check_cuts, list_sources, read_pieces, sample_text
+from jaxgpt.data import shards
+from jaxgpt.data.documents import HUB, Piece, Source, list_sources, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.shards import (
-    INDEX,
-    KIND,
-    SPLITS,
-    VERSION,
-    ShardWriter,
-    check_files,
-    read_index,
-    same_ids,
-    save_tokenizer,
-    saved_tokenizer,
-    token_dtype,
-    write_index,
-)
+from jaxgpt.data.shards import INDEX, SPLITS, ShardWriter
 from jaxgpt.data.tokenizer import Tokenizer, cuts_of
-from jaxgpt.data.tokenizer_files import TOKENIZERS, make_tokenizer, train_bpe
-from jaxgpt.errors import UserError, reported
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, train_bpe
+from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import LOCK, sole_writer
 from jaxgpt.runtime import cores
-from jaxgpt.settings import check_text
 
 BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
 BATCH = 1 << 20  # bytes of documents that a thread encodes at a time
-BATCH_PIECES = 1 << 14  # documents that a thread encodes at a time
 SAVE_EVERY = 30.0  # seconds between writes of index.json while no shard is complete
 SKIPPED = 10  # skipped documents to name in the index
 ANY_VALUE = ("workers", "on_error")  # parameters that the bytes do not depend on
@@ -61,7 +46,7 @@ class Encoded(NamedTuple):
     size: int  # bytes of text
     first: bool  # whether a document starts with this piece
     read: int  # bytes of the sources read from disk so far
-    skipped: str = ""  # why the document cannot be read; empty: it can
+    skipped: str = ""  # why the piece cannot be read; empty: it can
 
 
 def prepare(
@@ -89,27 +74,36 @@ def prepare(
     Raises:
         UserError: if the sources, parameters or directory cannot be used, or a document cannot be read.
     """
-    sources = _open_sources(names, out, params)
-    given = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
-    vocab_size = given.vocab_size if given else params.vocab_size
-    if params.format == "nanogpt" and token_dtype(vocab_size).itemsize > 2:
+    for name in names:
+        if not name.startswith(HUB) and Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
+            raise UserError(f"--out {out} is inside the source {name}: choose another --out")
+    sources = list_sources(names)
+    tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
+    vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
+    if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
     with reported(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in out.iterdir()} - {LOCK, f"{INDEX}.tmp"}
-    if others and read_index(out) is None:
+    if others and shards.read_index(out) is None:
         raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose another --out")
     with sole_writer(out):
-        index = _begin(out, params, sources)
+        index = _begin(out, params, sources, tokenizer)
         if index["complete"]:
-            check_files(out, index, checksums=True)
+            shards.check_files(out, index, checksums=True)
             note(f"{out} is complete, and its files match the checksums in {INDEX}")
             return index
-        tokenizer = _tokenizer(out, index, given, params, sources)
+        if "tokenizer" not in index:
+            tokenizer = tokenizer or train_bpe(sample_text(sources, params, BPE_SAMPLE), params.vocab_size)
+            entry = {"name": params.tokenizer} | shards.save_tokenizer(out, tokenizer)
+            index |= {"dtype": shards.token_dtype(tokenizer.vocab_size).name, "tokenizer": entry}
+            shards.write_index(out, index)
         if index["pieces"]:
-            note(f"continuing {out} after {sum(index['splits'][split]['documents'] for split in SPLITS):,} documents")
+            documents = sum(index["splits"][split]["documents"] for split in SPLITS)
+            note(f"continuing {out} after {plural(documents, 'document')}")
+        tokenizer = shards.saved_tokenizer(out, index)
         total = sum(source.size for source in sources) if all(source.size for source in sources) else 0
-        pieces = islice(read_pieces(sources, params.field, cuts_of(tokenizer)), index["pieces"], None)
+        pieces = islice(read_pieces(sources, params, cuts_of(tokenizer)), index["pieces"], None)
         encoded = _in_order(_encoder(tokenizer, params), _batches(pieces), params.workers or cores())
         try:
             with closing(_Output(out, index)) as output, closing(encoded):
@@ -133,19 +127,18 @@ class _Output:
         self._splits = {split: ShardWriter(out, index, split) for split in SPLITS}
 
     def add(self, encoded: Encoded) -> None:
-        index, split = self._index, self._splits[encoded.split]
+        split, skipped = self._splits[encoded.split], self._index["skipped"]
         is_complete = split.write(encoded.ids)
-        index["pieces"] += 1
+        split.entry["documents"] += encoded.first
+        split.entry["bytes"] += encoded.size
+        self._index["pieces"] += 1
         if encoded.skipped:
-            index["skipped"]["documents"] += 1
-            index["skipped"]["first"] += [encoded.skipped] * (len(index["skipped"]["first"]) < SKIPPED)
-        else:
-            split.entry["documents"] += encoded.first
-            split.entry["bytes"] += encoded.size
+            skipped["documents"] += 1
+            skipped["first"] += [encoded.skipped] * (len(skipped["first"]) < SKIPPED)
         if is_complete or time.monotonic() - self._saved > SAVE_EVERY:
             for each in self._splits.values():
                 each.sync()
-            write_index(self._out, index)
+            shards.write_index(self._out, self._index)
             self._saved = time.monotonic()
 
     def finish(self) -> None:
@@ -154,16 +147,13 @@ class _Output:
         Raises:
             UserError: if there are no training documents.
         """
-        val, skipped = self._splits["val"].entry["documents"], self._index["skipped"]["documents"]
         if not self._splits["train"].entry["documents"]:
-            raise UserError(
-                f"no documents for training ({skipped:,} skipped, {val:,} for validation): use other sources"
-                + ", or a lower --val-fraction" * (val > 0)
-            )
+            skipped = self._index["skipped"]["documents"]
+            raise UserError(f"no documents for training ({skipped:,} skipped): use other sources")
         for split in self._splits.values():
             split.finish()
         self._index["complete"] = True
-        write_index(self._out, self._index)
+        shards.write_index(self._out, self._index)
 
     def close(self) -> None:
         for split in self._splits.values():
@@ -171,77 +161,42 @@ class _Output:
                 split.close()
 
 
-def _open_sources(names: Sequence[str], out: Path, params: PrepareParams) -> list[Source]:
-    """List the sources; raise `UserError` for an empty list, and if `out` is inside a source."""
-    if not names:
-        raise UserError("no sources: pass files, directories or datasets")
-    for name in names:
-        check_text("the source", name)
-        if not name.startswith(HUB) and Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
-            raise UserError(f"--out {out} is inside the source {name}: choose another --out")
-    return list_sources(names, params.subset, params.split)
-
-
 def _named_tokenizer(name: str) -> Tokenizer:
-    if name in TOKENIZERS and name not in ("gpt2", "byte") and not Path(name).exists():
-        raise UserError(f"--tokenizer {name} is not supported: use gpt2, bpe, or the path of a tokenizer or run")
-    tokenizer = make_tokenizer(name)
-    if tokenizer.eos_id is None:
+    tokenizer = None if name in FROM_TEXT or name == "ids" else make_tokenizer(name)
+    if tokenizer is None or tokenizer.eos_id is None:
         raise UserError(f"the tokenizer {name} has no end-of-text token to separate documents: use gpt2 or bpe")
     return tokenizer
 
 
-def _begin(out: Path, params: PrepareParams, sources: Sequence[Source]) -> dict[str, Any]:
+def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
     """Read the index, or create it. Nothing is lost if parameters change before the first document is recorded.
 
     Raises:
         UserError: if the directory has documents from other parameters or sources.
     """
-    settings = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
-    new: dict[str, Any] = {
-        "kind": KIND,
-        "version": VERSION,
+    settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
+    settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
+    settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
+    index = shards.read_index(out)
+    if index and (index["pieces"] or index["settings"] == settings):
+        for key, value in settings.items():
+            if (was := index["settings"][key]) != value:
+                raise UserError(
+                    f"{out} was created with {key} {short_repr(was)}, not {short_repr(value)}: use the same, or another --out"
+                )
+        return index
+    for path in out.glob("*.bin"):
+        path.unlink()
+    new = {
+        "kind": shards.KIND,
         "complete": False,
-        "format": params.format,
-        "end_of_text": "before" if params.format == "llm.c" else "after",
-        "settings": settings | {"sources": " ".join(source.name for source in sources)},
-        "sources": [source._asdict() | {"files": len(source.files)} for source in sources],
+        "settings": settings,
         "pieces": 0,
         "skipped": {"documents": 0, "first": []},
         "splits": {split: {"documents": 0, "tokens": 0, "bytes": 0, "shards": []} for split in SPLITS},
     }
-    index = read_index(out)
-    if index is None or (not index["pieces"] and any(index[key] != new[key] for key in ("settings", "sources"))):
-        for path in [*out.glob("*.bin"), *out.glob("*.part")]:
-            path.unlink()
-        write_index(out, new)
-        return new
-    for key, value in new["settings"].items():
-        if (was := index["settings"].get(key)) != value:
-            flag = "the sources" if key == "sources" else f"--{key.replace('_', '-')}"
-            raise UserError(f"{out} was created with {flag} {was}, not {value}: use {was}, or another --out")
-    for before, now in zip(index["sources"], new["sources"], strict=True):
-        if before != now:
-            raise UserError(f"{now['name']} has changed since {out} was created: choose another --out")
-    return index
-
-
-def _tokenizer(
-    out: Path, index: dict[str, Any], given: Tokenizer | None, params: PrepareParams, sources: Sequence[Source]
-) -> Tokenizer:
-    """Return the tokenizer of the directory; create it if the directory is new."""
-    if "tokenizer" not in index:
-        skip = params.on_error == "skip"
-        tokenizer = given or train_bpe(
-            sample_text(sources, params.field, GPT2_CUTS, BPE_SAMPLE, skip), params.vocab_size
-        )
-        entry = {"name": params.tokenizer} | save_tokenizer(out, tokenizer)
-        index |= {"dtype": token_dtype(tokenizer.vocab_size).name, "tokenizer": entry}
-        write_index(out, index)
-    tokenizer = saved_tokenizer(out, index)
-    if given and not (same_ids(given, tokenizer) and given.eos_id == tokenizer.eos_id):
-        raise UserError(f"--tokenizer {params.tokenizer} has changed since {out} was created: choose another --out")
-    return tokenizer
+    shards.write_index(out, new)
+    return new
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -249,8 +204,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     batch, size = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)
-        size += len(piece.content) if isinstance(piece.content, str | bytes) else 0
-        if size >= BATCH or len(batch) >= BATCH_PIECES:
+        size += len(piece.content) if isinstance(piece.content, str | bytes) else 1
+        if size >= BATCH:
             yield batch
             batch, size = [], 0
     if batch:
@@ -275,35 +230,32 @@ def _in_order(
 
 
 def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[Piece]], list[Encoded]]:
-    """Return a function that encodes pieces, and chooses the split of each document.
+    """Return a function that encodes pieces, and selects the split of each document.
 
-    A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. The function runs in threads:
-    both libraries release Python's lock while they encode.
+    A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. An unreadable document has no
+    ids; if only a piece of it is unreadable, the others are written. The function runs in threads: both libraries release
+    Python's lock while they encode.
     """
-    encode, cuts = fast_encoder(tokenizer) or tokenizer.encode, cuts_of(tokenizer)
-    end = np.array([tokenizer.eos_id], token_dtype(tokenizer.vocab_size))
+    encode = fast_encoder(tokenizer) or tokenizer.encode
+    end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))
     val_below = int(params.val_fraction * 2.0**64)
 
     def encoded(piece: Piece) -> Encoded:
+        text, ids, skipped = "", end[:0], ""
         try:
             text = piece.text()
-            parts = cut(text, cuts)
-            check_cuts(piece.where, parts)
-            try:
-                ids = [encode(part) for part in parts]
-            except UserError as e:
-                raise UserError(f"{piece.where}: {e}") from None
+            ids = encode(text)
         except UserError as e:
-            if not (piece.first and piece.last):
-                raise  # the beginning of the document may be written
-            return Encoded(b"", "train", 0, True, piece.read, str(e))
+            skipped = str(e) if piece.where in str(e) else f"{piece.where}: {e}"
+            if piece.first and piece.last:
+                return Encoded(b"", "train", 0, False, piece.read, skipped)
         data = text.encode()
         before = piece.first and params.format == "llm.c"
         after = piece.last and params.format == "nanogpt"
-        ids = [end] * before + ids + [end] * after
+        parts = [end] * before + [ids] + [end] * after
         digest = piece.digest or hashlib.sha256(data).digest()
         split = "val" if int.from_bytes(digest[:8], "big") < val_below else "train"
-        joined = np.concatenate(ids, dtype=end.dtype, casting="unsafe").tobytes()
-        return Encoded(joined, split, len(data), piece.first, piece.read)
+        joined = np.concatenate(parts, dtype=end.dtype, casting="unsafe").tobytes()
+        return Encoded(joined, split, len(data), piece.first, piece.read, skipped)
 
     return lambda pieces: [encoded(piece) for piece in pieces]

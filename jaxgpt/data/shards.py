@@ -18,12 +18,12 @@ import numpy as np
 from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, load_tokenizer, make_tokenizer
-from jaxgpt.data.tokens import HEADER, LLMC, is_token_path
+from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_atomically
 
 INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
-KIND, VERSION = "jaxgpt token shards", 2  # values of "kind" and "version" in index.json
+KIND = "jaxgpt token shards, version 3"
 SPLITS = ("train", "val")
 BUFFER = 1 << 20  # bytes to write at a time
 PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # distinguishes tokenizers
@@ -35,7 +35,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class ShardWriter:
-    """Writes one split. A shard is `NAME.bin.part` until it is complete.
+    """Writes one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
     nanoGPT's format is one file without a header.
@@ -49,16 +49,16 @@ class ShardWriter:
     def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
         self.entry: dict[str, Any] = index["splits"][split]
         self._directory, self._split, self._dtype = directory, split, np.dtype(index["dtype"])
-        self._has_header = index["format"] == "llm.c"
-        self._limit = index["settings"]["shard_tokens"] if self._has_header else 1 << 62
+        self._offset = ids_offset(index)
+        self._limit = index["settings"]["shard_tokens"] if self._offset else 1 << 62
         self._tokens = self.entry["tokens"] - sum(shard["tokens"] for shard in self.entry["shards"])
-        self._file = self._reopened() if self._tokens else None
+        self._file = self._opened() if self._tokens else None
 
     def write(self, ids: bytes) -> bool:
         """Append ids; return whether a shard is now complete."""
         shards, left = len(self.entry["shards"]), memoryview(ids)
         while left:
-            self._file = self._file or self._created()
+            self._file = self._file or self._opened()
             taken = left[: (self._limit - self._tokens) * self._dtype.itemsize]
             self._file.write(taken)
             self._tokens += len(taken) // self._dtype.itemsize
@@ -78,15 +78,12 @@ class ShardWriter:
         """Complete the last shard, if it has ids."""
         if self._file is None:
             return
-        if self._has_header:
-            header = np.zeros(HEADER, "<i4")
-            magic = next(magic for magic, (_, dtype) in LLMC.items() if dtype == self._dtype)
-            header[:3] = magic, LLMC[magic][0], self._tokens
+        if self._offset:
+            magic, version = next((magic, version) for magic, (version, dtype) in LLMC.items() if dtype == self._dtype)
             self._file.seek(0)
-            self._file.write(header.tobytes())
+            self._file.write(np.array([magic, version, self._tokens], "<i4").tobytes())
         self.sync()
         self._file.close()
-        os.replace(self._part, self._path)
         shard = {"file": self._path.name, "tokens": self._tokens, "sha256": sha256_file(self._path)}
         self.entry["shards"].append(shard)
         self._file, self._tokens = None, 0
@@ -98,33 +95,23 @@ class ShardWriter:
 
     @property
     def _path(self) -> Path:
-        number = f"_{len(self.entry['shards']):06d}" if self._has_header else ""
+        number = f"_{len(self.entry['shards']):06d}" if self._offset else ""
         return self._directory / f"{self._split}{number}.bin"
 
-    @property
-    def _part(self) -> Path:
-        return self._path.with_name(self._path.name + ".part")
-
-    @property
-    def _offset(self) -> int:
-        return 4 * HEADER if self._has_header else 0
-
-    def _created(self) -> BinaryIO:
-        file = self._part.open("wb", BUFFER)
-        file.write(bytes(self._offset))
-        return file
-
-    def _reopened(self) -> BinaryIO:
-        """Open the unfinished shard, without what was written after the index."""
-        if self._path.exists():  # completed after the index was written
-            os.replace(self._path, self._part)
+    def _opened(self) -> BinaryIO:
+        """Open the current shard, without what was written after the index."""
         size = self._offset + self._tokens * self._dtype.itemsize
-        if not self._part.exists() or self._part.stat().st_size < size:
-            raise UserError(f"{self._part} is shorter than in {INDEX}: delete {self._directory} and start again")
-        file = self._part.open("r+b", BUFFER)
+        if self._tokens and not (self._path.is_file() and self._path.stat().st_size >= size):
+            raise UserError(f"{self._path} is shorter than in {INDEX}: delete {self._directory} and start again")
+        file = self._path.open("r+b" if self._tokens else "wb", BUFFER)
         file.truncate(size)
         file.seek(size)
         return file
+
+
+def ids_offset(index: Mapping[str, Any]) -> int:
+    """Return the size of the header of a shard in bytes; 0 in nanoGPT's format."""
+    return 4 * HEADER if index["settings"]["format"] == "llm.c" else 0
 
 
 def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -144,21 +131,9 @@ def write_index(directory: Path, index: Mapping[str, Any]) -> None:
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if the file is missing or has different content.
-
-    Raises:
-        UserError: if a different version of jaxgpt wrote it.
-    """
+    """Read index.json; return None if the file is missing, or is not the index of this version of `jaxgpt data prepare`."""
     index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
-    if index.get("kind") != KIND:
-        return None
-    if index.get("version") != VERSION:
-        raise UserError(
-            f"{directory / INDEX} has version {index.get('version')}, not {VERSION}: prepare the data again"
-        )
-    if missing := {"complete", "pieces", "settings", "sources", "splits"} - index.keys():
-        raise UserError(f"{directory / INDEX} is damaged: {min(missing)!r} is missing; prepare the data again")
-    return index
+    return index if index.get("kind") == KIND else None
 
 
 def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
@@ -180,14 +155,12 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
         UserError: if they differ.
     """
     fix = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
-    itemsize, offset = np.dtype(index["dtype"]).itemsize, 4 * HEADER if index["format"] == "llm.c" else 0
+    itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
     for name, shard in shards.items():
         path, size = directory / name, offset + shard["tokens"] * itemsize
-        if not path.is_file():
-            raise UserError(f"{path} is missing: {fix}")
-        if path.stat().st_size != size:
-            raise UserError(f"{path} has {path.stat().st_size:,} bytes, not {size:,} as in {INDEX}: {fix}")
+        if not path.is_file() or path.stat().st_size != size:
+            raise UserError(f"{path} is missing, or does not have {size:,} bytes as in {INDEX}: {fix}")
         if checksums and sha256_file(path) != shard["sha256"]:
             raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {fix}")
     if others := sorted({path.name for path in directory.glob("[!.]*.bin")} - shards.keys()):
@@ -201,22 +174,14 @@ def complete_index(path: Path) -> dict[str, Any] | None:
         The index, or None if the path is something else.
 
     Raises:
-        UserError: if the index is damaged or contradicts the files, or the directory is unfinished.
+        UserError: if the index contradicts the files, or the directory is unfinished.
     """
     index = read_index(path)
     if index and not index["complete"]:
         raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
     if index:
-        try:
-            check_files(path, index)
-        except (KeyError, TypeError, AttributeError) as e:
-            raise UserError(f"{path / INDEX} is damaged ({type(e).__name__}: {e}): prepare the data again") from None
+        check_files(path, index)
     return index
-
-
-def holds_ids(path: Path) -> bool:
-    """Return whether a path is a token file, a directory of token files, or one written by `jaxgpt data prepare`."""
-    return complete_index(path) is not None or is_token_path(path)
 
 
 def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
@@ -235,22 +200,20 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
         return None
     own, used = saved_tokenizer(path, index), index["tokenizer"]["name"]
     named = "the tokenizer of the model" if tokenizer else f"data.tokenizer {kind}"
-    if tokenizer is None and kind not in (*FROM_TEXT, used, str(path / TOKENIZER_FILE)):
-        if kind == "ids":
-            raise UserError(f"{path} has a tokenizer, {path / TOKENIZER_FILE}: omit --data.tokenizer ids")
+    if tokenizer is None and kind in (*FROM_TEXT, used):
+        return own
+    if tokenizer is None and kind != "ids":
         tokenizer = make_tokenizer(kind)
-    if tokenizer is not None and not same_ids(tokenizer, own):
+    if tokenizer is None or not same_ids(tokenizer, own):
         raise UserError(
             f"{path} was prepared with a different tokenizer ({used}, {TOKENIZER_FILE}) than {named}: omit "
             f"--data.tokenizer, or prepare the data with this tokenizer"
         )
-    return tokenizer or own
+    return tokenizer
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers give the same ids: equal files, or equal vocabularies, merges, and ids of a probe."""
-    if a.to_json() == b.to_json():
-        return True
+    """Return whether two tokenizers give the same ids: equal vocabularies, merges, and ids of a probe."""
     models = [json.loads(each.to_json())["model"] for each in (a, b)]
     is_equal = all(models[0].get(key) == models[1].get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

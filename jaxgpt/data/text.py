@@ -5,15 +5,12 @@ from __future__ import annotations
 import codecs
 import hashlib
 import sysconfig
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from string import ascii_letters
-
-import numpy as np
 
 from jaxgpt.config import DataConfig
 from jaxgpt.errors import UserError, plural, reported
@@ -37,15 +34,13 @@ unittest/suite urllib/request uuid warnings wave weakref webbrowser zipapp
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+SHAKESPEARE_CHARACTERS = 65  # different ones, known without the download
 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
 
-# Vocabulary sizes by dataset and tokenizer that are known without a download.
-KNOWN_VOCAB = {("shakespeare", "char"): 65, ("statquest", "word"): 5, ("repeats", "char"): 53}
-
 # Lines of random letters, each written twice. The length varies, so that the copy cannot be found by its distance.
-REPEATS_LINES, REPEATS_LENGTHS = 20_000, (5, 25)
+REPEATS_LINES, REPEATS_LENGTHS = 20_000, range(5, 26)
 
 Progress = Callable[[int, int], None]  # called with (done, total)
 
@@ -83,11 +78,6 @@ class Text:
         """SHA-256 of the text, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
 
-    @property
-    def characters(self) -> int:
-        """Number of characters: bytes that do not continue one."""
-        return int(np.count_nonzero(np.frombuffer(self.data, np.uint8) & 0xC0 != 0x80))
-
 
 def read_text(config: DataConfig) -> Text:
     """Read the text of a config.
@@ -113,31 +103,24 @@ def read_text(config: DataConfig) -> Text:
 
 def repeats() -> str:
     """Make random strings, each written twice and followed by a new line; only the second copy can be predicted."""
-    rng, (shortest, longest) = Random(0), REPEATS_LENGTHS  # random() gives the same numbers in every version of Python
-
-    def draw(n: int) -> int:
-        return int(rng.random() * n)
-
-    words = (
-        "".join(ascii_letters[draw(len(ascii_letters))] for _ in range(shortest + draw(longest - shortest + 1)))
-        for _ in range(REPEATS_LINES)
-    )
-    return "".join(f"{word}{word}\n" for word in words)
+    rng, lines = Random(0), []
+    for _ in range(REPEATS_LINES):
+        word = "".join(rng.choices(ascii_letters, k=rng.choices(REPEATS_LENGTHS)[0]))
+        lines.append(f"{word}{word}\n")
+    return "".join(lines)
 
 
 def python_sources() -> Text:
     """Concatenate the sources of a fixed list of standard-library modules."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = {name: root / f"{name}.py" for name in PYTHON_MODULES if (root / f"{name}.py").is_file()}
-    if len(paths) < len(PYTHON_MODULES) // 2:
+    paths = {name: root / f"{name}.py" for name in PYTHON_MODULES}
+    if absent := [str(path) for path in paths.values() if not path.is_file()]:
         raise UserError(
-            f"the sources of Python's standard library are not at {root} ({len(paths)} of {len(PYTHON_MODULES)} modules "
-            f"found): choose a different text with --data.path FILE"
+            f"{plural(len(absent), 'source')} of Python's standard library not found, such as {absent[0]}: choose a different "
+            f"text with --data.path FILE"
         )
-    parts = {name: _read_file(path) for name, path in paths.items()}
-    absent = [name for name in PYTHON_MODULES if name not in paths]
-    source = f"{len(parts)} modules of Python's standard library, {min(parts)} to {max(parts)}, at {root}"
-    return Text.of(parts, source + (f"; without {', '.join(absent)}" if absent else ""))
+    source = f"{len(paths)} modules of Python's standard library, {min(paths)} to {max(paths)}, at {root}"
+    return Text.of({name: _read_file(path) for name, path in paths.items()}, source)
 
 
 def read_path(path: Path) -> Text:
@@ -148,19 +131,20 @@ def read_path(path: Path) -> Text:
     """
     if not path.exists():
         raise missing(path)
-    if path.is_file():
+    if not path.is_dir():
         if not (data := _read_file(path)):
             raise UserError(f"{path} is empty")
         return Text(data, str(path))
-    parts, skipped = dict[str, bytes](), 0
+    parts, size, skipped = dict[str, bytes](), 0, 0
     for file in visible_files(path):
-        data = b""
-        with suppress(NotText):
+        try:
             data = _read_file(file)
+        except NotText:
+            data = b""
         if data:
             parts[str(file.relative_to(path))] = data
-        skipped += not data
-        if sum(map(len, parts.values())) > TEXT_BYTES:
+        size, skipped = size + len(data), skipped + (not data)
+        if size > TEXT_BYTES:
             raise _too_large(path)
     others = f"; skipped {plural(skipped, 'other file')}" if skipped else ""
     if not parts:
@@ -168,10 +152,15 @@ def read_path(path: Path) -> Text:
     return Text.of(parts, f"{plural(len(parts), 'text file')} in {path}{others}")
 
 
-def visible_files(directory: Path) -> list[Path]:
-    """Return the files of a directory and its subdirectories, sorted, without hidden ones."""
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(directory).parts))
+def visible_files(directory: Path) -> Iterator[Path]:
+    """Yield the files of a directory and its subdirectories, sorted by path, without hidden ones and links to directories."""
+    with reported(f"cannot read {directory}"):
+        paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            yield from visible_files(path)
+        elif path.is_file():
+            yield path
 
 
 class NotText(UserError):
@@ -185,27 +174,28 @@ def _read_file(path: Path) -> bytes:
         NotText: if the file is not UTF-8 text.
     """
     if path.suffix.lower() in DOCUMENTS:
-        raise NotText(
-            f"{path} holds documents or compressed data, not plain text: tokenize it with jaxgpt data prepare {path} --out "
-            f"tokens, then use --data.path tokens"
-        )
-    with reported(f"cannot read {path}"):
-        if path.stat().st_size > TEXT_BYTES:
-            raise _too_large(path)
-        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
+    if not path.is_file():
+        raise UserError(f"{path} is neither a file nor a directory")  # a pipe would never end
+    with reported(f"cannot read {path}"), path.open("rb") as file:
+        data = file.read(TEXT_BYTES + 1)
+    is_complete = len(data) <= TEXT_BYTES
     try:
-        data.decode("utf-8")
+        codecs.getincrementaldecoder("utf-8")().decode(data, final=is_complete)
     except UnicodeDecodeError as e:
         raise NotText(
             f"{path} is not UTF-8 text (byte {e.start}): convert it to plain text, or rename a file of token ids to .bin"
         ) from None
     if 0 in data:
         raise NotText(f"{path} is not text (it has a NUL): use plain UTF-8 text, or token ids in .bin files")
-    return data
+    if not is_complete:
+        raise _too_large(path)
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _too_large(path: Path) -> UserError:
-    return UserError(
-        f"{path} has more than {TEXT_BYTES:,} bytes of text: tokenize it with jaxgpt data prepare {path} --out tokens, then "
-        f"use --data.path tokens"
-    )
+    return UserError(f"{path} has more than {TEXT_BYTES:,} bytes of text: {_prepare(path)}")
+
+
+def _prepare(path: Path) -> str:
+    return f"tokenize it with jaxgpt data prepare {path} --out tokens, then use --data.path tokens"

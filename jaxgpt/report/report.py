@@ -14,10 +14,11 @@ import numpy as np
 
 from jaxgpt.config import MAX_VOCAB, Config, DataConfig
 from jaxgpt.data import Data, Packed, Split, Tokenizer, Tokens, open_data
-from jaxgpt.data.shards import complete_index, holds_ids
+from jaxgpt.data.shards import complete_index
 from jaxgpt.data.text import Progress, Text, no_progress
 from jaxgpt.data.tokenizer import WordTokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT
+from jaxgpt.data.tokens import is_token_path
 from jaxgpt.errors import UserError
 from jaxgpt.report.baselines import COUNTED, EVALUATED, compressed_sizes, cross_entropies, sample
 from jaxgpt.report.hashes import GRAM, count_duplicates, document_hashes, gram_hashes, overlap
@@ -44,7 +45,7 @@ def open_reported(config: Config, tokenizer: Tokenizer | None = None, progress: 
 
 def _lacks_tokenizer(data: DataConfig) -> bool:
     path = Path(data.path)
-    return bool(data.path) and not data.conversations and holds_ids(path) and complete_index(path) is None
+    return bool(data.path) and not data.conversations and is_token_path(path) and complete_index(path) is None
 
 
 def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:

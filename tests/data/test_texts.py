@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxgpt.config import DataConfig
 from jaxgpt.data import open_data, text
@@ -47,7 +46,7 @@ def test_python_sources() -> None:
 
 def test_python_without_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
-    with pytest.raises(UserError, match=f"not at {tmp_path}.*--data.path FILE"):
+    with pytest.raises(UserError, match=f"not found, such as {tmp_path}/abc.py: .*--data.path FILE"):
         python_sources()
 
 
@@ -91,6 +90,11 @@ def test_empty_and_large_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(read_path(tmp_path / "a.txt").data) == 60
     with pytest.raises(UserError, match="more than 100 bytes of text: tokenize it with jaxgpt data prepare"):
         read_path(tmp_path)
+    (tmp_path / "b.txt").write_bytes(b"\x00" * 101)
+    assert read_path(tmp_path).source.endswith("; skipped 1 other file"), "a large file that is not text is skipped"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is neither a file nor a directory"):
+        read_path(tmp_path / "pipe")
 
 
 def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
@@ -98,11 +102,6 @@ def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name, "utf-8-sig")
     assert read_path(tmp_path / "a.txt").text == "a.txt"
     assert read_path(tmp_path).text == "a.txtb.txt"
-
-
-@given(st.text(max_size=40))
-def test_characters_are_counted(content: str) -> None:
-    assert Text(content.encode()).characters == len(content)
 
 
 def test_a_path_that_does_not_exist() -> None:
