@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -12,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from jaxgpt.config import Config
 from jaxgpt.data.mixture import Mixture
-from jaxgpt.data.order import WindowOrder, draw
+from jaxgpt.data.order import draw, shuffled
+from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split, Tokens
 from jaxgpt.errors import UserError, as_int, short_repr
 from jaxgpt.settings import INT_MAX
@@ -42,7 +42,38 @@ class Windows:
         return self.split.windows(self.starts_B[rows], self.block_size)
 
 
-@dataclass(frozen=True)
+class Epochs:
+    """The windows of one source, in the order in which a run uses them: every epoch uses each window once.
+
+    Attributes:
+        count: number of positions at which a window can start.
+        per_epoch: windows in an epoch.
+    """
+
+    def __init__(self, split: Split, block_size: int, seed: int, stride: int, name: str) -> None:
+        self.count = split.starts(block_size)
+        if self.count < 1:
+            raise UserError(
+                f"block_size {block_size} needs at least {block_size + 1} ids for training, there are {len(split)}"
+            )
+        self._seed, self._name = seed, name
+        stride = 1 if isinstance(split, Packed) else stride  # the starts of packed windows are their indices
+        self._stride = stride or block_size
+        self._phases = 1 if stride else min(block_size, self.count)  # positions at which an epoch can start
+        self.per_epoch = (self.count - self._phases) // self._stride + 1
+
+    def starts(self, rows: np.ndarray) -> np.ndarray:
+        """Return the starts of rows, by their index from the start of the run."""
+        epochs, positions = np.divmod(rows, self.per_epoch)
+        starts = np.empty(len(rows), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            inside = epochs == epoch
+            phase = int(draw(self._seed, "phase" + self._name, epoch, 1)[0] % self._phases)
+            order = shuffled(positions[inside], self.per_epoch, self._seed, epoch, self._name)
+            starts[inside] = phase + order * self._stride
+        return starts
+
+
 class Batches:
     """The batches of a training run.
 
@@ -58,25 +89,28 @@ class Batches:
         batch_size: B.
         seed: seed of the order.
         sampling: epoch or random.
-        stride: ids between starts; 0: T, from a random position.
         first: index of the first window of step 0; positive after a resume with a different batch size.
+        per_epoch: windows in an epoch, of all sources.
     """
 
-    split: Split
-    block_size: int
-    batch_size: int
-    seed: int
-    sampling: Literal["epoch", "random"] = "epoch"
-    stride: int = 0
-    first: int = 0
-
-    def __post_init__(self) -> None:
-        for source in self._sources:
-            if source.count < 1:
-                raise UserError(
-                    f"block_size {self.block_size} needs at least {self.block_size + 1} ids for training, "
-                    f"there are {len(source.split)}"
-                )
+    def __init__(
+        self,
+        split: Split,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+        sampling: Literal["epoch", "random"] = "epoch",
+        stride: int = 0,
+        first: int = 0,
+    ) -> None:
+        self.split, self.block_size, self.batch_size = split, block_size, batch_size
+        self.seed, self.sampling, self.first = seed, sampling, first
+        self._mixture, names = Mixture([split], [1]), [""]
+        if isinstance(split, Mixture):
+            self._mixture, names = split, [f" of source {i}" for i in range(len(split.sources))]
+        pairs = zip(self._mixture.sources, names, strict=True)
+        self._sources = [Epochs(source, block_size, seed, stride, name) for source, name in pairs]
+        self.per_epoch = sum(source.per_epoch for source in self._sources)
 
     @staticmethod
     def of(config: Config, split: Split, first: int = 0) -> Batches:
@@ -90,25 +124,10 @@ class Batches:
         drawn = draw(self.seed, "window", step, self.batch_size) if self.sampling == "random" else None
         source, before = self._mixture.source_of_rows(rows)
         starts = np.empty(self.batch_size, np.int64)
-        for index, (first, order) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
+        for index, (first, epochs) in enumerate(zip(self._mixture.offsets, self._sources, strict=False)):
             own = source == index
-            starts[own] = first + (order.epoch_starts(before[own]) if drawn is None else drawn[own] % order.count)
+            starts[own] = first + (epochs.starts(before[own]) if drawn is None else drawn[own] % epochs.count)
         return Windows(self.split, starts, self.block_size)
-
-    @property
-    def per_epoch(self) -> int:
-        """Windows in an epoch, of all sources."""
-        return sum(source.per_epoch for source in self._sources)
-
-    @cached_property
-    def _mixture(self) -> Mixture:
-        return self.split if isinstance(self.split, Mixture) else Mixture([self.split], [1])
-
-    @property
-    def _sources(self) -> list[WindowOrder]:
-        names = [f" of source {i}" for i in range(len(self._mixture.sources))] if self._mixture is self.split else [""]
-        pairs = zip(self._mixture.sources, names, strict=True)
-        return [WindowOrder(each, self.block_size, self.seed, self.stride, name) for each, name in pairs]
 
 
 def batches(
@@ -120,17 +139,12 @@ def batches(
     sampling: Literal["epoch", "random"] = "epoch",
     stride: int = 0,
 ) -> Callable[[int], np.ndarray]:
-    """Return the batches of an array of ids, as a pure function of the step.
+    """Return the batches of an array of ids, as a pure function of the step; for the other arguments, see `Batches`.
 
     `batch = batches(ids, 64, 8); batch(0), batch(1), ...`: there is no cursor to save, and any step can be requested.
 
     Args:
         ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
-        block_size: T.
-        batch_size: B.
-        seed: seed of the order.
-        sampling: `epoch` uses every window once before any twice; `random` draws each independently.
-        stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.
 
     Returns:
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.

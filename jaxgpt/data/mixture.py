@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from jaxgpt.data.tokens import Split
 
 
-@dataclass(frozen=True)
 class Mixture:
     """Sources of windows, each with a weight.
 
@@ -22,20 +19,13 @@ class Mixture:
     Attributes:
         sources: splits, all with or all without segment ids.
         weights: positive integers; source i has the share `weights[i] / sum(weights)` of the training windows.
+        offsets: the first start of each source, and the end of the last.
     """
 
-    sources: Sequence[Split]
-    weights: Sequence[int]
-
-    @cached_property
-    def offsets(self) -> list[int]:
-        """The first start of each source, and the end of the last."""
-        return list(itertools.accumulate(map(len, self.sources), initial=0))
-
-    @property
-    def segmented(self) -> bool:
-        """Whether windows have segment ids."""
-        return self.sources[0].segmented
+    def __init__(self, sources: Sequence[Split], weights: Sequence[int]) -> None:
+        self.sources, self.weights = sources, weights
+        self.offsets = list(itertools.accumulate(map(len, sources), initial=0))
+        self.segmented = sources[0].segmented
 
     def __len__(self) -> int:
         return self.offsets[-1]
@@ -86,9 +76,8 @@ class Mixture:
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read windows of the sources."""
-        shape = (len(starts), block_size, 3) if self.segmented else (len(starts), block_size + 1)
-        out = np.empty(shape, np.int32)
         source = np.searchsorted(self.offsets, starts, side="right") - 1
+        out = np.empty((len(starts), *((block_size, 3) if self.segmented else (block_size + 1,))), np.int32)
         for index in np.unique(source).tolist():
             own = source == index
             out[own] = self.sources[index].windows(starts[own] - self.offsets[index], block_size)

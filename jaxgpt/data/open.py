@@ -104,7 +104,7 @@ class Data:
                         f"{part.name}: lower it, change data.train_fraction, or use a longer text"
                     )
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
-            if isinstance(ids, Tokens) and ids.end_ids and not ids.contains(ids.end_ids):
+            if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
                 raise UserError(
                     f"data.documents {setting} needs an end-of-text id after each document, but {part.name} does not contain "
                     f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id between documents, or "
@@ -162,16 +162,15 @@ def vocab_size(config: Config) -> int:
 
 
 def _open_text(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    text, size = read_text(config.data), config.model.vocab_size or tokenizer.vocab_size
-    ids = encode_text(tokenizer, text, progress).check_ids(size, tokenizer.vocab_size)
+    text = read_text(config.data)
+    ids = Tokens(encode_text(tokenizer, text, progress).parts, tokenizer.vocab_size)
     train, val = ids.split(int(config.data.train_fraction * len(ids)))
     return Data(train, val, True, tokenizer, text.source, text.sha256, text=text)
 
 
 def _open_ids(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    train, val, source = open_splits(Path(config.data.path), config.data.train_fraction)
-    size = config.model.vocab_size or tokenizer.vocab_size
-    train, val = train.check_ids(size, tokenizer.vocab_size), val.check_ids(size, tokenizer.vocab_size)
+    size = tokenizer.vocab_size
+    train, val, source = open_splits(Path(config.data.path), config.data.train_fraction, size)
     fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
     return Data(train, val, True, tokenizer, source, fingerprint)
 

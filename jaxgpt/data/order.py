@@ -5,65 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 
-from jaxgpt.data.packing import Packed
-from jaxgpt.data.tokens import Split
-
 SORTED = 1 << 20  # maximum number of items for an order that is stored, in at most 8 MB
 ROUNDS = 8
-
-
-@dataclass(frozen=True)
-class WindowOrder:
-    """The windows of one source, in the order in which a run uses them.
-
-    Attributes:
-        split: the ids.
-        block_size: T.
-        seed: seed of the order.
-        stride: ids between starts in an epoch; 0: T, from a random position. Packed windows ignore it.
-        name: name of the source in a mixture, part of the names of its random streams; empty: the only source.
-    """
-
-    split: Split
-    block_size: int
-    seed: int
-    stride: int
-    name: str = ""
-
-    def epoch_starts(self, rows: np.ndarray) -> np.ndarray:
-        """Return the starts of rows, by their index from the start of the run; every epoch uses each window once."""
-        epochs, positions = np.divmod(rows, self.per_epoch)
-        starts = np.empty(len(rows), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            inside = epochs == epoch
-            phase = int(draw(self.seed, "phase" + self.name, epoch, 1)[0] % self._phases)
-            order = shuffled(positions[inside], self.per_epoch, self.seed, epoch, self.name)
-            starts[inside] = phase + order * self._step
-        return starts
-
-    @property
-    def count(self) -> int:
-        """Number of positions at which a window can start."""
-        return self.split.starts(self.block_size)
-
-    @property
-    def per_epoch(self) -> int:
-        """Windows in an epoch."""
-        return (self.count - self._phases) // self._step + 1
-
-    @property
-    def _step(self) -> int:
-        """Distance between starts in an epoch; the starts of packed windows are their indices."""
-        return 1 if isinstance(self.split, Packed) else self.stride or self.block_size
-
-    @property
-    def _phases(self) -> int:
-        """Number of positions at which an epoch can start."""
-        return 1 if self.stride or isinstance(self.split, Packed) else min(self.block_size, self.count)
 
 
 def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str = "") -> np.ndarray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxgpt.data.tokens import CHECKED_IDS, WINDOWS_PER_BLOCK, Tokens, is_any
+from jaxgpt.data.tokens import Tokens
 
 PACKED_PIECES = 1 << 20  # pieces that are packed together, which bounds the memory of `pack`
 
@@ -76,34 +76,19 @@ class Packed:
 
     def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
         """Read windows, int32 `[B, T, 3]`: the input, target and segment id of each position; -1 is no target."""
-        out = np.empty((len(starts), block_size, 3), np.int32)
-        for first in range(0, len(starts), WINDOWS_PER_BLOCK):
-            block = slice(first, first + WINDOWS_PER_BLOCK)
-            self._write_windows(starts[block], out[block])
+        out = np.full((len(starts), block_size, 3), (0, -1, -1), np.int32)
+        for row, window in zip(out, starts.tolist(), strict=True):
+            end = 0
+            for number, piece in enumerate(range(self.bounds[window], self.bounds[window + 1])):
+                first, n = int(self.begins[piece]), int(self.lengths[piece])
+                ids = self.tokens.take(first, n + 1)
+                row[end : end + n, 0] = ids[:-1]
+                row[end : end + n, 1] = ids[1:]
+                row[end : end + n, 2] = number
+                if self.is_target is not None:
+                    row[end : end + n, 1][~self.is_target[first + 1 : first + n + 1]] = -1
+                end += n
         return out
-
-    def _write_windows(self, starts: np.ndarray, out: np.ndarray) -> None:
-        counts = self.bounds[starts + 1] - self.bounds[starts]  # pieces of each window
-        firsts = np.cumsum(counts) - counts
-        number = np.arange(counts.sum()) - np.repeat(firsts, counts)  # index of each piece in its window
-        pieces = np.repeat(self.bounds[starts], counts) + number
-        lengths = self.lengths[pieces]
-        positions, sizes = self.begins[pieces].tolist(), (lengths + 1).tolist()
-        self.tokens.will_read(positions, sizes)
-        ids = self.tokens.spans(positions, sizes)
-        is_input = np.ones(len(ids), bool)
-        is_input[np.cumsum(lengths + 1) - 1] = False  # the last id of a piece is only a target
-        targets = ids[1:]
-        if self.is_target is not None:
-            masks = [self.is_target[start : start + n] for start, n in zip(positions, sizes, strict=True)]
-            targets = np.where(np.concatenate(masks)[1:], targets, -1)
-        columns = ids[is_input], targets[is_input[:-1]], np.repeat(number, lengths)
-        end = 0
-        for row, size in zip(out, np.add.reduceat(lengths, firsts).tolist(), strict=True):
-            begin, end = end, end + size
-            for i, column in enumerate(columns):
-                row[:size, i] = column[begin:end]
-            row[size:] = 0, -1, -1
 
     def prompt(self) -> np.ndarray:
         """Return the ids before the first target: the beginning of the first conversation."""
@@ -120,7 +105,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     The last id of a document predicts nothing and is not an input. Reads all ids once; the result takes 12 bytes per piece
     and 8 per window.
     """
-    bounds = _document_bounds(tokens)
+    bounds = np.unique(np.concatenate([[0], *(ends + 1 for ends in tokens.ends()), [len(tokens)]]))
     inputs = np.diff(bounds) - 1
     pieces = -(-inputs // block_size)  # number per document
     firsts = np.cumsum(pieces) - pieces
@@ -155,15 +140,3 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
                 insort(spaces, left)
             bins_by_space[left].append(chosen)
     return bins
-
-
-def _document_bounds(tokens: Tokens) -> np.ndarray:
-    """Return where documents begin, and the end of the last one, int64."""
-    parts, begin = [np.zeros(1, np.int64)], 0
-    for part in tokens.parts:
-        for start in range(0, len(part), CHECKED_IDS):
-            ids = part[start : start + CHECKED_IDS]
-            parts.append(np.flatnonzero(is_any(ids, tokens.end_ids)) + (begin + start + 1))
-        begin += len(part)
-    bounds = np.concatenate(parts)
-    return bounds if bounds[-1] == len(tokens) else np.append(bounds, len(tokens))

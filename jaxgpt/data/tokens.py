@@ -9,22 +9,19 @@ import mmap
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from jaxgpt.config import MAX_VOCAB
-from jaxgpt.errors import UserError, reported
+from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import missing
 
 HEADER = 256  # int32 numbers in the header of an llm.c file
-WINDOWS_PER_BLOCK = 32  # windows of documents to process at a time: they fit in the CPU's cache
-CHECKED_IDS = 1 << 20  # ids of each file to check when it is opened; the others are checked when they are read
+BLOCK = 1 << 20  # ids to read at a time
 HASHED_IDS, HASHED_BLOCKS = 1 << 14, 256  # ids of each block of a fingerprint, and their number
-SPLIT_WORDS = {"train": {"train", "training"}, "val": {"val", "valid", "validation"}}
-NOT_COUNTED = ("index.json", "tokenizer.json")  # files of `jaxgpt data prepare` next to the shards
+SPLIT_WORDS = {"val": {"val", "valid", "validation"}, "train": {"train", "training"}}
 LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
     20240520: (1, np.dtype("<u2")),
     20240801: (7, np.dtype("<u4")),
@@ -70,47 +67,56 @@ class Tokens:
         self.parts = [p for p in parts if len(p)]
         self.vocab_size, self.end_ids = vocab_size, end_ids
         self._ends = list(itertools.accumulate(map(len, self.parts)))
-        self._plain = [np.asarray(p) for p in self.parts]  # a slice of a memmap costs as much as copying a window
-        self._maps = [_mapping(p) for p in self.parts]
 
     def __len__(self) -> int:
         return self._ends[-1] if self.parts else 0
 
-    def check_ids(self, vocab_size: int, tokenizer_size: int = 0) -> Tokens:
-        """Return the same ids, required to be below `vocab_size`: the first ones now, the others when they are read.
+    @property
+    def segmented(self) -> bool:
+        """Whether windows have segment ids."""
+        return bool(self.end_ids)
 
-        Args:
-            vocab_size: vocabulary size of the model, which may be padded.
-            tokenizer_size: vocabulary size of the tokenizer; 0: same as the model's. `MAX_VOCAB`: unknown.
-
-        Raises:
-            UserError: if an id is out of range, or a file without a header, with 16-bit ids, cannot have all ids.
-        """
-        large = 1 << 16 < (tokenizer_size or vocab_size) < MAX_VOCAB
-        for part in self.parts:
-            if large and isinstance(part, np.memmap) and part.itemsize == 2 and not part.offset:
-                raise UserError(
-                    f"{part.filename} has no header and is read as 16-bit ids, too few for a vocabulary of "
-                    f"{tokenizer_size or vocab_size:,}: write 32-bit ids in llm.c's format (a header of 256 int32: 20240801, "
-                    f"7, number of ids)"
-                )
-            _check(part[:CHECKED_IDS], part, vocab_size)
-        return Tokens(self.parts, vocab_size, self.end_ids)
+    def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
+        """Yield views of the ids `start` to `start + n`, one for each part that has any of them."""
+        index = bisect_right(self._ends, start)
+        while n > 0:
+            part = self.parts[index]
+            first = start - (self._ends[index] - len(part))
+            piece = part[first : first + n]
+            yield piece
+            start, n, index = start + len(piece), n - len(piece), index + 1
 
     def split(self, at: int) -> tuple[Tokens, Tokens]:
         """Split into the ids before index `at` and the other ids."""
-        cuts = [min(max(at - end + len(part), 0), len(part)) for part, end in zip(self.parts, self._ends, strict=True)]
-        before = [part[:cut] for part, cut in zip(self.parts, cuts, strict=True)]
-        after = [part[cut:] for part, cut in zip(self.parts, cuts, strict=True)]
-        return Tokens(before, self.vocab_size, self.end_ids), Tokens(after, self.vocab_size, self.end_ids)
+        parts = [*self.pieces(0, at)], [*self.pieces(at, len(self) - at)]
+        before, after = (Tokens(each, self.vocab_size, self.end_ids) for each in parts)
+        return before, after
 
-    def contains(self, values: tuple[int, ...]) -> bool:
-        """Return whether any id equals one of a few values."""
-        return any(
-            is_any(part[start : start + CHECKED_IDS], values).any()
-            for part in self.parts
-            for start in range(0, len(part), CHECKED_IDS)
-        )
+    def take(self, start: int, n: int) -> np.ndarray:
+        """Return a copy of the ids `start` to `start + n`, int32.
+
+        Raises:
+            UserError: if an id is outside the vocabulary. JAX would silently use a different one.
+        """
+        out, end = np.empty(n, np.int32), 0
+        for piece in self.pieces(start, n):
+            _will_read(piece)
+            ids = np.asarray(piece)  # operations on a memory map take three times as long
+            if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
+                wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
+                where = f"{piece.filename}: " if isinstance(piece, np.memmap) else ""
+                raise UserError(
+                    f"{where}id {wrong} is outside the vocabulary of {self.vocab_size}: use the tokenizer that made these ids"
+                )
+            out[end : end + len(ids)] = ids
+            end += len(ids)
+        return out
+
+    def ends(self) -> Iterator[np.ndarray]:
+        """Yield the positions of the ids that end a document, block by block."""
+        for start in range(0, len(self), BLOCK):
+            ids = self.take(start, min(BLOCK, len(self) - start))
+            yield start + np.flatnonzero(np.isin(ids, self.end_ids))
 
     def fingerprint(self) -> str:
         """Hash the ids: SHA-256, in hexadecimal, of their number and of at most 256 evenly spaced blocks of 16,384 ids.
@@ -122,55 +128,6 @@ class Tokens:
         for start in range(0, n, HASHED_IDS) if n <= HASHED_IDS * HASHED_BLOCKS else spaced.tolist():
             digest.update(self.take(start, min(HASHED_IDS, n - start)).astype("<i4").tobytes())
         return digest.hexdigest()
-
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return a copy of the ids `start` to `start + n`, int32.
-
-        Raises:
-            UserError: if an id is outside the vocabulary. JAX would silently use a different one.
-        """
-        return self.spans([start], [n])
-
-    def spans(self, starts: Sequence[int], sizes: Sequence[int]) -> np.ndarray:
-        """Return copies of several spans of ids, concatenated, int32. Raises as `take`."""
-        out, end = np.empty(sum(sizes), np.int32), 0
-        for start, n in zip(starts, sizes, strict=True):
-            begin, end = end, end + n
-            part = bisect_right(self._ends, start)
-            while begin < end:
-                plain = self._plain[part]
-                first = start - (self._ends[part] - len(plain))
-                piece = plain[first : first + end - begin]
-                out[begin : begin + len(piece)] = piece
-                start, begin, part = start + len(piece), begin + len(piece), part + 1
-        if (
-            len(out) and int(out.view(np.uint32).max()) >= self.vocab_size
-        ):  # one check for all: reading costs more than copying
-            for start, n in zip(starts, sizes, strict=True):
-                for part_ids, end in zip(self.parts, self._ends, strict=True):
-                    first = end - len(part_ids)
-                    _check(part_ids[max(start - first, 0) : max(start + n - first, 0)], part_ids, self.vocab_size)
-        return out
-
-    def will_read(self, starts: Sequence[int], sizes: Sequence[int]) -> None:
-        """Let the kernel read the ids of mapped files that are needed next, all of them concurrently.
-
-        Otherwise each page fault waits for the disk, with megabytes of readahead for a window of 2 KB.
-        """
-        with contextlib.suppress(OSError):  # it is only advice
-            for start, n in zip(starts, sizes, strict=True):
-                part = bisect_right(self._ends, start)
-                mapping, offset = self._maps[part]
-                if mapping is not None:
-                    plain = self._plain[part]
-                    begin = offset + (start - (self._ends[part] - len(plain))) * plain.itemsize
-                    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-                    mapping.madvise(mmap.MADV_WILLNEED, page, min(begin + n * plain.itemsize, len(mapping)) - page)
-
-    @property
-    def segmented(self) -> bool:
-        """Whether windows have segment ids."""
-        return bool(self.end_ids)
 
     def starts(self, block_size: int) -> int:
         """Count the ids at which a complete window can start."""
@@ -191,60 +148,25 @@ class Tokens:
             `[B, T + 1]`: T inputs and, shifted by one, T targets. With `end_ids`, `[B, T, 3]`: the input, target and segment
             id of each position. The last input of a document has the target -1: it does not predict the next document.
         """
+        rows = np.full((len(starts), block_size + 1), -1, np.int32)
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            n = min(block_size + 1, len(self) - start)
+            row[:n] = self.take(start, n)
         if not self.end_ids:
-            return self._rows(starts, block_size)
-        out = np.empty((len(starts), block_size, 3), np.int32)
-        for first in range(0, len(starts), WINDOWS_PER_BLOCK):
-            block = slice(first, first + WINDOWS_PER_BLOCK)
-            self._write_documents(self._rows(starts[block], block_size), out[block])
-        return out
-
-    def _rows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read rows of T + 1 ids; -1 beyond the end of the ids."""
-        positions, size = starts.tolist(), block_size + 1
-        sizes = [max(min(size, len(self) - start), 0) for start in positions]
-        self.will_read(positions, sizes)
-        ids = self.spans(positions, sizes)
-        if len(ids) == len(starts) * size:
-            return ids.reshape(-1, size)
-        rows = np.full((len(starts), size), -1, np.int32)
-        rows[np.arange(size) < np.array(sizes)[:, None]] = ids
-        return rows
-
-    def _write_documents(self, rows: np.ndarray, out: np.ndarray) -> None:
-        """Write the inputs, targets and segment ids of rows of ids to `[B, T, 3]`."""
-        inputs, (B, T) = rows[:, :-1], out.shape[:2]
-        ends = np.flatnonzero(is_any(inputs, self.end_ids))
-        out[..., 0], out[..., 1] = inputs, rows[:, 1:]
-        out.reshape(-1, 3)[ends, 1] = -1
-        # Segments begin at rows and after ends. Each has its number within its row, once per position.
-        begins = np.sort(np.concatenate([np.arange(0, B * T, T), ends[(ends + 1) % T > 0] + 1]))
-        row_begins = np.flatnonzero(begins % T == 0)
-        number = np.arange(len(begins)) - np.repeat(row_begins, np.diff(row_begins, append=len(begins)))
-        out[..., 2] = np.repeat(number.astype(np.int32), np.diff(begins, append=B * T)).reshape(B, T)
-
-
-def is_any(ids: np.ndarray, values: tuple[int, ...]) -> np.ndarray:
-    """Return a boolean mask of the ids equal to any of `values`."""
-    mask: np.ndarray = ids == values[0]
-    for value in values[1:]:
-        mask |= ids == value
-    return mask
+            return rows
+        inputs, targets = rows[:, :-1], rows[:, 1:]
+        ends = np.isin(inputs, self.end_ids)
+        segments = np.cumsum(ends, axis=1, dtype=np.int32) - ends
+        return np.stack([inputs, np.where(ends, -1, targets), segments], axis=-1)
 
 
 def split_of(path: Path) -> str:
     """Return the split of a token file, `train` or `val`, from a word of its name (a run of letters); "" if it has neither.
 
     `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
-
-    Raises:
-        UserError: if the name matches both splits.
     """
     words = set(re.findall(r"[^\W\d_]+", path.stem.lower()))
-    splits = [split for split, names in SPLIT_WORDS.items() if words & names]
-    if len(splits) > 1:
-        raise UserError(f"{path} names both training and validation: rename it to train.bin or val.bin")
-    return splits[0] if splits else ""
+    return next((split for split, names in SPLIT_WORDS.items() if words & names), "")
 
 
 def is_token_path(path: Path) -> bool:
@@ -256,34 +178,38 @@ def is_token_path(path: Path) -> bool:
     return any(map(split_of, bins)) or 0 < len(bins) == len(files)
 
 
-def open_splits(path: Path, train_fraction: float) -> tuple[Tokens, Tokens, str]:
+def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
     """Map training and validation ids from a token file, or from a directory with the split in the names of its files.
 
     A single file, or a directory without validation files, is split at `train_fraction`.
 
     Returns:
-        Training ids, validation ids, and a one-line description with the number of files read and skipped.
+        Training ids, validation ids, and a one-line description.
 
     Raises:
-        UserError: if a file is missing, empty, or has an unknown format.
+        UserError: if a file is missing, empty, has an unknown format, or has 16-bit ids without a header and the vocabulary
+            is larger.
     """
     if not path.exists():
         raise missing(path)
-    files, skipped = {"train": [path], "val": list[Path]()}, 0
+    files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
-        visible = [p for p in _visible(path) if p.name not in NOT_COUNTED]
-        files = {split: [p for p in visible if p.suffix == ".bin" and split_of(p) == split] for split in SPLIT_WORDS}
-        skipped = len(visible) - sum(map(len, files.values()))
+        bins = [p for p in _visible(path) if p.suffix == ".bin"]
+        files = {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
         if not files["train"]:
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename them to train.bin and val.bin"
             )
-    train, val = (Tokens([open_tokens(p) for p in files[split]]) for split in ("train", "val"))
+    train, val = (Tokens([open_tokens(p) for p in files[split]], vocab_size) for split in ("train", "val"))
+    for part in (*train.parts, *val.parts):
+        if isinstance(part, np.memmap) and not part.offset and vocab_size > 1 << 16:
+            raise UserError(
+                f"{part.filename} has no header and is read as 16-bit ids, too few for a vocabulary of {vocab_size:,}: write "
+                f"32-bit ids in llm.c's format (a header of 256 int32: 20240801, 7, number of ids)"
+            )
     if not files["val"]:
         train, val = train.split(int(train_fraction * len(train)))
-    n = sum(map(len, files.values()))
-    others = f"; skipped {skipped} other file{'s' * (skipped > 1)}" if skipped else ""
-    return train, val, f"{n} token file{'s' * (n > 1)} at {path}{others}"
+    return train, val, f"{plural(sum(map(len, files.values())), 'token file')} at {path}"
 
 
 def open_tokens(path: Path) -> np.ndarray:
@@ -294,9 +220,9 @@ def open_tokens(path: Path) -> np.ndarray:
     """
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)
-    if size == 0:
-        raise UserError(f"{path} is empty")
     magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) == 4 * HEADER else (0, 0, 0)
+    if size == 0 or (magic in LLMC and not count):
+        raise UserError(f"{path} is empty")
     if magic in LLMC:
         known, dtype = LLMC[magic]
         if version != known:
@@ -305,8 +231,6 @@ def open_tokens(path: Path) -> np.ndarray:
             raise UserError(
                 f"{path}: the header declares {count:,} ids, but the file has {size:,} bytes: it is damaged"
             )
-        if not count:
-            raise UserError(f"{path} is empty: its header declares 0 ids")
         return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
     if size % 2:
         raise UserError(f"{path}: {size:,} bytes are not 16-bit ids (the size is odd), and there is no llm.c header")
@@ -317,19 +241,11 @@ def _visible(directory: Path) -> list[Path]:
     return sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
 
 
-def _mapping(part: np.ndarray) -> tuple[mmap.mmap | None, int]:
-    """Return the memory map of an array and its offset in bytes; None: not mapped, or the system takes no advice."""
-    mapping = getattr(part, "_mmap", None)
-    if not isinstance(mapping, mmap.mmap) or not hasattr(mmap, "MADV_WILLNEED"):
-        return None, 0
-    return mapping, part.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
-
-
-def _check(ids: np.ndarray, part: np.ndarray, vocab_size: int) -> None:
-    """Check the ids of a slice of a part."""
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-        wrong = int(ids[(ids < 0) | (ids >= vocab_size)][0])
-        where = f"{part.filename}: " if isinstance(part, np.memmap) else ""
-        raise UserError(
-            f"{where}id {wrong} is outside the vocabulary of {vocab_size}: use the tokenizer that made these ids"
-        )
+def _will_read(piece: np.ndarray) -> None:
+    """Advise the kernel to read the bytes of a piece of a mapped file; a page fault would read megabytes more."""
+    mapping = getattr(piece, "_mmap", None)
+    if mapping is not None:
+        begin = piece.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+        page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_WILLNEED, page, begin + piece.nbytes - page)

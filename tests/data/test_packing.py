@@ -64,17 +64,6 @@ def test_packing_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sums) == packed.starts(16)
 
 
-def test_documents_of_a_file_of_millions_of_ids() -> None:
-    """Ids are searched in blocks of 4,194,304: ends before, at and after the block boundary, in the second file."""
-    ids, border = np.zeros(5 << 20, np.uint8), 100 + (4 << 20)
-    ends = np.array([3, border - 2, border - 1, border + 7, len(ids) - 1])
-    ids[ends] = END
-    packed = pack_documents(Tokens([ids[:100], ids[100:]], 10, (END,)), len(ids))
-    bounds = [0, *(ends + 1).tolist()]
-    expected = [(a, b - a - 1) for a, b in itertools.pairwise(bounds) if b - a > 1]  # an end id alone predicts nothing
-    assert sorted(zip(packed.begins.tolist(), packed.lengths.tolist(), strict=True)) == expected
-
-
 def test_the_data_line_shows_the_fill(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a b c d <EOS> " * 20 + "e f <EOS> " * 20)

@@ -65,7 +65,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
     head = np.array([20240801, 7, len(ids)] + [0] * 253, "<i4").tobytes()
     (tmp_path / "train.bin").write_bytes(head + ids.tobytes())
     config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
-    with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 300"):
+    with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 256"):
         open_data(config)
     with pytest.raises(UserError, match="id 300 is outside"):  # after the part that opening checks
         Tokens([np.array([299, 300, 1])], 300).take(1, 2)
