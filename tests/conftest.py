@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import jax
 import pytest
 from hypothesis import HealthCheck, settings
+from tokenizers import AddedToken
 
 import jaxgpt  # sets the XLA flag before a backend starts
 from jaxgpt.runtime import GARBAGE
@@ -83,6 +85,20 @@ def data_dir() -> Path:
     path = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not path.is_dir():
         pytest.skip(f"no test data at {path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def gpt2_tokenizer(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a tokenizer.json from GPT-2's own two files, and return its path."""
+    from jaxgpt.data.tokenizer import byte_level
+
+    vocab = json.loads((data_dir / "gpt2-bpe" / "encoder.json").read_text())
+    _, *lines = (data_dir / "gpt2-bpe" / "vocab.bpe").read_text("utf-8").splitlines()
+    library = byte_level(vocab, [tuple(line.split()) for line in lines])
+    library.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
+    path = tmp_path_factory.mktemp("gpt2") / "tokenizer.json"
+    path.write_text(library.to_str())
     return path
 
 

@@ -223,7 +223,7 @@ def test_batches_are_windows_as_a_function_of_seed_and_step() -> None:
 
 
 def only_digits(logits_BV: jax.Array, text: object) -> jax.Array:
-    digit_V = np.array([c.isdecimal() for c in TOKENIZER.characters])
+    digit_V = np.array([c.isdecimal() for c in TOKENIZER.words])
     return jnp.where(digit_V[None, :], logits_BV, -jnp.inf)
 
 

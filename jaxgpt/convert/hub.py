@@ -12,7 +12,7 @@ from jaxgpt.errors import UserError
 
 PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
-    "tokenizer_config.json chat_template.jinja vocab.json merges.txt encoder.json vocab.bpe"
+    "tokenizer_config.json chat_template.jinja"
 ).split()
 PINNED = {GPT2_REPO: GPT2_REVISION}
 ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}

@@ -139,12 +139,17 @@ def batches(
     sampling: Literal["epoch", "random"] = "epoch",
     stride: int = 0,
 ) -> Callable[[int], np.ndarray]:
-    """Return the batches of an array of ids, as a pure function of the step; for the other arguments, see `Batches`.
+    """Return the batches of an array of ids, as a pure function of the step.
 
     `batch = batches(ids, 64, 8); batch(0), batch(1), ...`: there is no cursor to save, and any step can be requested.
 
     Args:
         ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
+        block_size: T.
+        batch_size: B.
+        seed: seed of the order.
+        sampling: `epoch` uses every window once before any twice; `random` draws each independently.
+        stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.
 
     Returns:
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.

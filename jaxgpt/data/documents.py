@@ -101,7 +101,7 @@ def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) ->
     Args:
         sources: sources from `list_sources`.
         params: `field`, and for datasets `subset` and `split`, are used.
-        cuts: safe places to cut a long text (`cuts_of`).
+        cuts: safe places to cut a long text (`Tokenizer.cuts`).
     """
     read = documents = 0
     for size, pieces in _contents(sources, params, cuts):

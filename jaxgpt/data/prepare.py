@@ -25,7 +25,7 @@ from jaxgpt.data import shards
 from jaxgpt.data.documents import HUB, Piece, Source, list_sources, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import INDEX, SPLITS, ShardWriter
-from jaxgpt.data.tokenizer import Tokenizer, cuts_of
+from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, train_bpe
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import LOCK, sole_writer
@@ -103,7 +103,7 @@ def prepare(
             note(f"continuing {out} after {plural(documents, 'document')}")
         tokenizer = shards.saved_tokenizer(out, index)
         total = sum(source.size for source in sources) if all(source.size for source in sources) else 0
-        pieces = islice(read_pieces(sources, params, cuts_of(tokenizer)), index["pieces"], None)
+        pieces = islice(read_pieces(sources, params, tokenizer.cuts), index["pieces"], None)
         encoded = _in_order(_encoder(tokenizer, params), _batches(pieces), params.workers or cores())
         try:
             with closing(_Output(out, index)) as output, closing(encoded):

@@ -13,7 +13,6 @@ from jaxgpt.files import read_bytes, read_json
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"  # since transformers 5 a separate file
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-ADDED = "additional_special_tokens"
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -23,8 +22,7 @@ class SpecialTokens:
 
     Attributes:
         generation: content of generation_config.json, with the ids of config.json that it lacks.
-        tokenizer: tokens and chat template of tokenizer_config.json. Its `add_bos_token` is unused, as in transformers 5:
-            tokenizer.json specifies what is added to a text.
+        tokenizer: tokens and chat template of tokenizer_config.json.
     """
 
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -33,12 +31,13 @@ class SpecialTokens:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Ids that end a text."""
-        return _as_ids(self.generation.get("eos_token_id"))
+        ids = _as_list(self.generation.get("eos_token_id"))
+        return tuple(dict.fromkeys(i for i in ids if i >= 0))  # negative: none
 
     @property
     def bos_id(self) -> int | None:
         """The id that begins a text, even if the tokenizer does not add it."""
-        return next(iter(_as_ids(self.generation.get("bos_token_id"))), None)
+        return next((i for i in _as_list(self.generation.get("bos_token_id")) if i >= 0), None)
 
     @property
     def names(self) -> dict[str, str]:
@@ -47,11 +46,8 @@ class SpecialTokens:
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template, or the template named `default` if there are several."""
-        template = self.tokenizer.get("chat_template")
-        if isinstance(template, list):
-            return next((each["template"] for each in template if each["name"] == "default"), None)
-        return template
+        """The chat template."""
+        return self.tokenizer.get("chat_template")
 
 
 def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
@@ -68,35 +64,24 @@ def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None
     generation = read_json(directory / GENERATION) if (directory / GENERATION).is_file() else {}
     for name in IDS:
         value = (config or {}).get(name) if generation.get(name) is None else generation[name]
-        if value is None:
-            continue
-        if any(type(i) is not int for i in (value if isinstance(value, list) else [value])):
+        if any(type(i) is not int for i in _as_list(value)):
             raise UserError(
                 f"{directory / GENERATION}: {name} must be an integer or a list of integers: {short_repr(value)}"
             )
-        generation[name] = value
+        if value is not None:
+            generation[name] = value
     values = read_json(path) if path.is_file() else {}
-    tokens: dict[str, Any] = {n: _token(values[n], f"{path}: {n}") for n in TOKENS if values.get(n) is not None}
-    if (added := values.get(ADDED)) is not None:
-        if not isinstance(added, list):
-            raise UserError(f"{path}: {ADDED} must be a list: {short_repr(added)}")
-        tokens[ADDED] = [_token(token, f"{path}: {ADDED}") for token in added]
-    template = _read_template(template_path) if template_path.is_file() else values.get("chat_template")
-    if template is not None:
-        named = template if isinstance(template, list) else [{"name": "default", "template": template}]
-        if not all(
-            isinstance(t, dict) and all(isinstance(t.get(key), str) for key in ("name", "template")) for t in named
-        ):
-            raise UserError(f"{path}: chat_template must be a string, or a list of names and templates")
-        tokens["chat_template"] = template
-    return SpecialTokens(generation, tokens)
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise UserError(f"{path} is not UTF-8 text (byte {e.start})") from None
+    template = values.get("chat_template")
+    if isinstance(template, list):
+        named = [each for each in template if isinstance(each, dict)]
+        template = next((each.get("template") for each in named if each.get("name") == "default"), None)
+    if template_path.is_file():
+        try:
+            template = read_bytes(template_path).decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise UserError(f"{template_path} is not UTF-8 text (byte {e.start})") from None
+    tokens = {name: values.get(name) for name in TOKENS} | {"chat_template": template}
+    return SpecialTokens(generation, {n: _token(v, f"{path}: {n}") for n, v in tokens.items() if v is not None})
 
 
 def _token(value: Any, where: str) -> str:
@@ -107,7 +92,5 @@ def _token(value: Any, where: str) -> str:
     return text
 
 
-def _as_ids(value: Any) -> tuple[int, ...]:
-    """Return an id or a list of ids as a tuple, without negative ids, which mean none."""
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(dict.fromkeys(i for i in ids if i >= 0))
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]

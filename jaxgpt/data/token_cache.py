@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxgpt.data.cuts import cut
 from jaxgpt.data.text import Progress, Text, no_progress
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, cuts_of
+from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.files import cache_dir, locked, write_atomically
 
@@ -51,7 +51,7 @@ def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progre
 def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> np.ndarray:
     """Encode a text in the smallest sufficient dtype."""
     dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
-    pieces, parts, done = cut(text, cuts_of(tokenizer)), [], 0
+    pieces, parts, done = cut(text, tokenizer.cuts), [], 0
     for start in range(0, len(pieces), TOGETHER):
         piece = "".join(pieces[start : start + TOGETHER])
         parts.append(tokenizer.encode(piece).astype(dtype))

@@ -16,7 +16,6 @@ from jaxgpt.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
-CHARACTERS = r"[\s\S]"  # pattern of a character tokenizer
 
 Ids = Sequence[int] | np.ndarray
 
@@ -28,18 +27,18 @@ class Tokenizer(Protocol):
         vocab_size: V; all ids are smaller.
         special: special tokens from the files of an imported model; empty for other tokenizers.
         separator: separator to join two texts with; not empty: decoding does not restore white space.
+        cuts: places to cut a text without changing its ids.
         byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
         bos_ids: ids to put before a text.
         end_ids: ids that end a text.
         eos_id: the first of end_ids, or None.
     """
 
+    vocab_size: int
     special: SpecialTokens = SpecialTokens()
     separator: str = ""
+    cuts: Cuts = ANYWHERE
     byte_ids: Collection[int] = ()
-
-    @property
-    def vocab_size(self) -> int: ...
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -106,53 +105,16 @@ class ByteTokenizer(Tokenizer):
         return byte_level(byte_vocab(), []).to_str(pretty=True)
 
 
-class CharTokenizer(Tokenizer):
-    """A tokenizer with one id per character, sorted by code point."""
-
-    def __init__(self, characters: Iterable[str]) -> None:
-        self.characters = sorted(set(characters))
-        points = np.array([ord(c) for c in self.characters], np.int64)
-        self._ids = np.full(points.max(initial=0) + 2, -1, np.int32)  # by code point; the last entry is for higher ones
-        self._ids[points] = np.arange(len(points))
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.characters)
-
-    def encode(self, text: str) -> np.ndarray:
-        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        ids: np.ndarray = self._ids[np.minimum(points, len(self._ids) - 1)]
-        if len(ids) and ids.min() < 0:
-            index = int(ids.argmin())
-            char, around = text[index], text[max(index - 12, 0) : index + 13]
-            raise UserError(
-                f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) in {around!r} is not among "
-                f"the tokenizer's {self.vocab_size} characters: remove it, or train on text that contains it"
-            )
-        return ids
-
-    def decode(self, ids: Ids) -> str:
-        return "".join(self.characters[i] for i in np.asarray(ids, np.int64))
-
-    def to_json(self) -> str:
-        from tokenizers import Regex, decoders, pre_tokenizers
-
-        vocab = {c: i for i, c in enumerate(self.characters)}
-        return _word_level(vocab, pre_tokenizers.Split(Regex(CHARACTERS), "isolated"), decoders.Fuse())
-
-
 class WordTokenizer(Tokenizer):
     """A tokenizer with one id per word. Words are separated by white space."""
 
     separator = " "
+    cuts = WHITESPACE
 
     def __init__(self, words: Iterable[str]) -> None:
         self.words = list(dict.fromkeys(words))
+        self.vocab_size = len(self.words)
         self._ids = {w: i for i, w in enumerate(self.words)}
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self.words)
 
     def _usual_end(self) -> tuple[int, ...]:
         return tuple(self._ids[name] for name in EOS_NAMES if name in self._ids)[:1]
@@ -167,21 +129,48 @@ class WordTokenizer(Tokenizer):
             raise UserError(f"word {word!r} is not among the tokenizer's {self.vocab_size} words{near}") from None
 
     def decode(self, ids: Ids) -> str:
-        return " ".join(self.words[i] for i in np.asarray(ids, np.int64))
+        return self.separator.join(self.words[i] for i in np.asarray(ids, np.int64))
 
     def to_json(self) -> str:
-        from tokenizers import pre_tokenizers
+        from tokenizers import Regex, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer as LibraryTokenizer
 
-        return _word_level(self._ids, pre_tokenizers.WhitespaceSplit(), None)
+        library = LibraryTokenizer(models.WordLevel(self._ids, unk_token="<unk>"))
+        if self.separator:
+            library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+        else:
+            library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # type: ignore[assignment]
+            library.decoder = decoders.Fuse()  # type: ignore[assignment]
+        return library.to_str(pretty=True)
+
+
+class CharTokenizer(WordTokenizer):
+    """A tokenizer with one id per character, sorted by code point."""
+
+    separator = ""
+    cuts = ANYWHERE
+
+    def __init__(self, characters: Iterable[str]) -> None:
+        super().__init__(sorted(set(characters)))
+        points = np.array([ord(c) for c in self.words], np.int64)
+        self._by_point = np.full(points.max(initial=0) + 2, -1, np.int32)  # the last entry is for higher code points
+        self._by_point[points] = np.arange(len(points))
+
+    def encode(self, text: str) -> np.ndarray:
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        ids: np.ndarray = self._by_point[np.minimum(points, len(self._by_point) - 1)]
+        if len(ids) and ids.min() < 0:
+            index = int(ids.argmin())
+            char, around = text[index], text[max(index - 12, 0) : index + 13]
+            raise UserError(
+                f"character {char!r} (U+{ord(char):04X}, {unicodedata.name(char, 'unnamed')}) in {around!r} is not among "
+                f"the tokenizer's {self.vocab_size} characters: remove it, or train on text that contains it"
+            )
+        return ids
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or the tokenizer of an imported model.
-
-    Attributes:
-        library: the library's tokenizer.
-        cuts: places to cut a text without changing its ids.
-    """
+    """A tokenizer of the `tokenizers` library: GPT-2's BPE, a BPE trained here, or the tokenizer of an imported model."""
 
     def __init__(self, library: Any) -> None:
         library.encode_special_tokens = True  # the names of special tokens in a user's text are ordinary text
@@ -194,11 +183,7 @@ class SubwordTokenizer(Tokenizer):
         # In tokenizers like Llama 2's, a byte is a token <0xF0>. A decoder that does not join bytes shows this name.
         named = {library.token_to_id(f"<0x{byte:02X}>") for byte in range(256)} - {None}
         self.byte_ids = frozenset(named if named and not self.decode([min(named)]).startswith("<0x") else ())
-        self._vocab_size = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
+        self.vocab_size = max(library.get_vocab().values(), default=-1) + 1  # ids may have gaps
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -253,13 +238,6 @@ class SubwordTokenizer(Tokenizer):
         return self.library.to_str(pretty=True)
 
 
-def cuts_of(tokenizer: Tokenizer) -> Cuts:
-    """Return where a text can be cut without changing its ids."""
-    if isinstance(tokenizer, SubwordTokenizer):
-        return tokenizer.cuts
-    return WHITESPACE if isinstance(tokenizer, WordTokenizer) else ANYWHERE
-
-
 def encode_spans(tokenizer: Tokenizer, text: str, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     """Encode as `encode_special` does, and return which ids have characters in the ranges `[begin, end)`, as bool."""
     if isinstance(tokenizer, SubwordTokenizer):
@@ -300,17 +278,6 @@ def byte_vocab() -> dict[str, int]:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}
-
-
-def _word_level(vocab: dict[str, int], pre_tokenizer: Any, decoder: Any) -> str:
-    from tokenizers import Tokenizer as LibraryTokenizer
-    from tokenizers import models
-
-    tokenizer = LibraryTokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizer
-    if decoder is not None:
-        tokenizer.decoder = decoder
-    return tokenizer.to_str(pretty=True)
 
 
 def _utf8(text: str) -> bytes:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import MAX_VOCAB
-from jaxgpt.data.cuts import GPT2_CUTS, cut, split_by
+from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.special_tokens import read_special_tokens
 from jaxgpt.data.tokenizer import (
-    CHARACTERS,
     EOS_NAMES,
     ByteTokenizer,
     CharTokenizer,
@@ -25,14 +23,13 @@ from jaxgpt.data.tokenizer import (
     byte_level,
     call_tokenizers,
 )
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import parse_json, read_bytes
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 FILE_BYTES = 1 << 27  # size limit of a tokenizer file; four times the largest published one
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
-GPT2_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
 class NoTokenizer(UserError):
@@ -45,7 +42,7 @@ def make_tokenizer(
     """Make the tokenizer of `data.tokenizer`.
 
     Args:
-        kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a directory with one or with GPT-2's files.
+        kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a directory with one.
         text: one or several texts to build char, word and bpe from.
         vocab_size: vocabulary size of bpe.
         model_vocab_size: vocabulary size of ids: the tokens are the numbers below it.
@@ -70,14 +67,10 @@ def make_tokenizer(
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json, or a directory with tokenizer.json or GPT-2's two files, and its special tokens."""
-    directory = path if path.is_dir() else path.parent
-    pairs = [pair for pair in GPT2_FILES if path.is_dir() and all((path / name).is_file() for name in pair)]
-    if pairs and not (path / "tokenizer.json").is_file():
-        tokenizer: Tokenizer = _gpt2_from_files(path / pairs[0][0], path / pairs[0][1])
-    else:
-        tokenizer = _from_json(path / "tokenizer.json" if path.is_dir() else path)
-    tokenizer.special = read_special_tokens(directory)
+    """Load tokenizer.json, or a directory with tokenizer.json, and its special tokens."""
+    path = path / "tokenizer.json" if path.is_dir() else path
+    tokenizer = _from_json(path)
+    tokenizer.special = read_special_tokens(path.parent)
     return tokenizer
 
 
@@ -122,98 +115,51 @@ def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokeniz
 
 
 def _from_json(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
     if not path.is_file():
         near = did_you_mean(str(path), TOKENIZERS)
         raise NoTokenizer(f"no tokenizer at {path}{near}: choose one of {', '.join(TOKENIZERS)}, or a path")
     data = read_bytes(path, FILE_BYTES)
     value = parse_json(data, str(path))
     try:
-        return _checked(value, data.decode())
+        _check_ids(value)
+        return _known(call_tokenizers(lambda: LibraryTokenizer.from_str(data.decode()), "this file"))
     except ValueError as e:
         raise UserError(f"{path} is not a readable tokenizer.json ({e})") from None
     except (TypeError, KeyError, AttributeError):
         raise UserError(f"{path} is not a tokenizer.json: it has no model with a vocabulary") from None
 
 
-def _checked(value: Any, text: str) -> Tokenizer:
-    """Load a tokenizer.json with unique ids and patterns that take linear time.
+def _check_ids(value: Any) -> None:
+    """Check the ids before the library loads them: to write a vocabulary, it counts up to the largest id.
 
     Raises:
-        ValueError: if it has others.
+        ValueError: if an id is too large, or two tokens have the same one.
     """
-    from tokenizers import Tokenizer as LibraryTokenizer
-
-    for pattern in _patterns(value):
-        bare = re.sub(r"\[\^?\]?[^]]*\]", "x", re.sub(r"\\[^g]", "x", pattern))
-        if re.search(r"\)[*+{]|\\g", bare):  # only these can take exponential time
-            raise ValueError(f"its pattern {short_repr(pattern)} repeats a group, which can take exponential time")
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):
         raise ValueError("two tokens have the same id")
-    # Checked before loading: to write a vocabulary, the library counts up to the largest id.
     for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
         if i >= MAX_VOCAB:
             raise ValueError(f"id {i} is not below {MAX_VOCAB}")
-    if value == json.loads(ByteTokenizer().to_json()):
-        return ByteTokenizer()
-    library = call_tokenizers(lambda: LibraryTokenizer.from_str(text), "this file")
-    if not library.get_vocab():
-        raise ValueError("it has no tokens")
-    value = json.loads(library.to_str())
-    own = _from_words(value) if value["model"]["type"] == "WordLevel" else None
-    return own or SubwordTokenizer(library)
 
 
-def _from_words(value: Any) -> Tokenizer | None:
-    """Return the character or word tokenizer with this tokenizer.json; None if it is neither.
+def _known(library: Any) -> Tokenizer:
+    """Return the faster tokenizer with the same tokenizer.json, if there is one.
 
     Raises:
-        ValueError: if it has their structure and ids of a different kind.
+        ValueError: if the vocabulary is empty.
     """
-    vocab, splitter = value["model"]["vocab"], value["pre_tokenizer"]
-    if value["normalizer"] or value["added_tokens"]:
-        return None
-    words = sorted(vocab, key=vocab.__getitem__)
-    if [vocab[word] for word in words] != list(range(len(words))):
-        raise ValueError("its ids are not 0, 1, 2, ...")
-    if splitter == split_by(CHARACTERS):
-        if words != sorted(words) or any(len(word) != 1 for word in words):
-            raise ValueError("its characters are not sorted by code point")
-        return CharTokenizer(words)
-    if splitter == {"type": "WhitespaceSplit"}:
-        if [word.split() for word in words] != [[word] for word in words]:
-            raise ValueError("one of its words is empty or contains white space")
-        return WordTokenizer(words)
-    return None
-
-
-def _patterns(value: Any) -> Iterable[str]:
-    """Yield every regular expression in a tokenizer.json."""
-    todo = [value.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
-    while todo:
-        match todo.pop():
-            case {"Regex": str() as pattern}:
-                yield pattern
-            case dict() as inner:
-                todo += inner.values()
-            case list() as inner:
-                todo += inner
-
-
-def _gpt2_from_files(vocab: Path, merges: Path) -> SubwordTokenizer:
-    from tokenizers import AddedToken
-
-    table = parse_json(read_bytes(vocab, FILE_BYTES), str(vocab))
-    try:
-        lines = read_bytes(merges, FILE_BYTES).decode("utf-8").split("\n")
-        pairs = [(a, b) for a, b in (line.split(" ") for line in lines if line and not line.startswith("#version"))]
-        library = call_tokenizers(lambda: byte_level(table, pairs), "these files")
-    except ValueError as e:
-        raise UserError(f"cannot read {vocab} and {merges} as the files of a BPE tokenizer ({e})") from None
-    if library.token_to_id(EOS_NAMES[0]) is not None:
-        library.add_special_tokens([AddedToken(EOS_NAMES[0], special=True)])
-    return SubwordTokenizer(library)
+    vocab, value = library.get_vocab(), json.loads(library.to_str())
+    if not vocab:
+        raise ValueError("it has no tokens")
+    fast: list[Tokenizer] = [ByteTokenizer()]
+    if value["model"]["type"] == "WordLevel":
+        words = sorted(vocab, key=vocab.__getitem__)
+        fast += [WordTokenizer(words), CharTokenizer("".join(words))]
+    return next((own for own in fast if json.loads(own.to_json()) == value), SubwordTokenizer(library))
 
 
 def _gpt2_from_hub() -> SubwordTokenizer:
@@ -228,7 +174,7 @@ def _gpt2_from_hub() -> SubwordTokenizer:
             path = find(local_files_only=not reachable())
     except Exception:
         raise UserError(
-            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use a directory with its "
-            "files as the tokenizer, or a different tokenizer"
+            "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use the path of its "
+            "tokenizer.json, or a different tokenizer"
         ) from None
     return SubwordTokenizer(LibraryTokenizer.from_file(path))

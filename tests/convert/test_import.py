@@ -383,9 +383,8 @@ def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
         file.unlink()
     with pytest.raises(UserError, match=r"hf has no tokenizer\.json: choose a tokenizer with --tokenizer"):
         import_model(folder, tmp_path / "run")
-    (folder / "vocab.json").write_text("{")
-    (folder / "merges.txt").write_text("")
-    with pytest.raises(UserError, match=r"vocab\.json.*; or choose another with --tokenizer"):
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer\.json.*; or choose another with --tokenizer"):
         import_model(folder, tmp_path / "run")
 
 

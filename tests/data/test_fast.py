@@ -32,8 +32,8 @@ def check_fast(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         assert encode(text).tolist() == tokenizer.encode(text).tolist()
 
 
-def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, data_dir: Path) -> None:
-    for path in (tokenizer_path, data_dir / "gpt2-bpe"):
+def test_tiktoken_gives_the_same_ids(tokenizer_path: Path, gpt2_tokenizer: Path) -> None:
+    for path in (tokenizer_path, gpt2_tokenizer):
         texts = [
             TEXT,
             WORDS,
@@ -60,12 +60,12 @@ def test_tiktoken_gives_the_same_ids_with_the_words_of_llama_and_qwen(tokenizer_
 
 
 @pytest.mark.ci
-def test_tiktoken_classifies_every_character_as_tokenizers_does(data_dir: Path) -> None:
+def test_tiktoken_classifies_every_character_as_tokenizers_does(gpt2_tokenizer: Path) -> None:
     """Words depend only on the class of each character, and each library has its own Unicode table."""
     planes = [*range(0x32000), *range(0x32000, 0x110000, 97)]  # planes above the third have hardly any characters
     characters = [chr(c) for c in planes if not 0xD800 <= c < 0xE000]
     blocks = [characters[i : i + 1000] for i in range(0, len(characters), 1000)]
-    check_fast(load_tokenizer(data_dir / "gpt2-bpe"), ["".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in b) for b in blocks])
+    check_fast(load_tokenizer(gpt2_tokenizer), ["".join(f"x{c}x1{c}1!{c}! {c}{c} " for c in b) for b in blocks])
 
 
 def test_tiktoken_does_not_run_a_tokenizer_with_other_merges(tokenizer_path: Path) -> None:

@@ -1,8 +1,6 @@
 """Tokenizers: published ids, round trips, special tokens in text, splitting of long texts."""
 
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +13,6 @@ from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, byte_vocab
 from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
 from jaxgpt.errors import UserError
 
-DATA = Path(os.environ.get("JAXGPT_TEST_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
-GPT2 = DATA / "gpt2-bpe"
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 20
 CHARACTERS = " \n\r\t\x1c\x85\u00a0!a1'\u2019\u4e00\u3042\uff0c\u3002\u0301"
 ODD = st.text(
@@ -25,31 +21,25 @@ ODD = st.text(
 )
 
 
-def gpt2():
-    if not GPT2.is_dir():
-        pytest.skip("GPT-2's tables are not here")
-    return load_tokenizer(GPT2)
-
-
 def trained():
-    return make_tokenizer("bpe", WORDS, 280, 0)
+    return make_tokenizer("bpe", WORDS, 280)
 
 
-KINDS = {"byte": lambda: make_tokenizer("byte", "", 0, 0), "bpe": trained, "gpt2": gpt2}
-
-
-def test_published_ids():
-    ids = gpt2().encode("Recurrent Neural Network will change the")
+def test_published_ids(gpt2_tokenizer):
+    gpt2 = load_tokenizer(gpt2_tokenizer)
+    ids = gpt2.encode("Recurrent Neural Network will change the")
     assert ids.tolist() == [6690, 6657, 47986, 7311, 481, 1487, 262]
     assert ids.dtype == np.int32
-    assert gpt2().vocab_size == 50257
-    assert gpt2().eos_id == 50256
+    assert (gpt2.vocab_size, gpt2.eos_id) == (50257, 50256)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_round_trips(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["byte", "bpe", "gpt2"])
+def test_round_trips(kind, tmp_path, request):
     """Round trips of any text, of a special token's name (plain text), and of tokenizer.json."""
-    tokenizer = KINDS[kind]()
+    if kind == "gpt2":
+        tokenizer = load_tokenizer(request.getfixturevalue("gpt2_tokenizer"))
+    else:
+        tokenizer = make_tokenizer(kind, WORDS, 280)
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     again = load_tokenizer(tmp_path)
     assert again.encode(WORDS).tolist() == tokenizer.encode(WORDS).tolist()
@@ -58,7 +48,7 @@ def test_round_trips(kind, tmp_path):
     assert tokenizer.eos_id not in ids
     assert tokenizer.decode(ids) == "a<|endoftext|>b"
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(ODD)
     def check(text):
         assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -71,7 +61,7 @@ def test_bpe_has_the_requested_size():
     assert tokenizer.vocab_size == 280
     assert len(tokenizer.encode(WORDS)) < len(WORDS) / 1.5
     with pytest.raises(UserError, match="257"):
-        make_tokenizer("bpe", WORDS, 100, 0)
+        make_tokenizer("bpe", WORDS, 100)
 
 
 def pattern_tokenizer(pattern):
@@ -97,7 +87,7 @@ def test_known_splits_keep_words(pattern, monkeypatch):
     def words(text):
         return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(ODD)
     def check(text):
         parts = cut(text, found)
@@ -140,11 +130,11 @@ def test_texts_are_split_only_where_ids_do_not_change(monkeypatch):
 
 
 def test_characters_and_words():
-    chars = make_tokenizer("char", "héllo\n", 0, 0)
+    chars = make_tokenizer("char", "héllo\n")
     assert chars.decode(chars.encode("hello\n".replace("e", "é"))) == "héllo\n"
     with pytest.raises(UserError, match="'x'"):
         chars.encode("x")
-    words = make_tokenizer("word", "what is <EOS> this", 0, 0)
+    words = make_tokenizer("word", "what is <EOS> this")
     assert words.encode("this is what").tolist() == [3, 1, 0]
     assert words.eos_id == 2
 

@@ -33,7 +33,7 @@ TOKENIZERS: list[Any] = [
 ]
 TOKENIZERS += [
     TOKENIZERS[-1] | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}}
-    for pattern in (*LLAMA3, r"(a+)+$", r"\s+", r"(a|aa){1,99}$")
+    for pattern in (*LLAMA3, r"\s+")
     for split in [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
     for byte_level in [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
 ]

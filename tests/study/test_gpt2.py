@@ -81,7 +81,7 @@ def test_recorded_outputs_of_the_notes(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-def test_recorded_outputs_of_random_weights(tmp_path: Path, data_dir: Path) -> None:
+def test_recorded_outputs_of_random_weights(tmp_path: Path, gpt2_tokenizer: Path) -> None:
     """The same comparison, with outputs that transformers records from a small GPT-2 with GPT-2's vocabulary."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -90,9 +90,7 @@ def test_recorded_outputs_of_random_weights(tmp_path: Path, data_dir: Path) -> N
     options = transformers.GPT2Config(**sizes, **ends, attn_implementation="eager")
     model = transformers.GPT2LMHeadModel(options).eval()
     model.save_pretrained(tmp_path / "hf")
-    for file in ("encoder.json", "vocab.bpe"):
-        (tmp_path / "hf" / file).write_bytes((data_dir / "gpt2-bpe" / file).read_bytes())
-    import_model(tmp_path / "hf", tmp_path / "gpt2", tokenizer=str(tmp_path / "hf"))
+    import_model(tmp_path / "hf", tmp_path / "gpt2", tokenizer=str(gpt2_tokenizer))
     lm = jaxgpt.load(tmp_path / "gpt2")
     prompt = "The quick brown fox jumps over the"
     ids = torch.tensor(lm.tokenizer.encode(prompt)[None].tolist())
