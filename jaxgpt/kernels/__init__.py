@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,53 +14,10 @@ from jaxgpt.kernels import activations, cpu
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import SHORTEST
 from jaxgpt.ops import Attend, Ops
-from jaxgpt.ops.attention import Edit, Visible, attend
+from jaxgpt.ops.attention import attend
 
 PLAIN = Ops(activate=activations.activate)
 CPU = PLAIN._replace(linear=cpu.linear, rotation=cpu.rotation, attend=cpu.attend)
-
-
-class KernelAttention(NamedTuple):
-    """Attention by a kernel among the tokens of a sequence; by the definition with a cache, edits or unsupported documents.
-
-    Attributes:
-        kernel: `(q_BTNH, k_BKSH, v_BKHS, visible, scale) -> out_BTNH`.
-        documents: whether the kernel supports several documents per row.
-    """
-
-    kernel: Callable[..., jax.Array]
-    documents: bool = True
-
-    def __call__(
-        self,
-        q_BTNH: jax.Array,
-        k_BKSH: jax.Array,
-        v_BKHS: jax.Array,
-        visible: Visible,
-        scale: float,
-        edit: Edit | None = None,
-    ) -> jax.Array:
-        """Compute `ops.attention.attend`."""
-        supported = self.documents or visible.query.document_BT is None
-        if edit is None and visible.key is None and supported:
-            return self.kernel(q_BTNH, k_BKSH, v_BKHS, visible, scale)
-        return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
-
-
-class Kernel(NamedTuple):
-    """An attention kernel and its requirements.
-
-    Attributes:
-        attend: entry of `Ops`.
-        runs_on: whether the kernel is written for this kind of device.
-        lacks: the requirement that a config or device does not meet; "": none.
-        shortest: smallest `model.block_size` at which it is faster than the definition.
-    """
-
-    attend: Attend
-    runs_on: Callable[[jax.Device], bool]
-    lacks: Callable[[Config, jax.Device], str]
-    shortest: int = 0
 
 
 def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
@@ -86,6 +41,14 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 
+# Attention kernels by the name in `train.attention`: the platform, and the entry of `Ops`.
+KERNELS: dict[str, tuple[str, Attend]] = {
+    "cudnn": ("gpu", cudnn_attention),
+    "splash": ("tpu", splash_attention),
+    "tiled": ("cpu", cpu.attend),
+}
+
+
 def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
     """Return the attention that `train.attention` selects on a device, and a note about the choice.
 
@@ -93,31 +56,32 @@ def choose_attention(config: Config, device: jax.Device) -> tuple[Attend, str]:
         UserError: if a kernel is selected by name and cannot run.
     """
     asked = config.train.attention
-    if asked not in ("auto", "xla"):
-        kernel = KERNELS[asked]
-        lack = kernel.lacks(config, device) if kernel.runs_on(device) else f"does not run on {device.platform} devices"
-        if lack:
-            raise UserError(f"train.attention {asked} {lack}; use xla or auto")
-        return kernel.attend, ""
-    for name, kernel in KERNELS.items() if asked == "auto" else ():
-        if kernel.runs_on(device) and config.model.block_size >= kernel.shortest:
-            if lack := kernel.lacks(config, device):
-                return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}"
-            return kernel.attend, ""
-    return attend, ""
+    of_platform = next((name for name, (platform, _) in KERNELS.items() if platform == device.platform), "xla")
+    name = of_platform if asked == "auto" else asked
+    if name == "xla":
+        return attend, ""
+    if not (lack := _lack(name, config, device)):
+        return KERNELS[name][1], ""
+    if asked == name:
+        raise UserError(f"train.attention {name} {lack}; use xla or auto")
+    long = config.model.block_size >= SHORTEST
+    return attend, f"attention by xla, with all T x T scores in memory: {name} {lack}" if long else ""
 
 
-def _capability(device: jax.Device) -> tuple[int, ...]:
-    """Return the CUDA compute capability, such as (9, 0) for Hopper; empty for other devices."""
-    text = str(getattr(device, "compute_capability", ""))
-    return tuple(map(int, text.split("."))) if device.platform == "gpu" and re.fullmatch(r"\d+\.\d+", text) else ()
+def _lack(name: str, config: Config, device: jax.Device) -> str:
+    """Return the requirement of a kernel that a config or device does not meet, or ""."""
+    if KERNELS[name][0] != device.platform:
+        return f"does not run on {device.platform} devices"
+    if config.model.dropout:
+        return f"does not support dropout (model.dropout {config.model.dropout:g})"
+    return _cudnn_lack(config, device) if name == "cudnn" else ""
 
 
-def _cudnn_lacks(config: Config, device: jax.Device) -> str:
-    width, capability = config.model.head_width, _capability(device)
-    widest = 256 if capability >= (9, 0) else 128
-    if capability < (8, 0):
-        return f"needs compute capability 8.0, not {'.'.join(map(str, capability))}"
+def _cudnn_lack(config: Config, device: jax.Device) -> str:
+    width, capability = config.model.head_width, str(getattr(device, "compute_capability", ""))
+    if not re.fullmatch(r"([89]|\d\d)\.\d", capability):  # AMD: gfx942
+        return "needs an NVIDIA GPU of compute capability 8.0 or more"
+    widest = 128 if capability[0] == "8" else 256
     if config.train.compute_dtype == "float32":
         return "needs train.compute_dtype bfloat16"
     if width % 8 or width > widest:
@@ -126,17 +90,4 @@ def _cudnn_lacks(config: Config, device: jax.Device) -> str:
         return f"needs an even model.block_size, not {config.model.block_size}"
     if config.data.segmented:
         return "does not support documents (data.documents mask or pack, conversations)"
-    return _dropout(config)
-
-
-def _dropout(config: Config, _: jax.Device | None = None) -> str:
-    return f"does not support dropout (model.dropout {config.model.dropout:g})" if config.model.dropout else ""
-
-
-KERNELS = {
-    "cudnn": Kernel(
-        KernelAttention(cudnn_attention, documents=False), lambda device: bool(_capability(device)), _cudnn_lacks
-    ),
-    "splash": Kernel(KernelAttention(splash_attention), lambda device: device.platform == "tpu", _dropout),
-    "tiled": Kernel(cpu.attend, lambda device: device.platform == "cpu", _dropout, SHORTEST),
-}
+    return ""

@@ -9,11 +9,10 @@ from jaxgpt.ops.activations import ACTIVATIONS, Activation, gelu, gelu_new, silu
 
 
 def keeping_input(f: Activation) -> Activation:
-    """Define the derivative of an `f` with `f(x) - f(-x) = x` as `f'(x) = 1 - f'(-x)`, computed in float32 or better.
+    """Define the derivative of an `f` with `f(x) - f(-x) = x`, as GELU and SiLU, as `1 - f'(-x)`, in float32 or better.
 
-    GELU and SiLU have this property: each is x times a function that is 1/2 plus an odd one. The backward pass then computes
-    erf, tanh or the sigmoid again, at -x. At x, XLA would compute it in the forward pass and keep it: a second array of the
-    MLP's width for every layer.
+    The backward pass computes erf, tanh or the sigmoid again, at -x. At x, XLA would keep them from the forward pass: a second
+    array of the MLP's width for every layer.
     """
     function = jax.custom_jvp(f)
 

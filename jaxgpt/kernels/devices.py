@@ -11,46 +11,35 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
+from jaxgpt.ops import Array
+
 SMALL = 1 << 18  # elements: arrays up to this size are added over devices as one array
 
 
 def per_device(
-    local: Callable[..., jax.Array],
-    q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKHS: jax.Array,
-    document_BT: jax.Array | None,
-) -> jax.Array:
-    """Run `local(q, k, v, documents) -> out_BTNH` on each device's rows and heads.
-
-    Each device gets whole sequences and whole heads, regardless of the sharding rules of "length" and "head_dim".
-    """
-    if jax.sharding.get_abstract_mesh().empty or not nn.get_logical_axis_rules():
+    local: Callable[..., Array], q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None
+) -> Array:
+    """Run `local(q, k, v, documents) -> out_BTNH` on each device's rows and heads, over whole sequences."""
+    rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
+    if jax.sharding.get_abstract_mesh().empty or not rules:
         return local(q_BTNH, k_BKSH, v_BKHS, document_BT)
-    rows, heads = nn.spmd.logical_to_mesh_axes(("batch", "heads")) or (None, None)
-    _, kv_heads = nn.spmd.logical_to_mesh_axes(("batch", "kv_heads")) or (None, None)
+    rows, heads, kv_heads = (rules.get(name) for name in ("batch", "heads", "kv_heads"))
     if heads != kv_heads:
         # The mesh divides the query heads but not the key heads: repeat the key heads to match.
         each = q_BTNH.shape[2] // k_BKSH.shape[1]
         k_BKSH, v_BKHS = (jnp.repeat(x, each, axis=1) for x in (k_BKSH, v_BKHS))
-    by_head = PartitionSpec(rows, heads, None, None)
+    queries, by_head = PartitionSpec(rows, None, heads), PartitionSpec(rows, heads)
+    specs = queries, by_head, by_head, PartitionSpec(rows)
     # check_vma=False: the kernels do not annotate which mesh axes their results vary over.
-    divided = jax.shard_map(
-        local,
-        in_specs=(PartitionSpec(rows, None, heads, None), by_head, by_head, PartitionSpec(rows)),
-        out_specs=PartitionSpec(rows, None, heads, None),
-        check_vma=False,
-    )
+    divided = jax.shard_map(local, in_specs=specs, out_specs=queries, check_vma=False)
     return divided(q_BTNH, k_BKSH, v_BKHS, document_BT)
 
 
 def only_rows_are_divided() -> bool:
     """Return whether the mesh and the sharding rules of this context divide nothing but the rows of batches."""
     sizes = jax.sharding.get_abstract_mesh().shape
-    split = {
-        name for name, axes in nn.get_logical_axis_rules() for axis in jax.tree.leaves(axes) if sizes.get(axis, 1) > 1
-    }
-    return split <= {"batch", "lookup"}
+    rules = [rule for rule in nn.get_logical_axis_rules() if rule[0] not in ("batch", "lookup")]
+    return all(sizes.get(axis, 1) == 1 for _, axes in rules for axis in jax.tree.leaves(axes))
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,12 +1,11 @@
 """Fused causal attention that never stores the T x T scores: cuDNN on NVIDIA GPUs, Pallas' splash attention on TPUs.
 
-Both compute `attend` among the tokens of a sequence, tile by tile with a running softmax (Dao et al. 2022). They neither
-return attention weights nor apply dropout to them. `kernels/tiled.py` is the equivalent for CPUs.
+Both compute `attend` among the tokens of a sequence, tile by tile with a running softmax (Dao et al. 2022). With a cache or an
+edit of the scores, the definition runs.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Literal
 
@@ -14,31 +13,33 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.kernels.devices import per_device
-from jaxgpt.ops.attention import Visible
+from jaxgpt.ops import Array
+from jaxgpt.ops.attention import Edit, Visible, attend
 
 LANES = 128  # a TPU's vector width: tiles are multiples of it
 TILE = 1024  # largest tile of queries or keys
 
 
 def cudnn_attention(
-    q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKHS: jax.Array,
+    q_BTNH: Array,
+    k_BKSH: Array,
+    v_BKHS: Array,
     visible: Visible,
     scale: float,
+    edit: Edit | None = None,
     implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> jax.Array:
+) -> Array:
     """Compute attention with cuDNN, through `jax.nn.dot_product_attention`, on each device's rows and heads.
 
-    One document per row: cuDNN attention does not support document ids.
+    cuDNN attention does not support document ids.
 
     Args:
         implementation: "xla": the same function without cuDNN.
     """
-    assert visible.key is None
-    assert visible.query.document_BT is None
+    if edit or visible.key or visible.query.document_BT is not None:
+        return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
 
-    def local(q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, _: None) -> jax.Array:
+    def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, _: None) -> Array:
         return jax.nn.dot_product_attention(
             q_BTNH,
             k_BKSH.transpose(0, 2, 1, 3),
@@ -54,13 +55,14 @@ def cudnn_attention(
 
 
 def splash_attention(
-    q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKHS: jax.Array,
+    q_BTNH: Array,
+    k_BKSH: Array,
+    v_BKHS: Array,
     visible: Visible,
     scale: float,
+    edit: Edit | None = None,
     interpret: bool = False,
-) -> jax.Array:
+) -> Array:
     """Compute attention with Pallas' splash kernel, on each device's rows and heads.
 
     Sequences are padded at the end to whole tiles; the causal mask hides the padding.
@@ -68,42 +70,33 @@ def splash_attention(
     Args:
         interpret: run the kernel in Pallas' interpreter, which works on a CPU.
     """
-    assert visible.key is None
-    T, document_BT = q_BTNH.shape[1], visible.query.document_BT
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
+
+    if edit or visible.key:
+        return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
+    T, window, document_BT = q_BTNH.shape[1], visible.window, visible.query.document_BT
     tile = min(TILE, LANES * math.ceil(T / LANES))
     fill = (0, -T % tile)
     q_BTNH = jnp.pad(q_BTNH * jnp.asarray(scale, q_BTNH.dtype), ((0, 0), fill, (0, 0), (0, 0)))
     k_BKSH, v_BKHS = jnp.pad(k_BKSH, ((0, 0), (0, 0), fill, (0, 0))), jnp.pad(v_BKHS, ((0, 0), (0, 0), (0, 0), fill))
     if document_BT is not None:
         document_BT = jnp.pad(jnp.broadcast_to(document_BT, (len(q_BTNH), T)), ((0, 0), fill))
-    local = functools.partial(_splash_local, window=visible.window, tile=tile, interpret=interpret)
+    sides = "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"
+    tiles: Any = dict.fromkeys(sides, tile)
+
+    def local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None) -> Array:
+        square = (q_BTNH.shape[1],) * 2
+        mask = splash.LocalMask(square, (window - 1, 0), 0) if window else splash.CausalMask(square)
+        kernel = splash.make_splash_mha(
+            splash.MultiHeadMask([mask] * q_BTNH.shape[2]),
+            block_sizes=splash.BlockSizes(**tiles, use_fused_bwd_kernel=True),
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name="attention",
+            interpret=interpret,
+        )
+        segments = None if document_BT is None else splash.SegmentIds(document_BT, document_BT)
+        out_BNTH = jax.vmap(kernel)(q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3), segments)
+        return out_BNTH.swapaxes(1, 2)
+
     return per_device(local, q_BTNH, k_BKSH, v_BKHS, document_BT)[:, :T]
-
-
-def _splash_local(
-    q_BTNH: jax.Array,
-    k_BKSH: jax.Array,
-    v_BKHS: jax.Array,
-    document_BT: jax.Array | None,
-    window: int,
-    tile: int,
-    interpret: bool,
-) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
-
-    T, N = q_BTNH.shape[1:3]
-    mask = splash.LocalMask((T, T), (window - 1, 0), 0) if window else splash.CausalMask((T, T))
-    tiles: Any = dict.fromkeys(
-        ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"), tile
-    )
-    kernel = splash.make_splash_mha(
-        splash.MultiHeadMask([mask] * N),
-        block_sizes=splash.BlockSizes(**tiles, use_fused_bwd_kernel=True),
-        head_shards=1,
-        q_seq_shards=1,
-        residual_checkpoint_name="attention",
-        interpret=interpret,
-    )
-    segments = None if document_BT is None else splash.SegmentIds(document_BT, document_BT)
-    out_BNTH = jax.vmap(kernel)(q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3), segments)
-    return out_BNTH.swapaxes(1, 2)

@@ -1,12 +1,11 @@
 """Weights stored for decoding: transposed, and optionally in lower precision. They multiply like the arrays they replace.
 
 Products with few rows are limited by memory bandwidth. XLA's CPU backend reads a matrix stored as `[outputs, inputs]` faster
-than `[inputs, outputs]`. It widens bfloat16 matrices once, before the loop over tokens; int8 weights are read as int8.
+than `[inputs, outputs]`, and int8 weights as int8.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -53,7 +52,7 @@ class Stored:
 
     def take(self, ids: jax.Array, axis: int) -> jax.Array:
         """Look up rows of a table: ids `[...]` to float32 `[..., D]`."""
-        assert axis == 0 and not self.transposed  # noqa: PT018
+        assert (axis, self.transposed) == (0, False)
         rows = self.values_OI.take(ids, axis=0).astype(jnp.float32)
         return rows if self.scale_O is None else rows * self.scale_O.take(ids, axis=0)[..., None]
 
@@ -67,10 +66,8 @@ class Stored:
         assert self.transposed, "multiply by table.T"
         values_OI = self.values_OI
         x_RI = x.reshape(-1, x.shape[-1]).astype(x.dtype if values_OI.dtype == x.dtype else jnp.float32)
-        if values_OI.dtype == jnp.int8 and x_RI.shape[0] <= FEW_ROWS:
-            y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=_matmul_by_digits, default=product_with_rows)
-        else:
-            y_RO = product_with_rows(x_RI, values_OI)
+        on_cpu = _product_by_digits if values_OI.dtype == jnp.int8 and len(x_RI) <= FEW_ROWS else _product
+        y_RO = jax.lax.platform_dependent(x_RI, values_OI, cpu=on_cpu, default=_product)
         y_RO = y_RO if self.scale_O is None else y_RO * self.scale_O[None]
         return y_RO.reshape(*x.shape[:-1], -1)
 
@@ -84,54 +81,53 @@ def quantize(params: Any, model: ModelConfig, precision: Precision) -> Any:
     Source: Dettmers et al. 2022, section 2.1.
     """
 
-    def store(w: jax.Array, transposed: bool) -> Stored:
+    def store(weight: Weight | None, w: jax.Array) -> Any:
+        if weight is None or weight.kind not in ("matrix", "table"):
+            return w
+        transposed = weight.kind == "matrix"
         w_OI = w.T if transposed else w
         if precision != "int8":
             return Stored(w_OI.astype(precision), None, transposed)
         scale_O = jnp.maximum(jnp.abs(w_OI).max(-1), jnp.finfo(jnp.float32).tiny) / 127
         return Stored(jnp.round(w_OI / scale_O[:, None]).astype(jnp.int8), scale_O, transposed)
 
-    def convert(weight: Weight | None, w: jax.Array) -> Any:
-        kind = weight.kind if weight else "adapter"
-        return store(w, kind == "matrix") if kind in ("matrix", "table") else w
-
-    return map_weights(convert, params, model)
+    return map_weights(store, params, model)
 
 
 def dequantize(params: Any) -> Any:
     """Convert each `Stored` weight to a float32 array."""
-    return jax.tree.map(
-        lambda w: w.dense() if isinstance(w, Stored) else w, params, is_leaf=lambda w: isinstance(w, Stored)
-    )
+    is_stored = lambda w: isinstance(w, Stored)  # noqa: E731
+    return jax.tree.map(lambda w: w.dense() if is_stored(w) else w, params, is_leaf=is_stored)
 
 
-def product_with_rows(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
     """Compute `x V^T` from V in the type of x, stored as `[outputs, inputs]`: `[R, I]` to `[R, O]` in float32."""
-    values_OI, contracted = values_OI.astype(x_RI.dtype), (((1,), (1,)), ((), ()))
-    product = functools.partial(jax.lax.dot_general, dimension_numbers=contracted, preferred_element_type=jnp.float32)
-    if 1 < x_RI.shape[0] <= FEW_ROWS:
+    values_OI = values_OI.astype(x_RI.dtype)
+    if 1 < len(x_RI) <= FEW_ROWS:
         # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps them again.
-        return jax.lax.optimization_barrier(product(values_OI, x_RI)).T
-    return product(x_RI, values_OI)
+        return jax.lax.optimization_barrier(_dot(values_OI, x_RI, jnp.float32)).T
+    return _dot(x_RI, values_OI, jnp.float32)
 
 
-def _matmul_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x W` in integer arithmetic, without widening the int8 weights.
+def _product_by_digits(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
+    """Compute `x V^T` in integer arithmetic, without widening the int8 weights.
 
     Each row of x is split into three int8 digits in base 254, the first in units of `max |x| / 127`: 23 bits, as many as a
     float32 mantissa. The digits are multiplied in one exact integer product, and the results are recombined.
     """
-    R = x_RI.shape[0]
+    R = len(x_RI)
     unit_R1 = jnp.maximum(jnp.abs(x_RI).max(-1, keepdims=True), jnp.finfo(jnp.float32).tiny) / 127
     rest_RI, digits = x_RI / unit_R1, []
     for _ in range(DIGITS):
         digit_RI = jnp.round(rest_RI)
         digits.append(digit_RI.astype(jnp.int8))
         rest_RI = BASE * (rest_RI - digit_RI)
-    products = jax.lax.dot_general(
-        jnp.concatenate(digits), values_OI, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
-    )
-    y_RO = jnp.zeros((R, values_OI.shape[0]), jnp.float32)
+    products = _dot(jnp.concatenate(digits), values_OI, jnp.int32)
+    y_RO = jnp.zeros((R, len(values_OI)), jnp.float32)
     for place in reversed(range(DIGITS)):
         y_RO = y_RO / BASE + products[place * R : (place + 1) * R].astype(jnp.float32)
     return unit_R1 * y_RO
+
+
+def _dot(a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.einsum("ai,bi->ab", a, b, preferred_element_type=dtype)

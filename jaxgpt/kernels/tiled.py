@@ -1,9 +1,8 @@
 """Tiled causal attention in plain XLA operations, which never stores the T x T scores: the default on CPUs.
 
-The forward pass computes one tile of queries at a time, with the keys it attends to; tiles beyond the diagonal are skipped. It
-saves each query's log-sum-exp, `lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the
-queries that attend to it, and recomputes the weights as `exp(scores - lse)` (Dao 2023, section 3.1). Only the scores of one
-tile of a few heads are in memory; for some hundreds of tokens they fit in a core's cache.
+The forward pass computes one tile of queries at a time, with the keys it attends to, and saves each query's log-sum-exp,
+`lse = log(sum(exp(scores)))`. The backward pass computes one tile of keys at a time, with the queries that attend to it, and
+recomputes the weights as `exp(scores - lse)` (Dao 2023, section 3.1). Only the scores of one tile of a few heads are in memory.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxgpt.kernels.devices import per_device
+from jaxgpt.ops import Array
 from jaxgpt.ops.attention import Visible
 
 SHORTEST = 128  # tokens; shorter sequences are faster without tiles (measured in float32)
@@ -31,9 +31,7 @@ LOWEST = jnp.finfo(jnp.float32).min
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def tiled_attention(
-    q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, visible: Visible, scale: float
-) -> jax.Array:
+def tiled_attention(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
     """Compute `attend` among the tokens of a sequence, a group of heads at a time."""
     assert visible.key is None
     scaled = q_BTNH * jnp.asarray(scale, q_BTNH.dtype)
@@ -42,16 +40,14 @@ def tiled_attention(
 
 
 @functools.partial(jax.jit, static_argnames="window")  # traced once for all layers
-def _local(
-    q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKHS: jax.Array, document_BT: jax.Array | None, window: int
-) -> jax.Array:
+def _local(q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None, window: int) -> Array:
     B, T, N, H = q_BTNH.shape
     q, k, v = (x.reshape(-1, T, H) for x in (q_BTNH.swapaxes(1, 2), k_BKSH, v_BKHS.swapaxes(2, 3)))
     document_NT = None if document_BT is None else jnp.repeat(document_BT, N, axis=0)
     return _attention(window, q, k, v, document_NT).reshape(B, N, T, H).swapaxes(1, 2)
 
 
-def fold(combine: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+def fold(combine: Callable[[Array, Array], Array], x: Array) -> Array:
     """Combine 2, 4 or 8 equal parts of the last axis elementwise, which is vectorized; reductions are not."""
     length, parts = x.shape[-1], 1
     while parts < PARTS and length // parts > SHORT and length % (2 * parts) == 0:
@@ -71,25 +67,23 @@ def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(window: int, q: jax.Array, k: jax.Array, v: jax.Array, document_NT: jax.Array | None) -> jax.Array:
+def _attention(window: int, q: Array, k: Array, v: Array, document_NT: Array | None) -> Array:
     """Compute attention for `[N, T, H]`, N being the heads of all rows; keys and values may have fewer heads."""
     return _forward(window, q, k, v, document_NT)[0]
 
 
-def _forward(
-    window: int, q: jax.Array, k: jax.Array, v: jax.Array, document_NT: jax.Array | None
-) -> tuple[jax.Array, tuple[Any, ...]]:
-    out, lse = _over_heads(functools.partial(_forward_heads, window), q, *_for_each_query(q, k, v), document_NT)
+def _forward(window: int, q: Any, k: Any, v: Any, document_NT: Any) -> tuple[Array, tuple[Any, ...]]:
+    out, lse = _over_heads(functools.partial(_forward_heads, window), (q, *_for_each_query(q, k, v), document_NT))
     out, lse = checkpoint_name((out, lse), "attention")
     return out, (q, k, v, document_NT, out, lse)
 
 
-def _backward(window: int, residuals: tuple[Any, ...], dout: jax.Array) -> tuple[jax.Array | None, ...]:
+def _backward(window: int, residuals: tuple[Any, ...], dout: Array) -> tuple[Array | None, ...]:
     q, k, v, document_NT, out, lse = residuals
     each_k, each_v = _for_each_query(q, k, v)
     # Transposed outside the loop: inside, XLA would fuse the transposition with the product.
     arrays = (q, each_k, each_v, out, lse, dout, each_k.swapaxes(1, 2), document_NT)
-    dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), *arrays)
+    dq, dk, dv = _over_heads(functools.partial(_backward_heads, window), arrays)
     dk, dv = (x.reshape(len(k), -1, *x.shape[1:]).sum(1).astype(k.dtype) for x in (dk, dv))
     return dq, dk, dv, None
 
@@ -97,24 +91,22 @@ def _backward(window: int, residuals: tuple[Any, ...], dout: jax.Array) -> tuple
 _attention.defvjp(_forward, _backward)
 
 
-def _for_each_query(q: jax.Array, *keys: jax.Array) -> list[jax.Array]:
+def _for_each_query(q: Array, *keys: Array) -> list[Array]:
     """Repeat the heads of keys or values to match the query heads."""
     return [jnp.repeat(x, len(q) // len(x), axis=0) for x in keys]
 
 
-def _over_heads(function: Callable[..., Any], *arrays: Any) -> Any:
+def _over_heads(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
     """Map `function` over the largest groups of heads that `SCORES` allows."""
     N, T = arrays[0].shape[:2]
     heads = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * tile_size(T) * T <= SCORES))
     groups = jax.tree.map(lambda x: x.reshape(-1, heads, *x.shape[1:]), arrays)
-    results = jax.lax.map(lambda group: function(*group), groups)
-    return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), results)
+    return jax.tree.map(lambda x: x.reshape(N, *x.shape[2:]), jax.lax.map(function, groups))
 
 
-def _forward_heads(
-    window: int, q_NTH: jax.Array, k_NSH: jax.Array, v_NSH: jax.Array, document_NT: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
+def _forward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array]:
     """Return the output and each query's log-sum-exp."""
+    q_NTH, k_NSH, v_NSH, document_NT = arrays
     slot, outs, lses = jnp.arange(k_NSH.shape[1]), [], []
     for a, e, first, _ in tiles(len(slot), window):
         k, v = k_NSH[:, first:e], v_NSH[:, first:e]
@@ -131,18 +123,9 @@ def _forward_heads(
     return jnp.concatenate(outs, 1), jnp.concatenate(lses, 1)
 
 
-def _backward_heads(
-    window: int,
-    q_NTH: jax.Array,
-    k_NSH: jax.Array,
-    v_NSH: jax.Array,
-    out_NTH: jax.Array,
-    lse_NT: jax.Array,
-    dout_NTH: jax.Array,
-    k_NHS: jax.Array,
-    document_NT: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _backward_heads(window: int, arrays: tuple[Any, ...]) -> tuple[Array, Array, Array]:
     """Return dq, dk, dv. Scores are `[N, S, T]`, so that no product has to transpose them."""
+    q_NTH, k_NSH, v_NSH, out_NTH, lse_NT, dout_NTH, k_NHS, document_NT = arrays
     dtype = q_NTH.dtype
     delta_NT = _product("NTH,NTH->NT", dout_NTH, out_NTH)
     slot, dk, dv, dq = jnp.arange(k_NSH.shape[1]), [], [], []
@@ -163,7 +146,7 @@ def _backward_heads(
     return jnp.concatenate(sums, 2).swapaxes(1, 2).astype(dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1)
 
 
-def _mask(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
+def _mask(query: Array, key: Array, window: int) -> Array:
     """Compute the causal mask of one sequence in the layout of the scores; transposing it later is slower."""
     distance = query - key
     return (distance >= 0) & (distance < window) if window else distance >= 0

@@ -12,7 +12,7 @@ import pytest
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.kernels import cpu
-from jaxgpt.kernels.cpu import product, transposed_copy
+from jaxgpt.kernels.cpu import transposed_copy
 from jaxgpt.model.cache import KeysValues, write
 from jaxgpt.ops import attention
 from jaxgpt.ops import linear as definitions
@@ -46,20 +46,6 @@ def test_rope_sines_are_computed_once() -> None:
 
     assert per_head(rope_rotation)
     assert not per_head(cpu.rotation)
-
-
-@pytest.mark.parametrize(
-    ("x", "w"),
-    [((2, 5, 6), (6, 7)), ((2, 5, 6), (6, 12)), ((2, 5, 32), (32, 2)), ((2, 9, 32), (32, 6)), ((6,), (6, 7))],
-)
-def test_products_and_their_gradients_equal_tensordot(x: tuple[int, ...], w: tuple[int, ...]) -> None:
-    """Including a dy narrower than x: then x is transposed."""
-    x_, w_ = random(0, x), random(1, w)
-    y, ours = jax.vjp(product, x_, w_)
-    expected, theirs = jax.vjp(lambda x, w: jnp.tensordot(x, w, 1), x_, w_)
-    np.testing.assert_allclose(y, expected, atol=1e-5)
-    for mine, other in zip(ours(random(2, y.shape)), theirs(random(2, y.shape)), strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("function", [cpu.linear, definitions.linear])

@@ -1,4 +1,4 @@
-"""cuDNN attention: unsupported inputs, and values on a GPU. test_table.py tests the values without a GPU."""
+"""cuDNN attention on a GPU. test_table.py tests its values without a GPU."""
 
 from __future__ import annotations
 
@@ -9,30 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.kernels import KernelAttention
 from jaxgpt.kernels.flash import cudnn_attention
-from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
-
-
-def test_a_kernel_computes_only_what_it_supports() -> None:
-    """Documents, edits and tokens of a cache are left to the definition."""
-    calls: list[Any] = []
-
-    def kernel(*args: Any) -> jax.Array:
-        calls.append(args)
-        return attend(*args)
-
-    q, kv = jnp.ones((1, 4, 2, 8)), (jnp.ones((1, 2, 4, 8)), jnp.ones((1, 2, 8, 4)))
-    rows, packed = Visible(row_positions(4)), Visible(document_positions(jnp.array([[0, 0, 1, 1]])))
-    cached = Visible(Positions(jnp.array([[3]])), row_positions(4))
-    for documents, counts in ((True, [1, 2, 2, 2]), (False, [1, 1, 1, 1])):
-        calls.clear()
-        entry = KernelAttention(kernel, documents)
-        found = []
-        for visible, edit in ((rows, None), (packed, None), (rows, lambda _, x: x), (cached, None)):
-            entry(q[:, -1:] if visible.key else q, *kv, visible, 1.0, edit)
-            found.append(len(calls))
-        assert found == counts
+from jaxgpt.ops.attention import Visible, attend, row_positions
 
 
 @pytest.mark.skipif(not any(d.platform == "gpu" for d in jax.devices()), reason="needs a GPU: JAX_PLATFORMS=cuda")

@@ -1,4 +1,4 @@
-"""Every entry of every table equals its definition in `Ops()`: value, gradient, vmap, bfloat16, and on a mesh."""
+"""Every entry of every table equals its definition in `Ops()`: value, gradient, vmap and bfloat16. test_devices.py: meshes."""
 
 from __future__ import annotations
 
@@ -10,38 +10,59 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.kernels import CPU, PLAIN, KernelAttention
-from jaxgpt.kernels.check import differences
+from jaxgpt.kernels import CPU, PLAIN
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.ops import Ops
+from jaxgpt.ops.activations import ACTIVATIONS
 from jaxgpt.ops.attention import Positions, Visible, attend, document_positions, row_positions
 
-SPLASH = KernelAttention(functools.partial(splash_attention, interpret=True))
-CUDNN = KernelAttention(functools.partial(cudnn_attention, implementation="xla"), documents=False)  # cuDNN needs a GPU
+SPLASH = functools.partial(splash_attention, interpret=True)
+CUDNN = functools.partial(cudnn_attention, implementation="xla")  # cuDNN needs a GPU
 long = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [
-        ("linear", CPU.linear),
-        ("activate", PLAIN.activate),
-        ("rotation", CPU.rotation),
-        ("attend", CPU.attend),
-        pytest.param("attend", SPLASH, marks=long),
-        pytest.param("attend", CUDNN, marks=long),
-    ],
-)
-def test_an_entry_equals_its_definition(name: str, entry: Any) -> None:
-    with jax.numpy_dtype_promotion("standard"):  # JAX's own attention relies on it
-        found = differences(name, entry)
-    of_numbers = set() if name == "rotation" else {"gradient", "vmap", "bfloat16"}  # positions are integers
-    assert set(found) == {"value", "mesh"} | of_numbers
-    assert found.pop("bfloat16", 0.0) < 0.02
-    assert max(found.values()) < 1e-5
+def assert_equal(entry: Any, definition: Any, *arrays: Any, atol: float = 1e-5) -> None:
+    """Compare values, and gradients by all arrays."""
+
+    def value_and_gradient(function: Any) -> Any:
+        out, backward = jax.vjp(function, *arrays)
+        return out, backward(jnp.cos(jnp.arange(out.size)).reshape(out.shape).astype(out.dtype))
+
+    found, expected = (jax.jit(functools.partial(value_and_gradient, f))() for f in (entry, definition))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=atol), found, expected)
+    low = [x.astype(jnp.bfloat16) for x in arrays]
+    np.testing.assert_allclose(*(np.float32(jax.jit(f)(*low)) for f in (entry, definition)), rtol=0.02, atol=0.02)
+    twice = [jnp.stack([x, x[::-1]]) for x in arrays]
+    np.testing.assert_allclose(*(jax.jit(jax.vmap(f))(*twice) for f in (entry, definition)), rtol=1e-5, atol=atol)
 
 
-def test_every_entry_is_listed_above() -> None:
+def random(*shapes: tuple[int, ...]) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(bias: bool) -> None:
+    x, w, b = random((4, 30, 24), (24, 40), (40,))
+
+    def of(function: Any) -> Any:
+        return lambda x, w, b: function(x, w, b if bias else None, x.dtype)
+
+    assert_equal(of(CPU.linear), of(Ops().linear), x, w, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    assert_equal(*(functools.partial(ops.activate, name) for ops in (PLAIN, Ops())), *random((4, 30, 24)))
+
+
+def test_rotations() -> None:
+    position_BT, frequencies = jnp.arange(130)[None], np.array([1.0, 0.1, 0.01])
+    for found, expected in zip(*(ops.rotation(position_BT, frequencies) for ops in (CPU, Ops())), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_every_entry_is_tested_here() -> None:
     changed = {name for name in Ops._fields for ops in (CPU, PLAIN) if getattr(ops, name) is not getattr(Ops(), name)}
     assert changed == {"linear", "activate", "rotation", "attend"}
 
@@ -78,12 +99,10 @@ def test_attention(entry: Any, case: str) -> None:
     edit = (lambda _, x: jnp.sin(x)) if case == "edit" else None
     T, S = (x.position_BT.shape[1] for x in (visible.query, visible.key or visible.query))
     read_BT11 = (visible.query.position_BT >= 0)[..., None, None]
-    rng = np.random.default_rng(0)
-    qkv = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, T, 4, 8), (2, K, S, 8), (2, K, 8, S))]
+    qkv = random((2, T, 4, 8), (2, K, S, 8), (2, K, 8, S))
 
-    def value_and_gradient(function: Any) -> Any:
-        out, backward = jax.vjp(lambda *qkv: jnp.where(read_BT11, function(*qkv, visible, 0.3, edit), 0.0), *qkv)
-        return out, backward(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+    def read(function: Any) -> Any:
+        return lambda *qkv: jnp.where(read_BT11, function(*qkv, visible, 0.3, edit), 0.0)
 
-    found, expected = (jax.jit(functools.partial(value_and_gradient, f))() for f in (entry, attend))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=5e-5), found, expected)
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own attention relies on it
+        assert_equal(read(entry), read(attend), *qkv, atol=5e-5)
