@@ -7,10 +7,9 @@ from jaxgpt.study.heads import (
     induction_score,
     previous_score,
     repeated_tokens,
-    rollout,
 )
-from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, ablate_neurons, patch
-from jaxgpt.study.lens import Attribution, Lens, Neighbours, attribution, lens, neighbours
+from jaxgpt.study.interventions import Ablation, LogitDifference, Patching, ablate_heads, patch
+from jaxgpt.study.lens import Attribution, Lens, attribution, lens
 from jaxgpt.study.run import Captured, ForwardPass, Generated, capture, generate, names, run
 from jaxgpt.study.verify import LawResult, fresh, verify
 
@@ -24,10 +23,8 @@ __all__ = [
     "LawResult",
     "Lens",
     "LogitDifference",
-    "Neighbours",
     "Patching",
     "ablate_heads",
-    "ablate_neurons",
     "attribution",
     "capture",
     "entropy",
@@ -37,11 +34,9 @@ __all__ = [
     "induction_score",
     "lens",
     "names",
-    "neighbours",
     "patch",
     "previous_score",
     "repeated_tokens",
-    "rollout",
     "run",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""Describe attention heads by their patterns: previous-token and induction scores, entropy, rollout."""
+"""Describe attention heads by their patterns: previous-token and induction scores, and entropy."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ class Heads(NamedTuple):
 
 
 def heads(lm: LM, ids: Any) -> Heads:
-    """Score the heads of a model on some text. Ids from `repeated_tokens` show induction best.
-
-    Args:
-        lm: the model.
-        ids: a text, or ids `[B, T]`.
+    """Score the heads of a model on a text or ids `[B, T]`. Ids from `repeated_tokens` show induction best.
 
     Raises:
         UserError: as `run`.
@@ -45,40 +41,11 @@ def heads(lm: LM, ids: Any) -> Heads:
 
 @partial(jax.jit, static_argnums=0)
 def _heads(config: Config, params: Any, tokens_BT: jax.Array) -> Heads:
-    pattern_LBNTS = _patterns(config, params, tokens_BT)
-    previous, induction = jax.vmap(previous_score), jax.vmap(induction_score, (0, None))
-    return Heads(previous(pattern_LBNTS), induction(pattern_LBNTS, tokens_BT), entropy(pattern_LBNTS).mean((1, 3)))
-
-
-def rollout(lm: LM, ids: Any) -> jax.Array:
-    """Compute attention rollout: how much of each position's input reaches each position through the attention of all layers.
-
-    `R_l = (A_l + I) / 2 R_(l-1)`, `A_l` the mean pattern of the heads of layer l. Source: Abnar & Zuidema 2020.
-
-    Args:
-        lm: the model.
-        ids: a text, or ids `[B, T]`.
-
-    Returns:
-        `[L, B, T, T]` after each layer; rows sum to 1.
-
-    Raises:
-        UserError: as `run`.
-    """
-    return on_tokens(_rollout, lm, ids)
-
-
-@partial(jax.jit, static_argnums=0)
-def _rollout(config: Config, params: Any, tokens_BT: jax.Array) -> jax.Array:
-    same_11TT = jnp.eye(tokens_BT.shape[1])[None, None]
-    step_LBTT = (_patterns(config, params, tokens_BT).mean(2) + same_11TT) / 2
-    return jax.lax.associative_scan(lambda first, then: jnp.matmul(then, first), step_LBTT)
-
-
-def _patterns(config: Config, params: Any, tokens_BT: jax.Array) -> jax.Array:
     names = tuple(layer_names(config.model, "attn.pattern"))
     taps = forward(config, params, tokens_BT, names).taps
-    return jnp.stack([taps[name] for name in names])
+    pattern_LBNTS = jnp.stack([taps[name] for name in names])
+    previous, induction = jax.vmap(previous_score), jax.vmap(induction_score, (0, None))
+    return Heads(previous(pattern_LBNTS), induction(pattern_LBNTS, tokens_BT), entropy(pattern_LBNTS).mean((1, 3)))
 
 
 def previous_score(pattern_BNTS: jax.Array) -> jax.Array:

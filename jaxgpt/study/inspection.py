@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,70 +27,33 @@ TOP = 5  # most probable tokens at each position
 ABLATION = 10**12  # FLOPs of running the model without each head: about a minute on two cores
 
 
-@dataclass(frozen=True)
-class TextLoss:
-    """The mean loss of a text of given ids, as a function of the logits `[1, T, V]`.
-
-    Attributes:
-        ids: ids of the text.
-        has_text: ids with a text, as `ids_with_text` returns them; the others have probability 0, as in generation.
-    """
-
-    ids: tuple[int, ...]
-    has_text: bytes = b""
-
-    def __call__(self, logits_BTV: jax.Array) -> jax.Array:
-        """Compute the cross entropy in nats per token."""
-        log_p_TV = jax.nn.log_softmax(only_text(logits_BTV, self.has_text)[0, :-1])
-        return -jnp.take_along_axis(log_p_TV, jnp.asarray(self.ids[1:])[:, None], -1).mean()
-
-
 class Inspection(NamedTuple):
     """The predictions and activations of a model for a text of T tokens.
 
-    Attributes:
-        source: run and step of the model, as `LM.source`.
-        generated: method that generated the tokens after the prompt: greedy, or temperature and seed; "": the prompt alone.
-        ids: ids of the text, `[T]`.
-        tokens: their texts.
-        prompt: number of tokens of the prompt; the others are generated.
-        top_ids: the most probable next tokens after each token, `[T, k]`.
-        top_probabilities: their probabilities, `[T, k]`.
-        top_tokens: their texts, `[T][k]`.
-        entropy: entropy of the next token after each token, in nats, `[T]`.
-        next_probability: probability of the token that follows each token but the last, `[T - 1]`.
-        next_rank: its rank, 1 for the most probable token, `[T - 1]`.
-        attention: `[L, N, T, T]`.
-        lens_tokens: the most probable next token as read from the input of each block, and from the output of the last one,
-            `[L + 1][T]`.
-        lens_probabilities: their probabilities, `[L + 1, T]`.
-        norms: Euclidean norms of the same vectors, `[L + 1, T]`.
-        without: increase of the loss of the text without each head, in nats per token, `[L, N]`; None: not computed, as
-            the model is too large, or the text is one token, which has no loss.
+    L + 1 layers: the input of each block, then the output of the last one. Entropies and losses are in nats.
     """
 
-    source: str
-    generated: str
-    ids: list[int]
-    tokens: list[str]
-    prompt: int
-    top_ids: np.ndarray
+    source: str  # run and step of the model, as `LM.source`
+    generated: str  # how the tokens after the prompt were generated; "": the prompt alone
+    ids: list[int]  # `[T]`
+    tokens: list[str]  # their texts
+    prompt: int  # number of tokens of the prompt; the others are generated
+    top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray
     top_tokens: list[list[str]]
-    entropy: np.ndarray
-    next_probability: np.ndarray
-    next_rank: np.ndarray
-    attention: np.ndarray
-    lens_tokens: list[list[str]]
+    entropy: np.ndarray  # of the next token after each token, `[T]`
+    next_probability: np.ndarray  # of the token that follows each token but the last, `[T - 1]`
+    next_rank: np.ndarray  # its rank, 1 for the most probable token
+    attention: np.ndarray  # `[L, N, T, T]`
+    lens_tokens: list[list[str]]  # the most probable next token as read from each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray
-    norms: np.ndarray
-    without: np.ndarray | None
+    norms: np.ndarray  # Euclidean norms of the residual stream, `[L + 1, T]`
+    without: np.ndarray | None  # increase of the text's loss per token without each head, `[L, N]`; None: not computed
 
     def heads(self) -> list[dict[str, Any]]:
-        """Summarize each head: mean attention to the token itself, the previous and the first token, and entropy.
+        """Summarize each head: mean attention of all tokens but the first to the token itself, the previous and the first one.
 
-        The means are over all tokens but the first; attention to the first token includes the second token's. `without`, if
-        measured, is the increase of the text's loss without the head.
+        Also their mean entropy and, if measured, `without`.
         """
         several = len(self.ids) > 1
         own, before = (np.diagonal(self.attention, offset, 2, 3) for offset in (0, -1))
@@ -138,7 +100,7 @@ def inspect(
     Raises:
         UserError: as `generate`, the text is longer than `longest` or the context length, or the weights have diverged.
     """
-    model = lm.config.model
+    model, has_text = lm.config.model, ids_with_text(lm)
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
     limit, before = min(longest, model.block_size), len(ids)
     if before + max_new_tokens > limit:
@@ -150,23 +112,26 @@ def inspect(
     if max_new_tokens:
         ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=temperature, key=key)[0].ids
         generated = f"at temperature {temperature:g}, seed {key}" if temperature else "greedy"
+    next_T1 = np.array(ids[1:], np.int32)[:, None]
+
+    def next_log_p(logits_BTV: jax.Array) -> jax.Array:
+        """Return the log probability of each token but the first, `[T - 1, 1]`."""
+        log_p_TV = jax.nn.log_softmax(only_text(logits_BTV, has_text)[0, :-1])
+        return jnp.take_along_axis(log_p_TV, next_T1, -1)
+
     stream, patterns = stream_names(model), layer_names(model, "attn.pattern")
     out = run(lm, [ids], [*stream, *patterns])
-    has_text = ids_with_text(lm)
-    logits = np.asarray(only_text(out.logits, has_text)[0], np.float64)
-    top = logits.max(-1, keepdims=True)
-    if not np.isfinite(top).all():
+    log_p = np.asarray(jax.nn.log_softmax(only_text(out.logits, has_text)[0]))
+    if np.isnan(log_p).any():
         raise UserError(DIVERGED)
-    log_p = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
-    p = np.exp(log_p)
+    p, follows = np.exp(log_p), np.asarray(next_log_p(out.logits))
     k = min(TOP, int(np.isfinite(log_p[0]).sum()))
     best = np.argsort(-log_p, axis=-1, kind="stable")[:, :k]
-    follows = np.take_along_axis(log_p[:-1], np.array(ids[1:], np.int64)[:, None], -1)
     layers = lens(lm, [ids], 1)
     without = None
     if len(ids) > 1 and 2 * model.parameters * len(ids) * model.n_layer * model.n_head <= ABLATION:
-        removed = ablate_heads(lm, [ids], TextLoss(tuple(ids), has_text))
-        without = np.asarray(removed.ablated) - float(removed.clean)
+        removed = ablate_heads(lm, [ids], lambda logits_BTV: -next_log_p(logits_BTV).mean())
+        without = np.asarray(removed.ablated - removed.clean)
 
     word = partial(token_text, lm.tokenizer, first=ids[0])
     return Inspection(
@@ -181,7 +146,7 @@ def inspect(
         entropy=-(p * np.where(p > 0, log_p, 0.0)).sum(-1),
         next_probability=np.exp(follows[:, 0]),
         next_rank=1 + (log_p[:-1] > follows).sum(-1),
-        attention=np.stack([np.asarray(out.taps[name][0], np.float32) for name in patterns]),
+        attention=np.stack([np.asarray(out.taps[name][0]) for name in patterns]),
         lens_tokens=[[word(i) for i in row] for row in layers.ids[:, 0, :, 0].tolist()],
         lens_probabilities=np.asarray(layers.probabilities)[:, 0, :, 0],
         norms=np.stack([np.linalg.norm(np.asarray(out.taps[name][0], np.float64), axis=-1) for name in stream]),

@@ -1,4 +1,4 @@
-"""Read the residual stream as logits (nostalgebraist 2020), attribute a logit to its parts, and compare embeddings."""
+"""Read the residual stream as logits (nostalgebraist 2020), and attribute a logit to its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxgpt.config import Config
 from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import check_lm, ids_with_text, only_text
+from jaxgpt.lm.model import ids_with_text, only_text
 from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_names
 
 
@@ -167,33 +167,3 @@ def answer_ids(V: int, answer: Any, rows: int) -> jax.Array:
         raise UserError(f"{len(ids)} answers for {rows} rows of ids: pass one id, or one per row")
     ids = [as_int("an answer", i, 0, V - 1) for i in ids]
     return jnp.asarray(ids * (rows // len(ids)), jnp.int32)
-
-
-class Neighbours(NamedTuple):
-    """The tokens with the most similar embeddings.
-
-    Attributes:
-        ids: `[n, k]`, the most similar first.
-        cosine: cosine similarity, `[n, k]`.
-    """
-
-    ids: jax.Array
-    cosine: jax.Array
-
-
-def neighbours(lm: LM, ids: int | Sequence[int], k: int = 10) -> Neighbours:
-    """Find the k other tokens whose embeddings have the largest cosine similarity to the embeddings of some tokens.
-
-    Ids without a text, such as the padding of a vocabulary, are included.
-
-    Raises:
-        UserError: if an id is outside the vocabulary, or k is not below the vocabulary size.
-    """
-    check_lm(lm)
-    V = lm.config.model.vocab_size
-    ids_n = np.array([as_int("an id", i, 0, V - 1) for i in np.asarray(ids).reshape(-1).tolist()])
-    rows_VD = lm.params["wte"]["embedding"].take(jnp.arange(V), axis=0)
-    unit_VD = rows_VD / jnp.maximum(jnp.linalg.norm(rows_VD, axis=-1, keepdims=True), 1e-30)
-    cosine_nV = (unit_VD[ids_n] @ unit_VD.T).at[jnp.arange(len(ids_n)), ids_n].set(-jnp.inf)
-    cosine, found = jax.lax.top_k(cosine_nV, as_int("k", k, 1, V - 1))
-    return Neighbours(found, cosine)

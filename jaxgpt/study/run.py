@@ -1,4 +1,4 @@
-"""Read and edit activations by name: in a forward pass, and in generation with a cache.
+"""Read and edit activations by name, in a forward pass and in generation.
 
 The model passes each named activation to `ops.edit` and uses the array that it returns. Here, `ops.edit` is an `Observer`,
 which applies edits and collects taps. Without any, it is None, and the compiled program equals the program of `GPT.apply`.
@@ -7,8 +7,9 @@ which applies edits and collects taps. Without any, it is None, and the compiled
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,7 @@ from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, Generation
 from jaxgpt.lm.arguments import encode_prompt, make_settings, row_keys
 from jaxgpt.lm.generation import read_request
-from jaxgpt.lm.model import check_lm, ids_with_text, only_text, placed, unstacked
+from jaxgpt.lm.model import check_lm, ids_with_text, only_text, placed
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
@@ -40,7 +41,7 @@ class ForwardPass(NamedTuple):
 
     Attributes:
         logits: `[B, T, V]`, float32.
-        taps: the requested activations by name, after their edits.
+        taps: the requested activations by name, after their edits, in the order in which they are computed.
     """
 
     logits: jax.Array
@@ -55,16 +56,9 @@ def names(lm: LM, shape: tuple[int, int] | None = None) -> dict[str, jax.ShapeDt
         shape: batch and length `(B, T)` of the ids; None: one row of the context length.
     """
     check_lm(lm)
-    ordered: list[str] = []
-
-    def trace(params: Any, tokens_BT: jax.Array) -> dict[str, jax.Array]:
-        taps = forward(lm.config, params, tokens_BT, ("*",)).taps
-        ordered.extend(taps)
-        return taps
-
     tokens = jax.ShapeDtypeStruct(shape or (1, lm.config.model.block_size), jnp.int32)
-    shapes = jax.eval_shape(trace, lm.params, tokens)
-    return {name: shapes[name] for name in ordered}
+    taps: Any = jax.eval_shape(partial(forward, lm.config, taps=("*",)), lm.params, tokens).taps
+    return dict(taps)
 
 
 def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | None = None) -> ForwardPass:
@@ -85,9 +79,8 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
         UserError: if there is no such name, an edit changes a shape or dtype, or the ids are outside the vocabulary or longer
             than the context length.
     """
-    observed = _check_observed(taps, edits)
-    out = on_tokens(_forward, lm, ids, *observed)
-    return out._replace(taps=_ordered(observed[0], out.taps))
+    taps = (taps,) if isinstance(taps, str) else tuple(taps)
+    return on_tokens(_forward, lm, ids, taps, tuple((edits or {}).items()))
 
 
 class Captured(NamedTuple):
@@ -106,11 +99,7 @@ class Captured(NamedTuple):
 
 
 def capture(lm: LM, ids: Any) -> Captured:
-    """Compute logits, hidden states and attention maps in one forward pass.
-
-    Args:
-        lm: the model.
-        ids: a text, or ids `[B, T]`.
+    """Compute the logits, hidden states and attention maps of a text or ids `[B, T]` in one forward pass.
 
     Raises:
         UserError: as `run`.
@@ -144,8 +133,8 @@ class Generated(NamedTuple):
     Attributes:
         ids: the ids of the prompt and of the generated text.
         generation: as `jaxgpt.generate` returns it.
-        logits: `[1, T, V]`, at each of the ids; without RoPE, the last id is omitted if it exceeds the context length.
-        taps: the requested activations by name, at the same ids, computed with the cache.
+        logits: `[1, T, V]`, at each of the ids; the last id is omitted if it exceeds the context length.
+        taps: the requested activations by name, at the same ids.
     """
 
     ids: list[int]
@@ -163,9 +152,10 @@ def generate(
     key: int | jax.Array = SEED,
     **settings: Any,
 ) -> Generated:
-    """Continue a prompt with a KV cache, with edits of activations, and return activations.
+    """Continue a prompt with edits of activations, and return activations of the whole text.
 
-    The edits apply to the prompt in one pass, then to each new token: their arrays have the positions of the prompt, then one.
+    There is no cache: each token is sampled from a forward pass over the text so far, padded to its final length, so an edit
+    receives all positions in one call, as in `run`.
 
     Args:
         lm: the model.
@@ -176,25 +166,20 @@ def generate(
         **settings: fields of `TextParams` and `SamplingParams`, as for `jaxgpt.generate`.
 
     Raises:
-        UserError: as `jaxgpt.generate`, or as `run` for taps and edits.
+        UserError: as `jaxgpt.generate`, or as `run` for taps and edits, or if the text exceeds the context length.
     """
-    lm, observed = unstacked(lm), _check_observed(taps, edits)
+    check_lm(lm)
     params, sampling = make_settings(settings, TextParams, SamplingParams)
-    if params.overflow == "slide":
-        raise UserError("overflow slide recomputes the activations of the text at each step: use auto or error")
-    request = read_request(lm, [prompt], params)
-    [row], [new], model = request.rows, request.new, lm.config.model
-    prompt_1P, key_1, has_text = jnp.asarray([row], jnp.int32), row_keys(key, 1, 1), ids_with_text(lm)
-    with placed(lm, 1):
-        new_ids, out = _generate(lm.config, lm.params, prompt_1P, key_1, new, sampling, has_text, *observed)
+    request = read_request(lm, [prompt], replace(params, overflow="error"))
+    [row], [new], block_size = request.rows, request.new, lm.config.model.block_size
+    chosen = tuple((edits or {}).items())
+    new_ids = on_tokens(_generate, lm, [row], row_keys(key, 1, 1), new, sampling, ids_with_text(lm), chosen)
     text = request.text(0)
     text.add(new_ids.tolist())
     assert text.finish_reason is not None
     ids = row + text.ids
-    read = len(ids) if model.positions == "rope" else min(len(ids), model.block_size)
-    taken = {name: x[:, :, :read, :read] if _by_key(name) else x[:, :read] for name, x in out.taps.items()}
-    generation = Generation(text.text, text.ids, text.finish_reason)
-    return Generated(ids, generation, out.logits[:, :read], _ordered(observed[0], taken))
+    logits, found = run(lm, [ids[:block_size]], taps, edits)
+    return Generated(ids, Generation(text.text, text.ids, text.finish_reason), logits, found)
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
@@ -213,14 +198,15 @@ def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), 
     # The digits of an int8 product are rounded, so its gradient would be wrong.
     params = dequantize(unstack_layers(params, config.model.n_layer) if STACKED in params else params)
     observer = Observer(edits, taps)
-    logits_BTV: Any = GPT(config.model, _ops(config, observer)).apply({"params": params}, tokens_BT)
+    ops = Ops(jnp.dtype(config.train.compute_dtype), edit=observer if edits or taps else None)
+    logits_BTV: Any = GPT(config.model, ops).apply({"params": params}, tokens_BT)
     return ForwardPass(logits_BTV, observer.results())
 
 
 _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5, 6, 7, 8))
+@partial(jax.jit, static_argnums=(0, 4, 5, 6, 7))
 def _generate(
     config: Config,
     params: Any,
@@ -229,59 +215,28 @@ def _generate(
     new: int,
     sampling: SamplingParams,
     has_text: bytes,
-    taps: Taps,
     edits: Edits,
-) -> tuple[jax.Array, ForwardPass]:
-    """Sample `new` tokens, regardless of end tokens; return their ids, and the activations of prompt and new tokens."""
+) -> jax.Array:
+    """Sample `new` tokens, regardless of end tokens, and return their ids."""
     P = prompt_1P.shape[1]
-    slots = P + new
+    read = min(P + new, config.model.block_size)  # a last id past the context is no input
 
-    def call(method: str, *args: Any) -> tuple[Any, ForwardPass]:
-        observer = Observer(edits, taps)
-        model = GPT(config.model, _ops(config, observer))
-        logits, cache = model.apply({"params": params}, *args, method=method)
-        return cache, ForwardPass(logits, observer.results())  # type: ignore[arg-type]
+    def step(text: TokenBuffer, made: jax.Array) -> tuple[TokenBuffer, None]:
+        logits_1SV = only_text(forward(config, params, text.ids_BS[:, :read], (), edits).logits, has_text)
+        token_1, _ = sample_token(jnp.take(logits_1SV, text.length - 1, 1), text, key_1, made, sampling)
+        return text.append(token_1[:, None]), None
 
-    def step(state: Any, made: jax.Array) -> Any:
-        text, cache, logits_1V = state
-        token_1, _ = sample_token(only_text(logits_1V[:, None], has_text)[:, 0], text, key_1, made, sampling)
-        cache, out = call("extend", token_1[:, None], cache)
-        return (text.append(token_1[:, None]), cache, out.logits[:, -1]), out
-
-    def join(path: Any, first: jax.Array, steps: jax.Array) -> jax.Array:
-        """Append the steps, which the scan stacked along a new first axis, to the axis of the queries."""
-        name, axis = str(getattr(path[-1], "key", "")), 1
-        if _by_key(name):  # the prompt attends to itself, later tokens to all slots of the cache
-            axis, masked = 2, jnp.finfo(first.dtype).min if name.endswith(".scores") else 0
-            first = jnp.pad(first, ((0, 0),) * 3 + ((0, new),), constant_values=masked)
-        return jnp.concatenate([first, jnp.moveaxis(jnp.squeeze(steps, axis + 1), 0, axis)], axis)
-
-    cache, first = call("prefill", prompt_1P, jnp.arange(P)[None], slots)
     text = TokenBuffer(jnp.pad(prompt_1P, ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(P))
-    begin: Any = (text, cache, first.logits[:, -1])
-    (text, *_), steps = jax.lax.scan(step, begin, jnp.arange(new))
-    return text.ids_BS[0, P:], jax.tree_util.tree_map_with_path(join, first, steps)
-
-
-def _by_key(name: str) -> bool:
-    """Return whether an activation has an axis of keys: `[B, N, T, S]`."""
-    return name.endswith((".scores", ".pattern"))
+    return jax.lax.scan(step, text, jnp.arange(new))[0].ids_BS[0, P:]
 
 
 @dataclass(frozen=True)
 class Observer:
-    """An `ops.edit` that applies edits and collects taps while the model is traced. Compares by its edits and taps.
-
-    Attributes:
-        edits: functions by name.
-        taps: names of activations to collect.
-        taken: the collected activations by name.
-        seen: names of all activations.
-    """
+    """An `ops.edit` that applies edits and collects taps while the model is traced. Compares by its edits and taps."""
 
     edits: Edits = ()
     taps: Taps = ()
-    taken: dict[str, jax.Array] = field(default_factory=dict, compare=False)
+    taken: OrderedDict[str, jax.Array] = field(default_factory=OrderedDict, compare=False)  # jit would sort a dict
     seen: list[str] = field(default_factory=list, compare=False)
 
     def __call__(self, path: str, x: jax.Array) -> jax.Array:
@@ -309,44 +264,14 @@ class Observer:
         return self.taken
 
 
-def _ops(config: Config, observer: Observer) -> Ops:
-    """Return the definitions, which name all activations, with an observer if it has anything to do."""
-    return Ops(jnp.dtype(config.train.compute_dtype), edit=observer if observer.edits or observer.taps else None)
-
-
 def _apply(name: str, edit: Edit, x: jax.Array) -> jax.Array:
-    y = edit(x)
-    returned = f"{y.dtype} {list(y.shape)}" if hasattr(y, "shape") and hasattr(y, "dtype") else short_repr(y)
-    if returned != (wanted := f"{x.dtype} {list(x.shape)}"):
-        raise UserError(f"the edit of {name} returned {returned} for {wanted}: shape and dtype must stay the same")
-    return jnp.asarray(y)
-
-
-def _ordered(taps: Sequence[str], taken: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Sort as requested, and the names that match a pattern by layer; jit returns dicts sorted as text."""
-
-    def natural(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
-
-    return {name: taken[name] for tap in taps for name in sorted(taken, key=natural) if fnmatchcase(name, tap)}
-
-
-def _check_observed(taps: Any, edits: Any) -> tuple[Taps, Edits]:
-    """Return taps and edits as tuples.
-
-    Raises:
-        UserError: if taps are not names, or edits not functions by name.
-    """
-    taps, edits = (taps,) if isinstance(taps, str) else taps, {} if edits is None else edits
-    if not isinstance(taps, Sequence) or not all(isinstance(name, str) for name in taps):
-        raise UserError(f"taps must be a list of names, such as h.0.attn.pattern: {short_repr(taps)}")
-    if not isinstance(edits, Mapping) or not all(isinstance(name, str) and callable(f) for name, f in edits.items()):
-        form = "{'h.0.mlp.out': lambda x: 0 * x}"
-        raise UserError(f"edits must be functions by name, such as {form}: {short_repr(edits)}")
-    for name, edit in edits.items():
-        if edit.__hash__ is None:
-            raise UserError(f"the edit of {name} is not hashable: wrap it in a function")
-    return tuple(taps), tuple(edits.items())
+    y = jnp.asarray(edit(x))
+    if (y.shape, y.dtype) != (x.shape, x.dtype):
+        raise UserError(
+            f"the edit of {name} returned {y.dtype} {list(y.shape)} for {x.dtype} {list(x.shape)}: shape and dtype must "
+            f"stay the same"
+        )
+    return y
 
 
 def as_tokens(lm: LM, ids: Any) -> jax.Array:
@@ -359,10 +284,7 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     model = lm.config.model
     if isinstance(ids, str):
         ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids).ids]
-    try:
-        known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
-    except ValueError:
-        raise UserError("the rows of ids have different lengths: pass rows of equal length") from None
+    known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
     if known.ndim != 2 or not known.size or not np.issubdtype(known.dtype, np.integer):
         raise UserError(f"expected integer ids of shape [B, T], not {known.dtype} of shape {known.shape}")
     if known.shape[1] > model.block_size:

@@ -26,9 +26,8 @@ from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer
 from jaxgpt.data.tokenizer_files import train_bpe
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM
-from jaxgpt.lm.model import ids_with_text
 from jaxgpt.study import page
-from jaxgpt.study.inspection import Inspection, TextLoss, inspect, token_text
+from jaxgpt.study.inspection import Inspection, inspect, token_text
 
 ODD = "a<script>alert(1)</script>&\"'\n\u202e\u200f שלום\U0001f600{x}`${y}\\"
 
@@ -162,12 +161,6 @@ def model_of(tokenizer: Tokenizer, vocab_size: int = 0) -> LM:
     return LM(Config(model=config), make(config)[1], tokenizer)
 
 
-def test_the_loss_of_a_text_leaves_out_ids_without_a_text() -> None:
-    logits = np.random.default_rng(0).normal(size=(1, 4, 9)).astype(np.float32)
-    has_text = CharTokenizer("abcdef").has_text(9).tobytes()
-    assert TextLoss((1, 2, 3, 4), has_text)(logits) == TextLoss((1, 2, 3, 4))(logits[..., :6])
-
-
 @pytest.mark.ci
 def test_ids_without_a_text_have_no_probability() -> None:
     """The table, the lens, the loss without each head and the generated text agree where the vocabulary is padded."""
@@ -178,8 +171,11 @@ def test_ids_without_a_text_have_no_probability() -> None:
     np.testing.assert_allclose(found.entropy, -(p * np.log(p)).sum(-1), rtol=1e-4)
     assert found.lens_tokens[-1] == [words[0] for words in found.top_tokens]
     np.testing.assert_allclose(found.lens_probabilities[-1], found.top_probabilities[:, 0], rtol=1e-4)
-    loss = TextLoss(tuple(found.ids), ids_with_text(lm))(study.run(lm, [found.ids]).logits)
-    assert float(loss) == pytest.approx(-np.log(found.next_probability).mean(), rel=1e-4)
+    edits = {"h.0.attn.head_out": lambda x: x.at[:, :, 2].set(0)}
+    log_p = jax.nn.log_softmax(study.run(lm, [found.ids], [], edits).logits[0, :-1, :6])
+    loss = -np.take_along_axis(np.asarray(log_p), np.array(found.ids[1:])[:, None], -1).mean()
+    assert found.without is not None
+    assert found.without[0, 2] == pytest.approx(loss + np.log(found.next_probability).mean(), abs=1e-5)
     json.dumps(found.to_json(), allow_nan=False)
 
 

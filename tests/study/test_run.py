@@ -137,12 +137,12 @@ def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkey
     assert plain() == text
 
 
-def test_taps_are_in_the_requested_order_and_change_nothing(lm, ids):
+def test_taps_are_in_the_order_of_computation_and_change_nothing(lm, ids):
     plain = run(lm, ids)
     assert plain.taps == {}
     close(plain.logits, plain_logits(lm, ids))
     out = run(lm, ids, ["logits", "h.*.attn.pattern", "embed"])
-    assert list(out.taps) == ["logits", "h.0.attn.pattern", "h.1.attn.pattern", "embed"]
+    assert list(out.taps) == ["embed", "h.0.attn.pattern", "h.1.attn.pattern", "logits"]
     close(out.logits, plain.logits)
     close(out.taps["logits"], plain.logits)
     close(run(lm, np.asarray(ids).tolist(), "embed").taps["embed"], out.taps["embed"])
@@ -218,7 +218,7 @@ def halve(x):
 
 
 def opposite_at_1(x):
-    return x.at[:, 1].multiply(-3)  # of the prompt; a new token has no position 1, and nothing is changed
+    return x.at[:, 1].multiply(-3)
 
 
 EDITS = {"h.0.attn.head_out": halve, "embed": opposite_at_1, "resid.post.0": jnp.sin}
@@ -228,7 +228,7 @@ EDITS = {"h.0.attn.head_out": halve, "embed": opposite_at_1, "resid.post.0": jnp
     ("name", "n_layer"), [("gpt2", 1), pytest.param("gpt2", 2, marks=CI), pytest.param("gemma", 2, marks=CI)]
 )
 def test_generation_with_edits_equals_full_passes(name, n_layer):
-    """The greedy text of the edited model, and every tap, computed with a cache and without."""
+    """The greedy text of the edited model, and every tap."""
     lm = lm_of(name, n_layer=n_layer)
     out = jaxgpt.study.generate(lm, [3, 1, 4], ["*"], EDITS, max_new_tokens=6, temperature=0)
     full = run(lm, [out.ids], ["*"], EDITS)
@@ -243,15 +243,11 @@ def test_generation_with_edits_equals_full_passes(name, n_layer):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(("positions", "new"), [("rope", 12), ("learned", 10)])
-def test_generation_may_end_past_the_context(positions, new):
-    """The last id has no position of its own; RoPE has no limit."""
-    lm = lm_of("gpt2", n_layer=1, positions=positions)
-    assert lm.config.model.block_size == 12
-    out = jaxgpt.study.generate(lm, [3, 1, 4], ["embed"], max_new_tokens=new, temperature=0)
-    T = 12 if positions == "learned" else 3 + new
-    assert len(out.ids) == 3 + new
-    full = run(lm._replace(config=lm.config.with_model(block_size=T)), [out.ids[:T]], ["embed"])
+def test_generation_may_end_past_the_context(one):
+    """The last id has no position of its own."""
+    out = jaxgpt.study.generate(one, [3, 1, 4], ["embed"], max_new_tokens=10, temperature=0)
+    assert len(out.ids) == 13
+    full = run(one, [out.ids[:12]], ["embed"])
     close(out.logits, full.logits)
     close(out.taps["embed"], full.taps["embed"])
 
@@ -278,14 +274,9 @@ def test_generation_without_edits_is_that_of_generate(lm, settings):
         ({"edits": {"resid.pre.9": jnp.tanh}}, r"no activation 'resid.pre.9' \(did you mean resid.pre.\d\?\)"),
         ({"edits": {"embed": lambda x: x[:, 1:]}}, r"embed returned float32 \[1, 1, 16\] for float32 \[1, 2, 16\]"),
         ({"edits": {"embed": lambda x: x.astype(jnp.bfloat16)}}, "returned bfloat16"),
-        ({"edits": {"embed": lambda x: 0.0}}, "returned 0.0 for float32"),
-        ({"edits": {"embed": lambda x: None}}, "returned None"),
-        ({"edits": {"embed": 3}}, "edits must be functions by name"),
-        ({"edits": ["embed"]}, "edits must be functions by name"),
-        ({"taps": [3]}, "taps must be a list of names"),
+        ({"edits": {"embed": lambda x: 0.0}}, r"returned float32 \[\] for float32"),
         ({"ids": [[0] * 13]}, "13 tokens do not fit the context of 12"),
         ({"ids": [[V]]}, f"id {V}"),
-        ({"ids": [[1], [1, 2]]}, "different lengths"),
     ],
 )
 def test_bad_input_is_one_line(lm, arguments, message):
