@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.convert.files import Weights
-from jaxgpt.convert.nanogpt import NANOGPT
+from jaxgpt.convert.gpt2 import NANOGPT
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import load_weights
 from jaxgpt.data import Tokens
@@ -78,7 +78,7 @@ def open_recording(path: Path, steps: int) -> Recording:
     tokenizer = CharTokenizer(text)
     options = Options(recipe, "recipe.json")
     config = config_from_recipe(options, tokenizer.vocab_size)
-    fraction, eval_iters = options.number("train_fraction", 0.9), options.integer("eval_iters")
+    fraction, eval_iters = options.read("train_fraction", 0.9), options.read("eval_iters", int)
     ids = Tokens([tokenizer.encode(text)])
     splits = ids.split(int(fraction * len(ids)))
     last = min(steps or config.train.steps - 1, config.train.steps - 1)
@@ -100,35 +100,35 @@ def config_from_recipe(o: Options, vocab_size: int) -> Config:
         UserError: if a setting is missing or invalid.
     """
     o.only("dropout", 0.0)  # the masks of a run with dropout are not recorded
-    accumulation = o.integer("gradient_accumulation_steps")
+    accumulation = o.read("gradient_accumulation_steps", int)
     return Config(
         preset="replay",
         model=ModelConfig(
             vocab_size=vocab_size,
-            block_size=o.integer("block_size"),
-            n_layer=o.integer("n_layer"),
-            n_head=o.integer("n_head"),
-            n_embd=o.integer("n_embd"),
-            bias=o.flag("bias", False),
+            block_size=o.read("block_size", int),
+            n_layer=o.read("n_layer", int),
+            n_head=o.read("n_head", int),
+            n_embd=o.read("n_embd", int),
+            bias=o.read("bias", False),
             activation="gelu",
         ),
         data=DataConfig(dataset="none", sampling="random"),
         optim=OptimConfig(
-            learning_rate=o.number("learning_rate"),
-            min_lr=o.number("min_lr"),
+            learning_rate=o.read("learning_rate", float),
+            min_lr=o.read("min_lr", float),
             schedule="cosine",
-            warmup_steps=o.integer("warmup_iters"),
-            decay_steps=o.integer("lr_decay_iters"),
-            beta1=o.number("beta1"),
-            beta2=o.number("beta2"),
-            weight_decay=o.number("weight_decay"),
-            grad_clip=o.number("grad_clip"),
+            warmup_steps=o.read("warmup_iters", int),
+            decay_steps=o.read("lr_decay_iters", int),
+            beta1=o.read("beta1", float),
+            beta2=o.read("beta2", float),
+            weight_decay=o.read("weight_decay", float),
+            grad_clip=o.read("grad_clip", float),
         ),
         train=TrainConfig(
-            steps=o.integer("max_iters") + 1,
-            batch_size=o.integer("batch_size") * accumulation,
+            steps=o.read("max_iters", int) + 1,
+            batch_size=o.read("batch_size", int) * accumulation,
             accumulation=accumulation,
-            eval_every=o.integer("eval_interval"),
+            eval_every=o.read("eval_interval", int),
         ),
     )
 

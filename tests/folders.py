@@ -4,14 +4,15 @@ import json
 from dataclasses import asdict, replace
 
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from safetensors.numpy import save_file
 
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig
 from jaxgpt.convert import gpt2, llama
-from jaxgpt.convert.nanogpt import NANOGPT
-from jaxgpt.convert.tensors import expand, leaf_shapes, nest, tensor_shape, to_leaves
+from jaxgpt.convert.gpt2 import NANOGPT
+from jaxgpt.convert.tensors import expand, leaf_shapes, tensor_shape, to_leaves
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.data.tokenizer_files import make_tokenizer
 
@@ -42,7 +43,7 @@ def tensors_of(table, config, seed=0):
 
 def hf_folder(path, config=SMALL, seed=0, family=None):
     """Write a directory as transformers does."""
-    family = family or (llama.FAMILY if config.positions == "rope" else gpt2.FAMILY)
+    family = family or (llama.LLAMA if config.positions == "rope" else gpt2.FAMILY)
     path.mkdir()
     (path / "config.json").write_text(json.dumps(family.config_to_hf(config)))
     (path / "tokenizer.json").write_text(make_tokenizer("byte", "", 0, 0).to_json())
@@ -64,9 +65,10 @@ def from_arrays(table, tensors, config):
     """The parameter tree of a model, from all its tensors in memory."""
     shapes, rows = leaf_shapes(config), expand(table, config)
     assert {row.name: tensor_shape(row, shapes) for row in rows} == {name: x.shape for name, x in tensors.items()}
-    return nest(
-        leaf for row in rows for leaf in to_leaves(row, np.asarray(tensors[row.name], np.float32), shapes).items()
-    )
+    leaves = {}
+    for row in rows:
+        leaves |= to_leaves(row, np.asarray(tensors[row.name], np.float32), shapes)
+    return unflatten_dict(leaves, sep="/")
 
 
 def run_folder(path, model, seed=0):
@@ -77,7 +79,7 @@ def run_folder(path, model, seed=0):
     path.mkdir()
     config = Config(preset="test", model=model, data=DataConfig(dataset="none"))
     write_settings(Run(path), config, tokenizer)
-    params = nest((p, v.astype(np.float32)) for p, v in leaves.items())
+    params = unflatten_dict({p: v.astype(np.float32) for p, v in leaves.items()}, sep="/")
     save_params(path / "checkpoints", params, {"config": asdict(config)})
     return path
 

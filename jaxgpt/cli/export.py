@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
@@ -43,24 +42,23 @@ def export(
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 
-    facts: dict[str, Any] = {}
     try:
         with progress("exporting"):
             if adapter:
                 done = export_adapter(run, Path(directory), checkpoint, base)
             else:
-                done = exported = export_model(run, Path(directory), checkpoint)
-                facts["computed by"] = ", ".join(exported.engines)
-                if exported.engines == ("transformers",):
-                    facts["computed by"] += (
-                        " only: vLLM and llama.cpp reject or change this model; llama-tiny suits them"
-                    )
+                done = export_model(run, Path(directory), checkpoint)
     except RuntimeError as e:
         print(f"jaxgpt: {e}", file=sys.stderr)
         return 1
     if json:
         print_json({"run": run, "directory": directory} | asdict(done))
         return 0
-    facts = {run: f"{done.family}, {done.parameters:,} parameters", "directory": directory} | facts
-    print_facts(facts | {"largest difference in logits after reading it back": f"{done.max_logit_change:.1e}"})
+    print_facts(
+        {
+            run: f"{done.family}, {done.parameters:,} parameters",
+            "directory": directory,
+            "largest difference in logits after reading it back": f"{done.max_logit_change:.1e}",
+        }
+    )
     return 0

@@ -75,7 +75,6 @@ def import_(
             {
                 f"{source}{f' at {commit}' if commit else ''}": f"{done.family}, {done.parameters:,} parameters",
                 "run": run,
-                "largest difference in logits after exporting and importing": f"{done.max_logit_change:.1e}",
             }
         )
     return 0

@@ -1,54 +1,96 @@
-"""A family of models: its names, and the functions that convert its config."""
+"""A family of models: the names of its tensors and options, as tables that import and export read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert.options import Options
+from jaxgpt.convert.options import ACTIVATIONS, Options
+from jaxgpt.convert.rope import is_linear, linear
 from jaxgpt.convert.weights import Format
+from jaxgpt.errors import UserError, short_repr
+
+TRAINING = ("dropout", "init", "init_std")  # settings that do not change the function of a trained model
 
 
 class Family(NamedTuple):
-    """The names and functions for reading and writing a transformers family. docs/families.md shows how to add a family.
+    """A family of transformers models, read and written. docs/families.md shows how to add a family.
 
     Attributes:
         name: `model_type` in config.json.
         architectures: its classes; the first has a head. A file may contain the model without its head, if the head is tied.
         form: the names of its tensors.
-        config_from_hf: converts the options of a config.json. It reads each option that can change the logits.
-        adapt: returns a config of the same function that the family can express, or raises a `UserError` that names a setting.
-        to_hf: converts a config that `adapt` returned to the options that differ between families.
-        served: activations that vLLM and llama.cpp compute in this family, as read in their sources.
-        form_of: returns the names of the tensors for the content of a config.json, if they depend on it.
+        options: by option of config.json, its setting and the default of the config class.
+        settings: settings that all its models have.
+        fills: settings that any model can have, because they only add biases of 0 and gains of 1; or no effect.
+        read: returns the settings in the other options, given the config so far. It reads what can change the logits.
+        write: the inverse of `read`.
+        form_of: returns the names of the tensors for the content of a config.json and its model, if they depend on it.
     """
 
     name: str
     architectures: tuple[str, ...]
     form: Format
-    config_from_hf: Callable[[Options], ModelConfig]
-    adapt: Callable[[ModelConfig], ModelConfig]
-    to_hf: Callable[[ModelConfig], dict[str, Any]]
-    served: tuple[str, ...] = ("silu",)
-    form_of: Callable[[Mapping[str, Any]], Format] | None = None
+    options: Mapping[str, tuple[str, Any]]
+    settings: Mapping[str, Any]
+    fills: Mapping[str, Any]
+    read: Callable[[Options, ModelConfig], dict[str, Any]]
+    write: Callable[[ModelConfig], dict[str, Any]]
+    form_of: Callable[[Mapping[str, Any], ModelConfig], Format] | None = None
+
+    def config_from_hf(self, options: Options) -> ModelConfig:
+        """Convert the options of a config.json."""
+        values = dict(self.settings)
+        for name, (setting, default) in self.options.items():
+            if setting == "activation":
+                values[setting] = options.choice(name, ACTIVATIONS, default)
+            else:
+                values[setting] = options.read(name, default)
+        config = ModelConfig(**values)
+        return replace(config, **self.read(options, config))
 
     def config_to_hf(self, config: ModelConfig) -> dict[str, Any]:
-        """Convert a config that `adapt` returned to a config.json."""
-        return {
-            "architectures": [self.architectures[0]],
-            "model_type": self.name,
-            "vocab_size": config.vocab_size,
-            "initializer_range": config.init_std,
-            "tie_word_embeddings": config.tie_embeddings,
-            "use_cache": True,
-        } | self.to_hf(config)
+        """Convert the settings that the family has to a config.json."""
+        config = canonical(config)
+        values = {name: getattr(config, setting) for name, (setting, _) in self.options.items()}
+        fixed = {"architectures": [self.architectures[0]], "model_type": self.name, "use_cache": True}
+        return fixed | {"initializer_range": config.init_std} | values | self.write(config)
 
-    def engines(self, config: ModelConfig) -> tuple[str, ...]:
-        """Return the programs that compute an exported model. vLLM and llama.cpp ignore some options of a config.json."""
-        untied = self.name == "gpt2" and not config.tie_embeddings  # vLLM reads no head
-        if config.activation not in self.served or untied:
-            return ("transformers",)
-        windows = any(0 < window < config.block_size for window in config.windows)
-        llama_cpp = ("llama.cpp",) if not windows or self.name == "gemma3_text" else ()
-        return ("transformers", "vLLM", *llama_cpp)
+    def express(self, config: ModelConfig) -> ModelConfig:
+        """Return the config that the family reads for a model of the same function.
+
+        Raises:
+            UserError: names the first setting that the family cannot express.
+        """
+        if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
+            gated: Any = {"mlp": "gated", "activation": "relu", "n_inner": config.mlp_width}  # relu(u)^2 = relu(u) u
+            config = replace(config, **gated) if self.settings.get("mlp") == "gated" else config
+        wanted = canonical(replace(config, **self.fills))
+        found = self.config_from_hf(Options(self.config_to_hf(wanted), "config.json"))
+        for name, value in asdict(canonical(found)).items():
+            if name not in TRAINING and value != (actual := getattr(wanted, name)):
+                raise UserError(
+                    f"model.{name} {short_repr(actual)} has no {self.name} equivalent, only {short_repr(value)} has"
+                )
+        return found
+
+
+def canonical(config: ModelConfig) -> ModelConfig:
+    """Write out sizes, and drop settings without effect, so that the same function has the same config."""
+    pattern = period("".join("L" if window else "G" for window in config.windows))
+    same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
+    rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}
+    windows: dict[str, Any] = {"sliding_window": 0, "window_pattern": "L", "rope_local_theta": 0.0}
+    if "L" in pattern:
+        local = 0.0 if same else config.rope_local_theta
+        windows = {"sliding_window": config.sliding_window, "window_pattern": pattern, "rope_local_theta": local}
+    return replace(
+        config, n_kv_head=config.kv_heads, head_dim=config.head_width, n_inner=config.mlp_width, **rope, **windows
+    )
+
+
+def period(pattern: str) -> str:
+    """Return the shortest pattern that gives this one when it is repeated."""
+    return next(pattern[:n] for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[:-n])

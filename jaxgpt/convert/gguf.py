@@ -5,8 +5,6 @@ The gguf package of llama.cpp reads the header and dequantizes the tensors. Form
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,16 +16,22 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.files import Stored, Weights
 from jaxgpt.convert.options import Options
-from jaxgpt.data.cuts import LLAMA3, split_by
+from jaxgpt.data.cuts import LLAMA3
 from jaxgpt.data.special_tokens import SpecialTokens
 from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, call_tokenizers
 from jaxgpt.errors import UserError, short_repr
+from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies
 
-READS = 1 << 22  # values and lengths in a header; files of 2026 have fewer than 2 million
 CONTROL, USER_DEFINED = 3, 4  # token types
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")  # supported values of tokenizer.ggml.pre
+GGML = "tokenizer.ggml."
+ROPE_FREQS = "rope_freqs.weight"
 
-# Tensors of llama.cpp and their names in transformers: of a layer (blk.0.attn_norm), and outside the layers.
-LAYER = {
+# Tensors of llama.cpp, those of a layer after its number (blk.0.attn_norm), and their names in transformers.
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -38,9 +42,6 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-ROPE_FREQS = "rope_freqs.weight"
-GGML = "tokenizer.ggml."
 
 # Options of transformers and the metadata that holds them, after "llama.".
 OPTIONS = {
@@ -56,16 +57,6 @@ OPTIONS = {
 }
 REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 
-# Pre-tokenizers by the value of tokenizer.ggml.pre.
-GPT2_WORDS = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]
-BYTES = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}]
-PRE_TOKENIZERS = {
-    "gpt-2": GPT2_WORDS,
-    "smollm": [{"type": "Digits", "individual_digits": True}, *GPT2_WORDS],
-    "llama-bpe": [split_by(LLAMA3[0]), *BYTES],
-    "qwen2": [split_by(LLAMA3[1]), *BYTES],
-}
-
 
 class GgufWeights(Weights):
     """The tensors of a GGUF file under the names of transformers, and its metadata.
@@ -73,6 +64,8 @@ class GgufWeights(Weights):
     Attributes:
         metadata: values by name.
         stored: gguf's tensors by name, including tensors outside the model.
+        heads: numbers of heads of "q" and "k", whose rows are read as in transformers: the two halves of each head apart;
+            llama.cpp interleaves them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +76,7 @@ class GgufWeights(Weights):
         """
         self.path, self.tensors = path, {}
         self.stored: dict[str, Any] = {}
-        self._heads: dict[str, int] = {}
+        self.heads: dict[str, int] = {}
         tensors, self.metadata = _read_header(path)
         for tensor in tensors:
             name = _hf_name(tensor.name)
@@ -92,10 +85,6 @@ class GgufWeights(Weights):
             self.stored[name] = tensor
             if name != ROPE_FREQS:
                 self.tensors[name] = Stored(path, "F32", tuple(tensor.shape.tolist()[::-1]))  # the type that is read
-
-    def unpermute(self, n_head: int, n_kv_head: int) -> None:
-        """Read q and k with the two halves of each head apart, as in transformers; llama.cpp interleaves them."""
-        self._heads = {"q": n_head, "k": n_kv_head}
 
     def read(self, name: str) -> np.ndarray:
         """Dequantize one tensor to float32.
@@ -115,40 +104,27 @@ class GgufWeights(Weights):
             raise UserError(f"{self.path}: tensor {tensor.name} has the unsupported type {kind}") from None
         if not np.isfinite(out).all():
             raise UserError(f"{self.path}: tensor {tensor.name} contains non-finite numbers")
-        for part, heads in self._heads.items():
+        for part, heads in self.heads.items():
             if f".self_attn.{part}_proj." in name:
                 split = out.reshape(heads, out.shape[0] // heads // 2, 2, *out.shape[1:])
-                out = np.ascontiguousarray(split.swapaxes(1, 2)).reshape(out.shape)
+                out = split.swapaxes(1, 2).reshape(out.shape)
         return out
-
-    def same(self, one: str, other: str) -> bool:
-        """Return whether two matrices are equal."""
-        return self.tensors[one].shape == self.tensors[other].shape and np.array_equal(self.read(one), self.read(other))
 
 
 def _read_header(path: Path) -> tuple[list[Any], dict[str, Any]]:
-    """Return the tensors, memory-mapped, and the metadata of a file.
-
-    Raises:
-        UserError: if the gguf package is missing, or the file is truncated or malformed.
-    """
+    """Return the tensors, memory-mapped, and the metadata of a file."""
     try:
         import gguf
     except ImportError:
         raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
 
     class Reader(gguf.GGUFReader):
-        """A reader that stops at the end of the file, and at too many values; gguf's continues with empty arrays."""
-
-        reads = 0
+        """A reader that stops at the end of the file; gguf's continues with empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
-            self.reads += 1
             array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
             if len(array) < count:
                 raise ValueError("it is truncated")
-            if self.reads > READS:
-                raise ValueError(f"its header has more than {READS:,} values")
             return array
 
     try:
@@ -162,6 +138,15 @@ def _read_header(path: Path) -> tuple[list[Any], dict[str, Any]]:
     return reader.tensors, metadata
 
 
+def _hf_name(name: str) -> str:
+    """Return the name of a tensor in transformers, or the given name if transformers has no such tensor."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name, re.ASCII)
+    if not match or match[2] not in NAMES:
+        return name
+    layer = f"model.layers.{match[1]}." if match[1] else ""
+    return f"{layer}{NAMES[match[2]]}.{match[3]}"
+
+
 def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, GgufWeights]:
     """Return the config of a GGUF file's model, and its weights, not read yet.
 
@@ -172,7 +157,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: llama is expected")
-    metadata = {k.removeprefix("llama."): _decimal(v) for k, v in weights.metadata.items() if k.startswith("llama.")}
+    metadata = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     metadata.pop("vocab_size", None)  # the embedding has the size, which may be padded
     embedding = weights.tensors.get("model.embed_tokens.weight")
     values = {option: metadata.pop(name, None) for option, name in OPTIONS.items()} | {
@@ -182,40 +167,38 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     }
     if missing := [OPTIONS.get(name, "token_embd") for name in REQUIRED if values[name] is None]:
         raise UserError(f"{path}: incomplete Llama metadata: {missing[0]} is missing")
-    options = Options(values | metadata, str(path), accept)
-    model = llama.FAMILY.config_from_hf(options)
+    given = {name: value for name, value in values.items() if value is not None}
+    options = Options(given | metadata, str(path), accept)
+    model = llama.LLAMA.config_from_hf(options)
     options.only("rope.dimension_count", model.head_width)
     options.only("attention.value_length", model.head_width)
     options.only("rope.scaling.type", "none")
     options.only("expert_count", 0)
     options.only("expert_used_count", 0)
     options.done()
-    weights.unpermute(model.n_head, model.kv_heads)
+    weights.heads = {"q": model.n_head, "k": model.kv_heads}
     return model, weights
 
 
-def _decimal(value: Any) -> Any:
-    """Return the number that was written as a float32: 1e-6, not 9.999999747378752e-07."""
-    return float(str(np.float32(value))) if isinstance(value, float) and value == np.float32(value) else value
-
-
 def _rope_scaling(weights: GgufWeights) -> dict[str, Any] | None:
-    """Return Llama 3 scaling, which the file stores as a divisor for each frequency.
-
-    Raises:
-        UserError: if the divisors differ from Llama 3's.
-    """
+    """Return Llama 3 scaling, which the file stores as a divisor for each frequency."""
     if ROPE_FREQS not in weights.stored:
         return None
     divisors = weights.read(ROPE_FREQS).reshape(-1)
     theta = weights.metadata.get("llama.rope.freq_base", 10_000.0)
-    if type(theta) is float and theta > 0 and divisors.size:
-        factor = float(divisors.max())
-        wavelength = 2 * math.pi * theta ** (np.arange(divisors.size) / divisors.size)
-        smooth = np.clip((8192 / wavelength - 1.0) / 3.0, 0.0, 1.0)
-        if factor > 0 and np.allclose(divisors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-4):
-            scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-            return scaling | {"rope_type": "llama3", "original_max_position_embeddings": 8192}
+    if type(theta) is float and divisors.size:
+        scaling, width = Llama3Scaling(factor=float(divisors.max())), 2 * divisors.size
+        with np.errstate(all="ignore"):
+            plain, scaled = (rope_frequencies(width, theta, each) for each in (Llama3Scaling(), scaling))
+            same = np.allclose(divisors, plain / scaled, rtol=1e-4)
+        if same:
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low,
+                "high_freq_factor": scaling.high,
+                "original_max_position_embeddings": scaling.original_context,
+            }
     raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: it is not the scaling of Llama 3")
 
 
@@ -237,33 +220,43 @@ def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
     types = _array(path, ggml, "token_type", int)
     if len(set(tokens)) < len(tokens) or len(types) not in (0, len(tokens)):
         raise UserError(f"{path}: duplicate token in {GGML}tokens, or wrong length of {GGML}token_type")
-    pairs = [(a, b) for a, b in (merge.split(" ", 1) for merge in merges if " " in merge)]
-    library = call_tokenizers(lambda: byte_level({token: i for i, token in enumerate(tokens)}, pairs), "this file")
-    value = json.loads(library.to_str())
-    value["model"]["ignore_merges"] = pre == "llama-bpe"  # as in llama.cpp: a word in the vocabulary is one token
-    value["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[pre]}
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    value["added_tokens"] = [
-        {"id": i, "content": tokens[i], **plain, "special": kind == CONTROL}
-        for i, kind in enumerate(types)
-        if kind in (CONTROL, USER_DEFINED)
-    ]
     special = _special_tokens(path, ggml, tokens, weights.metadata.get("tokenizer.chat_template"))
-    if ggml.get("add_bos_token", pre == "llama-bpe") and special.bos_id is not None:
-        value["post_processor"] = _prepend(tokens[special.bos_id], special.bos_id)
-    tokenizer = SubwordTokenizer(call_tokenizers(lambda: type(library).from_str(json.dumps(value)), "this file"))
+    first = special.bos_id if ggml.get("add_bos_token", pre == "llama-bpe") else None
+    library = call_tokenizers(lambda: _library_tokenizer(tokens, merges, types, pre, first), "this file")
+    tokenizer = SubwordTokenizer(library)
     tokenizer.special = special
     return tokenizer
+
+
+def _library_tokenizer(tokens: list[str], merges: list[str], types: list[int], pre: str, first: int | None) -> Any:
+    from tokenizers import AddedToken, Regex, pre_tokenizers, processors
+
+    pairs = [(a, b) for a, b in (merge.split(" ", 1) for merge in merges if " " in merge)]
+    library = byte_level({token: i for i, token in enumerate(tokens)}, pairs)
+    library.model.ignore_merges = pre == "llama-bpe"  # as in llama.cpp: a word in the vocabulary is one token
+    if pre == "smollm":
+        library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), library.pre_tokenizer])
+    elif pre != "gpt-2":
+        words = pre_tokenizers.Split(Regex(LLAMA3[0] if pre == "llama-bpe" else LLAMA3[1]), "isolated")
+        characters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.pre_tokenizer = pre_tokenizers.Sequence([words, characters])
+    for kind, add in ((CONTROL, library.add_special_tokens), (USER_DEFINED, library.add_tokens)):
+        add([AddedToken(token, normalized=False) for token, each in zip(tokens, types, strict=False) if each == kind])
+    if first is not None:
+        named = [(tokens[first], first)]
+        library.post_processor = processors.TemplateProcessing([tokens[first], "$A"], special_tokens=named)
+    return library
 
 
 def _special_tokens(path: Path, ggml: Mapping[str, Any], tokens: list[str], template: Any) -> SpecialTokens:
     ids: dict[str, int] = {}
     for name, in_file in (("bos", "bos"), ("eos", "eos"), ("eot", "eot"), ("pad", "padding"), ("unk", "unknown")):
         value = ggml.get(f"{in_file}_token_id")
-        if value is not None and (type(value) is not int or not 0 <= value < len(tokens)):
+        if value is None:
+            continue
+        if type(value) is not int or not 0 <= value < len(tokens):
             raise UserError(f"{path}: {in_file}_token_id must be below {len(tokens)}: {short_repr(value)}")
-        if value is not None:
-            ids[name] = value
+        ids[name] = value
     generation: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
     if ends := list(dict.fromkeys(ids[name] for name in ("eos", "eot") if name in ids)):
         generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
@@ -271,30 +264,8 @@ def _special_tokens(path: Path, ggml: Mapping[str, Any], tokens: list[str], temp
     return SpecialTokens(generation, names | ({"chat_template": template} if isinstance(template, str) else {}))
 
 
-def _prepend(token: str, id_: int) -> dict[str, Any]:
-    """Return the tokenizer.json entry that puts a token before each text."""
-    first, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [first, text],
-        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {token: {"id": token, "ids": [id_], "tokens": [token]}},
-    }
-
-
 def _array(path: Path, ggml: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     value = ggml.get(name, [])
     if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
         raise UserError(f"{path}: {GGML}{name} must be an array of type {kind.__name__}: {short_repr(value)}")
     return value
-
-
-def _hf_name(name: str) -> str:
-    """Return the name of a tensor in transformers, or the given name if transformers has no such tensor."""
-    stem, _, suffix = name.rpartition(".")
-    if stem in ENDS:
-        return f"{ENDS[stem]}.{suffix}"
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem, re.ASCII)
-    if block and block[2] in LAYER:
-        return f"model.layers.{block[1]}.{LAYER[block[2]]}.{suffix}"
-    return name

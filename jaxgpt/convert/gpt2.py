@@ -1,20 +1,26 @@
-"""transformers GPT-2: `GPT2LMHeadModel`. Its Conv1D stores W as `[in, out]`; q, k and v are concatenated in `c_attn`."""
+"""transformers GPT-2, and nanoGPT. Queries, keys and values are concatenated in `c_attn`.
+
+GPT-2's Conv1D stores W as `[in, out]`, nanoGPT's torch.nn.Linear as `[out, in]`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.options import ACTIVATIONS, Options, require
+from jaxgpt.convert.files import Weights
+from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, WeightTable, matrix, norm
-from jaxgpt.convert.weights import Format
-from jaxgpt.errors import UserError
+from jaxgpt.convert.weights import HEAD, STRAY, Format
 
 PREFIX = "transformer."
-_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+DROPOUTS = ("embd_pdrop", "attn_pdrop")  # beside resid_pdrop
+# Options of its classifiers, and of how its scores are computed: here always in float32, scaled once.
+WITHOUT_EFFECT = """
+    n_ctx n_special predict_special_tokens reorder_and_upcast_attn apply_query_key_layer_scaling
+    summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout
+""".split()
 
 
 def _table(output_first: bool) -> WeightTable:
@@ -29,95 +35,60 @@ def _table(output_first: bool) -> WeightTable:
         *matrix(f"{layer}mlp.c_fc", "mlp/up_proj", **stored),
         *matrix(f"{layer}mlp.c_proj", "mlp/down_proj", **stored),
         *norm(f"{PREFIX}ln_f", "ln_f"),
-        WeightRow("lm_head.weight", ("lm_head/kernel",), output_first=True),
+        WeightRow(HEAD, ("lm_head/kernel",), output_first=True),
     )
 
 
-TABLE = _table(output_first=False)
-NANOGPT_TABLE = _table(output_first=True)  # the same names with torch.nn.Linear
-
-
-def _from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json, with the defaults of GPT2Config."""
-    o = options
-    dropout = o.number("resid_pdrop", 0.1)
-    for name in ("embd_pdrop", "attn_pdrop"):
-        o.expect(name, dropout)
-    # They select the precision and the order in which scores are computed: here always float32, scaled once.
-    o.skip("reorder_and_upcast_attn", "apply_query_key_layer_scaling")
-    o.only("normalize_attention_scores", True)
-    o.skip(
-        "n_ctx",
-        "n_special",
-        "predict_special_tokens",
-        *(f"summary_{x}" for x in ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")),
-    )
-    return ModelConfig(
-        vocab_size=o.integer("vocab_size", 50257),
-        block_size=o.integer("n_positions", 1024),
-        n_layer=o.integer("n_layer", 12),
-        n_head=o.integer("n_head", 12),
-        n_embd=o.integer("n_embd", 768),
-        n_inner=o.integer("n_inner", 0),
-        activation=o.choice("activation_function", ACTIVATIONS, "gelu_new"),  # type: ignore[arg-type]
-        norm_eps=o.number("layer_norm_epsilon", 1e-5),
-        tie_embeddings=o.flag("tie_word_embeddings", True),
-        scale_attn_weights=o.flag("scale_attn_weights", True),
-        scale_attn_by_inverse_layer_idx=o.flag("scale_attn_by_inverse_layer_idx", False),
-        dropout=dropout,
-    )
-
-
-def adapt_to(config: ModelConfig, family: str, **needed: Any) -> ModelConfig:
-    """Return a config of the same function with the options that GPT-2 and GPT-NeoX share, and all biases.
-
-    Raises:
-        UserError: if a setting has no equivalent in the family.
-    """
-    if config.n_head * config.head_width != config.n_embd:
-        raise UserError(
-            f"model.head_dim {config.head_dim} has no {family} equivalent: n_head * head_dim must equal n_embd "
-            f"{config.n_embd}"
-        )
-    require(
-        config,
-        family,
-        norm="layernorm",
-        norm_position="pre",
-        final_norm=True,
-        qk_norm=False,
-        mlp="plain",
-        attn_proj=True,
-        embed_scale=False,
-        kv_heads=config.n_head,
-        logit_softcap=0.0,
-        sliding_window=0,
-        **needed,
-    )
-    return replace(config, bias=True, norm_affine=True, n_kv_head=0, head_dim=0)
-
-
-def _to_hf(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "n_positions": config.block_size,
-        "n_embd": config.n_embd,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_inner": config.n_inner or None,
-        "activation_function": config.activation,
-        "layer_norm_epsilon": config.norm_eps,
-        "scale_attn_weights": config.scale_attn_weights,
-        "scale_attn_by_inverse_layer_idx": config.scale_attn_by_inverse_layer_idx,
-        "reorder_and_upcast_attn": False,
-    } | dict.fromkeys(_DROPOUTS, config.dropout)
+def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
+    for name in DROPOUTS:
+        options.only(name, config.dropout)
+    options.only("normalize_attention_scores", True)
+    options.skip(*WITHOUT_EFFECT)
+    return {}
 
 
 FAMILY = Family(
     name="gpt2",
     architectures=("GPT2LMHeadModel", "GPT2Model"),
-    form=Format(TABLE, PREFIX, f"{PREFIX}wte.weight"),
-    config_from_hf=_from_hf,
-    adapt=partial(adapt_to, family="gpt2", positions="learned", parallel_residual=False),
-    to_hf=_to_hf,
-    served=("gelu", "gelu_new"),  # llama.cpp computes both by the tanh approximation
+    form=Format(_table(output_first=False), PREFIX, f"{PREFIX}wte.weight"),
+    options={  # with the defaults of GPT2Config
+        "vocab_size": ("vocab_size", 50257),
+        "n_positions": ("block_size", 1024),
+        "n_layer": ("n_layer", 12),
+        "n_head": ("n_head", 12),
+        "n_embd": ("n_embd", 768),
+        "n_inner": ("n_inner", 0),
+        "activation_function": ("activation", "gelu_new"),
+        "layer_norm_epsilon": ("norm_eps", 1e-5),
+        "tie_word_embeddings": ("tie_embeddings", True),
+        "scale_attn_weights": ("scale_attn_weights", True),
+        "scale_attn_by_inverse_layer_idx": ("scale_attn_by_inverse_layer_idx", False),
+        "resid_pdrop": ("dropout", 0.1),
+    },
+    settings={},
+    fills={"bias": True, "norm_affine": True},
+    read=_read,
+    write=lambda config: dict.fromkeys(DROPOUTS, config.dropout),
 )
+
+NANOGPT = Format(_table(output_first=True), PREFIX, f"{PREFIX}wte.weight")
+
+
+def read_nanogpt(options: Options, weights: Weights) -> ModelConfig:
+    """Return the config of a nanoGPT checkpoint, from its `model_args` in config.json and the shapes of its tensors.
+
+    Raises:
+        UserError: if a setting of the model is missing or invalid.
+    """
+    o = options
+    shapes = {name.removeprefix(STRAY): tensor.shape for name, tensor in weights.tensors.items()}
+    return ModelConfig(
+        n_layer=o.read("n_layer", int),
+        n_head=o.read("n_head", int),
+        n_embd=o.read("n_embd", int),
+        block_size=o.read("block_size", int),
+        vocab_size=o.read("vocab_size", 0) or next(iter(shapes.get(NANOGPT.tied, ())), 0),
+        bias=o.read("bias", f"{PREFIX}h.0.attn.c_attn.bias" in shapes),
+        dropout=o.read("dropout", 0.0),
+        activation="gelu",
+    )

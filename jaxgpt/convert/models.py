@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-from jaxgpt.convert import gemma, gpt2, llama, mistral, neox, olmo, qwen
-from jaxgpt.convert.family import Family
-from jaxgpt.convert.files import SINGLE, Weights, new_folder
+from jaxgpt.convert import gemma, gpt2, llama, neox
+from jaxgpt.convert.family import Family, canonical
+from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
-from jaxgpt.convert.nanogpt import NANOGPT, model_from_options
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.weights import (
-    Format,
-    check_change,
-    check_weights,
-    free_memory,
-    largest_change,
-    load_weights,
-    probe_logits,
-    save_weights,
-)
+from jaxgpt.convert.weights import Format, check_change, check_weights, load_weights, probe_logits, save_weights
 from jaxgpt.data.special_tokens import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special_tokens
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import NoTokenizer, load_tokenizer, make_tokenizer, without_ids_from
 from jaxgpt.errors import UserError, short_repr
-from jaxgpt.files import read_json
-from jaxgpt.lm import load
-from jaxgpt.trainer.metrics import parameter_count
+from jaxgpt.files import read_json, write_json
+from jaxgpt.lm import LM, load, save
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        gpt2.FAMILY,
-        llama.FAMILY,
-        mistral.FAMILY,
-        qwen.QWEN2,
-        qwen.QWEN3,
-        neox.FAMILY,
-        gemma.FAMILY,
-        olmo.FAMILY,
-    )
-}
+OF_LLAMA = (llama.LLAMA, llama.MISTRAL, llama.QWEN2, llama.QWEN3)
+FAMILIES = {family.name: family for family in (gpt2.FAMILY, *OF_LLAMA, neox.FAMILY, gemma.FAMILY, llama.OLMO2)}
 
 
 @dataclass(frozen=True)
@@ -55,25 +30,14 @@ class Converted:
     """The result of an import or export.
 
     Attributes:
-        family: a name in `FAMILIES`, or nanogpt.
+        family: a name in `FAMILIES`, nanogpt or lora.
         parameters: number of parameters.
-        max_logit_change: largest logit difference between the model and its reloaded files.
+        max_logit_change: largest logit difference between the model and its exported files; 0 for an import.
     """
 
     family: str
     parameters: int
-    max_logit_change: float
-
-
-@dataclass(frozen=True)
-class Exported(Converted):
-    """The result of an export.
-
-    Attributes:
-        engines: programs that compute the exported model; other programs may reject or silently change it.
-    """
-
-    engines: tuple[str, ...]
+    max_logit_change: float = 0.0
 
 
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:
@@ -83,29 +47,19 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
         source: the file, or the directory: config.json, safetensors, and the files of a tokenizer.
         target: a new path. The run appears atomically.
         tokenizer: a kind (byte, gpt2, ids) or a path, to replace the directory's own.
-        accept: unknown options of config.json to ignore.
+        accept: unsupported options of config.json to ignore.
 
     Raises:
         UserError: if a file or tensor is missing, has a wrong shape or type, or is not supported.
     """
+    check_new(target)
     family, model, form, weights = open_model(source, accept)
     check_weights(weights, model, form)
     own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {own.vocab_size} ids, its model only {model.vocab_size}")
-    with new_folder(target) as folder:
-        params = load_weights(weights, model, form)
-        config = imported_config(target, model)
-        write_settings(Run(folder), config, own)
-        save_params(Run(folder).checkpoints, params, {"config": asdict(config)})
-        before, parameters = probe_logits(model, params), parameter_count(params)
-        again = folder / SINGLE
-        save_weights(again, params, model, form)
-        del params
-        free_memory()
-        after = probe_logits(model, load_weights(Weights(again), model, form))
-        again.unlink()
-    return Converted(family, parameters, largest_change(before, after))
+    save(LM(imported_config(target, model), load_weights(weights, model, form), own), target)
+    return Converted(family, model.parameters)
 
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
@@ -114,7 +68,7 @@ def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config
     return Config(preset="imported", model=model, data=data, train=TrainConfig(batch_size=4), **settings)
 
 
-def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Exported:
+def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Converted:
     """Write a directory that transformers reads with `from_pretrained`.
 
     Args:
@@ -130,32 +84,26 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Exp
     family, model = exported_form(config.model)
     generation = _generation_config(tokenizer)
     ids = {name: generation.get(name) for name in IDS}
-    with new_folder(target) as folder:
-        _write_json(folder / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
-        _write_json(folder / GENERATION, generation)
-        (folder / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
-        _write_json(folder / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))
-        save_weights(folder / SINGLE, params, model, family.form)
-        before, parameters = probe_logits(config.model, params), parameter_count(params)
+    with new_directory(target) as directory:
+        write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
+        write_json(directory / GENERATION, generation)
+        write_json(directory / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))
+        (directory / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
+        save_weights(directory / SINGLE, params, model, family.form)
+        before = probe_logits(config.model, params)
         del params
-        free_memory()
-        _, back, back_form, weights = open_model(folder)
-        change = check_change(before, probe_logits(back, load_weights(weights, back, back_form)))
-    return Exported(family.name, parameters, change, family.engines(model))
+        change = check_change(before, probe_logits(*read_model(directory)[:2]))
+    return Converted(family.name, config.model.parameters, change)
 
 
-def exported_form(config: ModelConfig) -> tuple[Family, ModelConfig]:
-    """Return the transformers family of a model, and the config of the same function in this family.
+def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:
+    """Return the transformers family of a model, and the config of the same function that it reads.
 
     Raises:
         UserError: if a setting has no equivalent in the supported families.
     """
-    if len(windows := set(config.windows)) == 1:  # families without patterns can express it
-        (window,) = windows
-        local = config.rope_local_theta if window else 0.0
-        config = replace(config, sliding_window=window, window_pattern="L", rope_local_theta=local)
-    family = _family_for(config)
-    return family, family.adapt(config)
+    family = _family_for(canonical(model))
+    return family, family.express(model)
 
 
 def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
@@ -168,52 +116,47 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
     """Return the family, the model config and the unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
         model, gguf_weights = open_gguf(source, accept)
-        return "llama", model, llama.FAMILY.form, gguf_weights
+        return "llama", model, llama.FORM, gguf_weights
     if not source.is_dir():
-        raise UserError(f"{source} is not a folder with config.json and safetensors, nor a .gguf file")
+        raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
     values = read_json(where)
-    kind, named = values.get("model_type"), values.get("architectures")
-    if kind is None and named is None and "n_layer" in values and "block_size" in values:
-        options, weights = Options(values, str(where), accept), Weights(source)
-        model = model_from_options(options, weights)
-        options.done()
-        return "nanogpt", model, NANOGPT, weights
-    if kind is None:  # as in some files of 2019
-        kind = next((name for name, family in FAMILIES.items() if named == [family.architectures[0]]), None)
+    options, kind = Options(values, str(where), accept), values.get("model_type")
     if kind is None and (source / "checkpoints").is_dir():
         raise UserError(f"{source} is already a run: it does not need to be imported")
+    if kind is None and "n_layer" in values and "block_size" in values:
+        weights = Weights(source)
+        model = gpt2.read_nanogpt(options, weights)
+        options.done()
+        return "nanogpt", model, gpt2.NANOGPT, weights
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
             f"{where}: model_type {short_repr(kind)} is not supported: one of {', '.join(FAMILIES)}; docs/families.md "
             f"shows how to add a family"
         )
-    family = FAMILIES[kind]
-    if named and not (isinstance(named, list) and len(named) == 1 and named[0] in family.architectures):
-        raise UserError(
-            f"{where}: architectures {short_repr(named)} is not supported: {family.architectures[0]} is expected"
-        )
-    options = Options(values, str(where), accept)
+    family, named = FAMILIES[kind], values.get("architectures")
+    if named and named not in ([name] for name in family.architectures):
+        raise options.refuse("architectures", named, f"{family.architectures[0]} is expected")
     model = family.config_from_hf(options)
     options.done()
     if not model.vocab_size:
         raise options.refuse("vocab_size", 0, "it must be at least 1")
-    return kind, model, family.form_of(values) if family.form_of else family.form, Weights(source)
+    return kind, model, family.form_of(values, model) if family.form_of else family.form, Weights(source)
 
 
 def _family_for(model: ModelConfig) -> Family:
-    """Return the family of transformers closest to a model; its `adapt` checks whether it can express the model."""
+    """Return the family of transformers closest to a model; its `express` checks whether it can express the model."""
     if model.positions != "rope":
         return gpt2.FAMILY
     if model.norm == "layernorm":
         return neox.FAMILY
     if model.norm_position in ("both", "output"):
-        return gemma.FAMILY if model.norm_position == "both" else olmo.FAMILY
+        return gemma.FAMILY if model.norm_position == "both" else llama.OLMO2
     if model.qk_norm:
-        return qwen.QWEN3
-    if len(set(model.windows)) > 1 or (model.qkv_bias and not model.bias):
-        return qwen.QWEN2
-    return mistral.FAMILY if model.sliding_window else llama.FAMILY
+        return llama.QWEN3
+    if model.window_pattern != "L" or (model.qkv_bias and not model.bias):
+        return llama.QWEN2
+    return llama.MISTRAL if model.sliding_window else llama.LLAMA
 
 
 def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -> Tokenizer:
@@ -258,7 +201,3 @@ def _tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     for i in tokenizer.bos_ids[:1]:
         values["bos_token"] = tokenizer.decode([i])
     return values | dict(tokenizer.special.tokenizer)
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", "utf-8")

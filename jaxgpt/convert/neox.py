@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from jaxgpt.config import ModelConfig
-from jaxgpt.convert import gpt2
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.options import ACTIVATIONS, Options
+from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import WeightRow, matrix, norm
 from jaxgpt.convert.weights import Format
 
 PREFIX = "gpt_neox."
-
-
 LAYER = f"{PREFIX}layers.{{}}."
 TABLE = (
     WeightRow(f"{PREFIX}embed_in.weight", ("wte/embedding",)),
@@ -27,67 +23,36 @@ TABLE = (
     *norm(f"{PREFIX}final_layer_norm", "ln_f"),
     WeightRow("embed_out.weight", ("lm_head/kernel",), output_first=True),
 )
-SCORES: dict[str, Any] = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 
 
-def _from_hf(options: Options) -> ModelConfig:
-    """Convert a config.json, with the defaults of GPTNeoXConfig."""
+def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
+    """Read the dropout and RoPE: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
     o = options
-    dropout = o.number("hidden_dropout", 0.0)
-    o.expect("attention_dropout", dropout)
-    o.skip("classifier_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    o.only("attention_dropout", config.dropout)
     o.only("attention_bias", True)
-    return ModelConfig(
-        vocab_size=o.integer("vocab_size", 50432),
-        block_size=o.integer("max_position_embeddings", 2048),
-        n_layer=o.integer("num_hidden_layers", 44),
-        n_head=o.integer("num_attention_heads", 64),
-        n_embd=o.integer("hidden_size", 6144),
-        n_inner=o.integer("intermediate_size", 24576),
-        positions="rope",
-        **_rope(o),
-        activation=o.choice("hidden_act", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-        norm_eps=o.number("layer_norm_eps", 1e-5),
-        parallel_residual=o.flag("use_parallel_residual", True),
-        tie_embeddings=o.flag("tie_word_embeddings", False),
-        dropout=dropout,
-    )
-
-
-def _rope(o: Options) -> dict[str, Any]:
-    """Read the rotary settings: `rope_parameters` in transformers 5, `rotary_emb_base` and `rotary_pct` in 4."""
     o.only("rope_scaling", None)
-    theta, fraction = o.number("rotary_emb_base", 10_000.0), o.number("rotary_pct", 0.25)
-    o.only("rope_theta", theta)  # transformers 4 may write the same values again, under these names
-    o.only("partial_rotary_factor", fraction)
-    inner = o.inner("rope_parameters", o.object("rope_parameters"))
+    o.skip("classifier_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    old = {
+        "rope_theta": o.read("rotary_emb_base", 10_000.0),
+        "partial_rotary_factor": o.read("rotary_pct", 0.25),
+    }
+    for name, value in old.items():  # transformers 4 may write the same values again, under these names
+        o.only(name, value)
+    inner = o.inner("rope_parameters", old | o.read("rope_parameters", {}))
     inner.only("rope_type", "default")
     inner.skip("original_max_position_embeddings")
-    theta, fraction = inner.number("rope_theta", theta), inner.number("partial_rotary_factor", fraction)
+    rope = {"rope_theta": inner.read("rope_theta", float), "rope_fraction": inner.read("partial_rotary_factor", float)}
     inner.done()
-    return {"rope_theta": theta, "rope_fraction": fraction}
+    return rope
 
 
-def _to_hf(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> dict[str, Any]:
+    theta, fraction = config.rope_theta, config.rope_fraction
     return {
-        "hidden_size": config.n_embd,
-        "intermediate_size": config.mlp_width,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "hidden_act": config.activation,
-        "max_position_embeddings": config.block_size,
-        "layer_norm_eps": config.norm_eps,
-        "use_parallel_residual": config.parallel_residual,
-        "attention_bias": True,
-        "hidden_dropout": config.dropout,
         "attention_dropout": config.dropout,
-        "rope_parameters": {
-            "rope_theta": config.rope_theta,
-            "rope_type": "default",
-            "partial_rotary_factor": config.rope_fraction,
-        },
-        "rotary_emb_base": config.rope_theta,  # for transformers 4
-        "rotary_pct": config.rope_fraction,
+        "rope_parameters": {"rope_theta": theta, "rope_type": "default", "partial_rotary_factor": fraction},
+        "rotary_emb_base": theta,  # for transformers 4
+        "rotary_pct": fraction,
     }
 
 
@@ -95,8 +60,21 @@ FAMILY = Family(
     name="gpt_neox",
     architectures=("GPTNeoXForCausalLM", "GPTNeoXModel"),
     form=Format(TABLE, PREFIX, f"{PREFIX}embed_in.weight", "embed_out.weight"),
-    config_from_hf=_from_hf,
-    adapt=partial(gpt2.adapt_to, family="gpt_neox", positions="rope", rope_factor=1.0, **SCORES),
-    to_hf=_to_hf,
-    served=gpt2.FAMILY.served,
+    options={  # with the defaults of GPTNeoXConfig
+        "vocab_size": ("vocab_size", 50432),
+        "max_position_embeddings": ("block_size", 2048),
+        "num_hidden_layers": ("n_layer", 44),
+        "num_attention_heads": ("n_head", 64),
+        "hidden_size": ("n_embd", 6144),
+        "intermediate_size": ("n_inner", 24576),
+        "hidden_act": ("activation", "gelu"),
+        "layer_norm_eps": ("norm_eps", 1e-5),
+        "use_parallel_residual": ("parallel_residual", True),
+        "tie_word_embeddings": ("tie_embeddings", False),
+        "hidden_dropout": ("dropout", 0.0),
+    },
+    settings={"positions": "rope"},
+    fills={"bias": True, "norm_affine": True},
+    read=_read,
+    write=_write,
 )

@@ -6,8 +6,8 @@ axis. Matrices here are `[in, out]`; PyTorch stores `[out, in]`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -105,15 +105,3 @@ def to_tensor(row: WeightRow, leaves: Mapping[str, np.ndarray]) -> np.ndarray:
         matrix = matrix / np.float32(row.factor) - np.float32(row.offset)
     # Contiguous: a transposed view would be written in the wrong order.
     return np.ascontiguousarray(matrix.T if row.output_first else matrix, np.float32)
-
-
-def nest(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Build nested dicts from leaves and their paths."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves:
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return tree

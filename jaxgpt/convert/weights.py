@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.files import Weights, write_safetensors
-from jaxgpt.convert.tensors import WeightTable, expand, leaf_shapes, nest, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.tensors import WeightTable, expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
 from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
@@ -58,19 +57,12 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
         name = name.removeprefix(form.prefix) if bare else name
         return stored.get(name, name)
 
-    of_layers = [row.name for row in form.table if "{}" in row.name]
-    for layer in range(config.n_layer):  # before the model is traced, which takes long for many layers
-        if not any(find(name.format(layer)) in weights.tensors for name in of_layers):
-            raise UserError(
-                f"{weights.path}: the config has {config.n_layer} layers, but the files have no tensor of layer {layer} "
-                f"(such as {of_layers[0].format(layer)})"
-            )
     shapes, rows = leaf_shapes(config), expand(form.table, config)
     names = {row.name: find(row.name) for row in rows}
     tied = names[form.tied] if config.tie_embeddings and form.head in stored else ""
     expected = {names[row.name]: tensor_shape(row, shapes) for row in rows}
     weights.check(expected, lambda name: name.endswith(BUFFERS) or (bool(tied) and name == stored[form.head]))
-    if tied and not weights.same(stored[form.head], tied):
+    if tied and not np.array_equal(weights.read(stored[form.head]), weights.read(tied)):
         raise UserError(
             f"{weights.path}: tensor {form.head} differs from {tied}, but the config ties them (tie_word_embeddings)"
         )
@@ -79,17 +71,13 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
     """Load the tree of a model's weights on the first device, with at most one tensor of the files in memory besides."""
-    names = check_weights(weights, config, form)
-    shapes = leaf_shapes(config)
-    # Load the largest first: copying doubles a tensor's memory.
-    rows = sorted(expand(form.table, config), key=lambda row: -np.prod(tensor_shape(row, shapes)))
-    device = jax.devices()[0]
+    names, shapes = check_weights(weights, config, form), leaf_shapes(config)
     leaves: dict[str, jax.Array] = {}
-    for row in rows:
+    for row in expand(form.table, config):
         for path, leaf in to_leaves(row, weights.read(names[row.name]), shapes).items():
             # Blocking, and contiguous: a pending transfer or a view would keep the whole tensor in memory.
-            leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), device))
-    return nest((path, leaves[path]) for path in shapes)
+            leaves[path] = jax.block_until_ready(jax.device_put(np.ascontiguousarray(leaf), jax.devices()[0]))
+    return unflatten_dict(leaves, sep="/")
 
 
 def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> None:
@@ -113,27 +101,16 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
         return np.asarray(forward(params, jnp.asarray(tokens_BT)))
 
 
-def largest_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest difference between two sets of logits."""
-    return float(np.abs(before - after).max())
-
-
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest logit difference between a model and its reloaded export.
 
     Raises:
         RuntimeError: if it exceeds `TOLERANCE`, relative to the largest logit if that exceeds 1.
     """
-    change = largest_change(before, after)
+    change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise RuntimeError(f"the logits of the written files differ by {change:.2e}: nothing was kept")
     return change
-
-
-def free_memory() -> None:
-    """Return freed memory to the system: glibc keeps the memory of small arrays in the process."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _leaf(ours: Mapping[str, Any], path: str, shapes: Mapping[str, tuple[int, ...]]) -> np.ndarray:

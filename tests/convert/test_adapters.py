@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -65,7 +64,9 @@ def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
         load_file("out/adapter_model.safetensors"),
     )
     assert (config["r"], config["lora_alpha"], config["fan_in_fan_out"]) == (4, 16.0, True)
-    assert config["target_modules"] == ["attn.c_proj", "c_attn"]  # not the MLP's c_proj
+    assert config["target_modules"] == [
+        f"transformer.h.{i}.attn.{name}" for i in (0, 1) for name in ("c_attn", "c_proj")
+    ]
     b = tensors["base_model.model.transformer.h.1.attn.c_attn.lora_B.weight"]
     assert [bool(np.any(b[:8, :2])), bool(np.any(b[:8, 2:])), bool(np.any(b[8:16])), bool(np.any(b[16:, :2]))] == [
         True,
@@ -76,17 +77,14 @@ def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
     assert jaxgpt("import", "out", "again", "--init-from", str(written / "gpt2")).code == 0
     params, expected = (api.load(run).params for run in ("again", written / "separate"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
-    lora, _ = read_adapter(Path("out"), SMALL, api.load(written / "gpt2").params)
+    lora, _ = read_adapter(Path("out"), SMALL)
     assert lora == LoraConfig(rank=4, alpha=16.0, targets="q_proj+k_proj+v_proj,o_proj")
 
 
 def test_adapters_are_read_as_they_were_written(written: Path) -> None:
-    base = api.load(written / "llama")
-    lora, adapters = read_adapter(written / "adapter", base.config.model, base.params)
+    lora, adapters = read_adapter(written / "adapter", LLAMA)
     assert lora == LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj")
     jax.tree.map(np.testing.assert_array_equal, adapters, load_adapters(written / "linear", "best")[2])
-    names = json.loads((written / "adapter/adapter_config.json").read_text())["target_modules"]
-    assert names == ["down_proj", "q_proj"]
     assert (
         json.loads((written / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
     )
@@ -113,8 +111,7 @@ def copy(written: Path, changes: dict[str, Any]) -> dict[str, np.ndarray]:
 def test_rslora_is_a_scale(written: Path) -> None:
     off = {"modules_to_save": None, "rank_pattern": {}, "use_dora": False, "megatron_core": "megatron.core"}
     copy(written, {"use_rslora": True, "lora_dropout": 0.1, "target_modules": "all-linear"} | off)
-    base = api.load(written / "llama")
-    lora, _ = read_adapter(Path("adapter"), base.config.model, base.params)
+    lora, _ = read_adapter(Path("adapter"), LLAMA)
     assert lora.alpha / lora.rank == pytest.approx(3 / math.sqrt(2))
 
 
@@ -123,8 +120,7 @@ def test_rslora_is_a_scale(written: Path) -> None:
     [
         (
             {"use_dora": True, "r": 2},
-            "unknown option use_dora (True): not supported for adapters; merge the adapter with PEFT (merge_and_unload), and "
-            "import the merged model\n",
+            "unknown option use_dora (True): merge the adapter with PEFT (merge_and_unload), and import the merged model\n",
         ),
         ({"bias": "all"}, "bias 'all' is not supported, only 'none'"),
         ({"modules_to_save": ["lm_head"]}, "unknown option modules_to_save (['lm_head'])"),
@@ -182,33 +178,6 @@ def test_a_rank_above_a_side_is_read(tmp_path: Path) -> None:
     expected = merge(api.load("base").params, adapters, 4.0)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), api.load("again").params, expected)
     assert jaxgpt("info", "again").code == 0
-
-
-def test_the_head_of_the_base_beside_adapters(written: Path, tmp_path: Path) -> None:
-    """PEFT also writes the head, in the precision of its loaded base; the head must equal the base's."""
-    run_folder(Path("base"), replace(LLAMA, tie_embeddings=False))
-    lora_run(Path("run"), Path("base"), LoraConfig(rank=2, targets="q_proj,lm_head"))
-    assert jaxgpt("export", "run", "out", "--adapter").code == 0
-    file = Path("out/adapter_model.safetensors")
-    tensors, head = load_file(file), np.ascontiguousarray(api.load("base").params["lm_head"]["kernel"].T)
-    for i, copy in enumerate((head, head.astype(np.float16))):
-        save_file(tensors | {"base_model.model.lm_head.base_layer.weight": copy}, file)
-        assert jaxgpt("import", "out", f"again{i}", "--init-from", "base").code == 0
-        jax.tree.map(np.testing.assert_array_equal, api.load(f"again{i}").params, api.load("run").params)
-    save_file(
-        load_file(written / "adapter/adapter_model.safetensors") | {"base_model.model.lm_head.weight": head}, file
-    )
-    assert jaxgpt("import", "out", "unadapted", "--init-from", "base").code == 0
-    assert set(load_adapters("unadapted", "best")[2]) == {"h_0", "h_1"}  # not lm_head
-    for name, message in (
-        ("lm_head.base_layer", "tensor base_model.model.lm_head.base_layer.weight changes the head of the base"),
-        ("model.embed_tokens", "tensor base_model.model.model.embed_tokens.weight changes the embedding of the base"),
-    ):
-        save_file(tensors | {f"base_model.model.{name}.weight": head * np.float32(1.01)}, file)
-        result = jaxgpt("import", "out", "changed", "--init-from", "base")
-        assert (result.code, result.err.count("\n")) == (2, 1)
-        assert message in result.err
-        assert not Path("changed").exists()
 
 
 @pytest.mark.parametrize("case", ["model", "missing", "extra", "nan", "cut"])

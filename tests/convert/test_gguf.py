@@ -1,7 +1,6 @@
 """GGUF files: every quantization, the order of rows, the tokenizer; any fault of a file is a one-line error."""
 
 import json
-import re
 import struct
 import subprocess
 import sys
@@ -101,7 +100,7 @@ def test_every_quantization(tmp_path, kind):
     tensors = write(tmp_path / "m.gguf", kind)
     numbers = {name: gguf.quants.dequantize(*each) for name, each in tensors.items()}
     model, params, _ = read_model(tmp_path / "m.gguf")
-    assert (model.n_embd, model.kv_heads, model.norm_eps) == (D, KV, 1e-5)
+    assert (model.n_embd, model.kv_heads, model.norm_eps) == (D, KV, np.float32(1e-5))
     block = params["h_0"]
     np.testing.assert_array_equal(params["wte"]["embedding"], numbers["token_embd"])
     np.testing.assert_array_equal(block["mlp"]["down_proj"]["kernel"], numbers["blk.0.ffn_down"].T)
@@ -114,10 +113,9 @@ def test_every_quantization(tmp_path, kind):
     assert np.std(numbers["blk.0.attn_q"]) > 0
 
 
-def test_the_command_and_the_tokenizer(tmp_path, capsys):
+def test_the_command_and_the_tokenizer(tmp_path):
     write(tmp_path / "m.gguf", "Q4_1")
     assert main(["import", str(tmp_path / "m.gguf"), str(tmp_path / "run")]) == 0
-    assert re.search(r"after exporting and importing +0\.0e\+00", capsys.readouterr().out)
     tokenizer = jaxgpt.load(tmp_path / "run").tokenizer
     text = "ab a 12\n\u00e9\U0001f600"
     ids = tokenizer.encode(text).tolist()

@@ -46,7 +46,7 @@ def cache(tmp_path, monkeypatch):
 def test_offline_from_the_cache(cache, tmp_path, revision):
     folder, commit = fetch_model("someone/tiny", revision)
     assert commit == COMMIT
-    assert import_model(folder, tmp_path / "run").max_logit_change == 0.0
+    assert import_model(folder, tmp_path / "run").family == "gpt2"
 
 
 @pytest.mark.parametrize(("name", "revision"), [("someone/tiny", "f" * 40), ("someone/else", "")])

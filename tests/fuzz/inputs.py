@@ -57,11 +57,6 @@ TENSORS = {
     "d": np.array(1.0, np.float32),
 }
 SAFETENSORS = [save(TENSORS), save({"x": np.ones(5, np.float32)}, {"format": "pt"})]
-SHARDS = {"model-1.safetensors": ["a.weight", "b"], "model-2.safetensors": ["c", "d"]}
-INDEX_JSON = {
-    "metadata": {"total_size": 64},
-    "weight_map": {name: file for file, held in SHARDS.items() for name in held},
-}
 METRICS = "".join(
     json.dumps({"step": s, "loss": 4.0 / (s + 1), "lr": 1e-3, "tokens": 99} | ({"val_loss": 2.0} if s % 2 else {}))
     + "\n"
@@ -167,7 +162,6 @@ MAKES: dict[str, tuple[Make, ...]] = {
     ),
     "family_config": changed(CONFIGS_OF_FAMILIES, [*OPTIONS_OF_FAMILIES, *SCALED["rope_parameters"], "rope_scaling"]),
     "safetensors": (_lying_header, changed_bytes(SAFETENSORS)),
-    "index": changed([INDEX_JSON], ["weight_map", "metadata", *TENSORS]),
     "token_file": (_token_header, changed_bytes(TOKEN_FILES)),
     "conversations": (_chat_lines, changed_bytes([b"\n".join(json.dumps(talk).encode() for talk in TALKS)])),
     "metrics": (_metrics_lines, changed_bytes([METRICS])),

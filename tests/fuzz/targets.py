@@ -30,7 +30,7 @@ from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, ModelConfig, from_json, to_json
 from jaxgpt.convert.family import Family
-from jaxgpt.convert.files import INDEX, Weights
+from jaxgpt.convert.files import Weights
 from jaxgpt.convert.models import FAMILIES, open_model
 from jaxgpt.convert.weights import check_weights
 from jaxgpt.data.chat_template import ChatTemplate
@@ -161,15 +161,6 @@ def safetensors(data: bytes) -> None:
         value = weights.read(name)
         assert value.shape == stored.shape
         assert np.isfinite(value).all()
-
-
-def index(data: bytes) -> None:
-    """model.safetensors.index.json: every tensor is in the file that the index names, in this directory."""
-    folder = Path("shards")
-    (folder / INDEX).write_bytes(data)
-    weights = Weights(folder)
-    places = json.loads(data)["weight_map"]
-    assert {name: weights.tensors[name].file for name in places} == {n: folder / p for n, p in places.items()}
 
 
 def token_file(data: bytes) -> None:

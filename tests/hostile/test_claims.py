@@ -15,7 +15,7 @@ from folders import LLAMA, SMALL, hf_folder, run_folder
 from helpers import MODELS, jaxgpt, small
 
 from jaxgpt.config import Config, ModelConfig, TrainConfig
-from jaxgpt.convert import gpt2, qwen
+from jaxgpt.convert import gpt2, llama
 from jaxgpt.convert.files import Weights
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import leaf_shapes
@@ -66,11 +66,11 @@ def test_a_config_that_claims_more_than_the_files_hold(tmp_path: Path) -> None:
     folder = hf_folder(tmp_path / "hf")
     for claim in ({"n_layer": 1000}, {"vocab_size": 2**24}, {"n_embd": 2**16}, {"n_layer": 10**12}):
         config = json.loads((folder / "config.json").read_text()) | claim
-        with pytest.raises(UserError, match=r"no tensor of layer|has shape|at most 1024"):
+        with pytest.raises(UserError, match=r"is missing|has shape|at most 1024"):
             check_weights(Weights(folder), gpt2.FAMILY.config_from_hf(Options(config, "config.json")), gpt2.FAMILY.form)
 
 
-QWEN = qwen.QWEN3.config_to_hf(replace(LLAMA, qk_norm=True))
+QWEN = llama.QWEN3.config_to_hf(replace(LLAMA, qk_norm=True))
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ QWEN = qwen.QWEN3.config_to_hf(replace(LLAMA, qk_norm=True))
         ({"layer_types": [["full_attention"]] * 2}, "layer_types .* must list 2 layers"),
         (
             {"use_sliding_window": True, "sliding_window": "4", "layer_types": ["sliding_attention"] * 2},
-            "sliding_window '4' .* of at least 1",
+            "sliding_window must be an integer: '4'",
         ),
-        ({"rope_parameters": [1, 2]}, "rope_parameters .* must be an object"),
+        ({"rope_parameters": [1, 2]}, "rope_parameters must be an object"),
     ],
 )
 def test_layers_are_counted_not_listed(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        qwen.QWEN3.config_from_hf(Options(QWEN | values, "config.json"))
+        llama.QWEN3.config_from_hf(Options(QWEN | values, "config.json"))
 
 
 def test_a_model_type_of_any_json_type(tmp_path: Path) -> None:

@@ -190,7 +190,9 @@ def measure(case: Case, folder: Path) -> Measured:
     assert one.keys() == two.keys(), one.keys() ^ two.keys()
     weights = max(float(np.abs(one[name] - two[name]).max()) for name in one)
     a, b = (transformers.AutoConfig.from_pretrained(path).to_dict() for path in (hf, back))
-    differ = [f"{k}: {a.get(k)} -> {b.get(k)}" for k in sorted({*a, *b} - {"_name_or_path"}) if a.get(k) != b.get(k)]
+    # Sizes that follow from others may be written out.
+    names = sorted({*a, *b} - {"_name_or_path"} - {name for name in ("head_dim", "n_inner") if a.get(name) is None})
+    differ = [f"{name}: {a.get(name)} -> {b.get(name)}" for name in names if a.get(name) != b.get(name)]
     difference, spread = np.abs(np.asarray(logits) - out.detach().numpy()).max(), out.detach().numpy().std()
     return Measured(
         float(difference), float(spread), worst, int(equal.sum()), equal.size, float(exported), weights, differ

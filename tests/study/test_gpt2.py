@@ -14,7 +14,7 @@ import jaxgpt
 from jaxgpt import study
 from jaxgpt.cli.settings import with_vocab
 from jaxgpt.config import Config
-from jaxgpt.convert.gpt2 import TABLE
+from jaxgpt.convert.gpt2 import FAMILY
 from jaxgpt.convert.models import import_model
 from jaxgpt.convert.tensors import expand
 from jaxgpt.data.tokenizer import ByteTokenizer
@@ -34,7 +34,7 @@ def test_counts_and_shapes_of_gpt2() -> None:
     params = abstract_params(config)
     sizes = {name: leaf.size for name, leaf in flatten_params(params).items()}
     count: dict[str, int] = {}
-    for row in expand(TABLE, config):
+    for row in expand(FAMILY.form.table, config):
         module = row.name.rsplit(".", 1)[0].removeprefix("transformer.")
         count[module] = count.get(module, 0) + sum(sizes.get(leaf, 0) for leaf in row.leaves)
     assert count["h.0.attn.c_attn"] == 1_771_776

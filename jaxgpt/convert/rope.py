@@ -1,0 +1,87 @@
+"""Settings of RoPE in config.json: default, linear scaling, and the scaling of Llama 3."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jaxgpt.config import ModelConfig
+from jaxgpt.convert.options import Options
+
+
+def read_rope(options: Options, block_size: int, theta: float) -> dict[str, Any]:
+    """Read `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in 4; many files have both.
+
+    Args:
+        options: the options of a config.json.
+        block_size: the context length.
+        theta: the family's default of `rope_theta`.
+    """
+    o = options
+    old = {"rope_theta": o.read("rope_theta", theta)}
+    return rope_settings(o, merged_rope(o, old, o.read("rope_parameters", {})), block_size)
+
+
+def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Join the options of both versions of transformers.
+
+    Raises:
+        UserError: if `rope_scaling` contradicts the new ones.
+    """
+    scaling = options.read("rope_scaling", {})
+    rope: dict[str, Any] = old | scaling | new
+    if any(rope[name] != value for name, value in scaling.items()):
+        raise options.refuse("rope_scaling", scaling, "it contradicts rope_parameters")
+    return rope
+
+
+def rope_settings(options: Options, rope: dict[str, Any], block_size: int) -> dict[str, Any]:
+    """Convert the options of one kind of layers."""
+    inner = options.inner("rope_parameters", rope)
+    kinds = {name: name for name in ("default", "linear", "llama3")}
+    kind = inner.choice("rope_type", kinds, inner.read("type", "default"))
+    inner.only("partial_rotary_factor", 1.0)
+    settings: dict[str, Any] = {"rope_theta": inner.read("rope_theta", float)}
+    if kind != "default":
+        settings["rope_factor"] = inner.read("factor", float)
+    if kind == "llama3":
+        settings |= {
+            "rope_low_freq_factor": inner.read("low_freq_factor", float),
+            "rope_high_freq_factor": inner.read("high_freq_factor", float),
+            "rope_original_context": inner.read("original_max_position_embeddings", block_size),
+        }
+    if kind == "linear":
+        settings |= linear(block_size)
+    inner.skip("original_max_position_embeddings")  # the other kinds do not read it
+    inner.done()
+    return settings
+
+
+def write_rope(config: ModelConfig) -> dict[str, Any]:
+    """Convert the settings to `rope_parameters`; in Gemma 3, to those of the global layers."""
+    rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
+    if config.rope_factor == 1.0:
+        return rope
+    if is_linear(config):
+        return rope | {"rope_type": "linear", "factor": config.rope_factor}
+    return rope | {
+        "rope_type": "llama3",
+        "factor": config.rope_factor,
+        "low_freq_factor": config.rope_low_freq_factor,
+        "high_freq_factor": config.rope_high_freq_factor,
+        "original_max_position_embeddings": config.rope_original_context,
+    }
+
+
+def linear(block_size: int) -> dict[str, Any]:
+    """Return settings that stretch all wavelengths: even the shortest, 2 pi, is above original context / low = 1."""
+    return {
+        "rope_low_freq_factor": float(block_size),
+        "rope_high_freq_factor": 2.0 * block_size,
+        "rope_original_context": block_size,
+    }
+
+
+def is_linear(config: ModelConfig) -> bool:
+    """Return whether a model's scaling stretches all wavelengths."""
+    return config.rope_low_freq_factor >= config.rope_original_context / (2 * math.pi)
