@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -39,24 +40,24 @@ def cache_dir() -> Path:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file so that a crash or power failure leaves either the old or the new content. Strings are UTF-8.
 
-    Symlinks are followed. Pipes and devices, such as `/dev/null`, are written directly.
+    The mode of a file is kept, and symlinks are followed. Pipes and devices, such as `/dev/null`, are written directly.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(target.name + ".tmp")
+    temporary = target.with_name(f".{target.name}.jaxgpt-tmp")
     try:
         with temporary.open("wb") as file:
+            if target.exists():
+                shutil.copymode(target, temporary)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        temporary.replace(target)
     except OSError as e:
-        if e.errno:
-            e.filename = str(path)  # rather than the temporary file
-        raise
+        raise OSError(e.errno, e.strerror, str(path)) from None  # rather than the path of the temporary file
     finally:
         with suppress(OSError):
             temporary.unlink()  # fails unless the write failed
@@ -75,10 +76,9 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
-    """Keep other processes from writing to a directory.
+    """Keep other processes from writing to a directory. The kernel releases the lock when the process exits or is killed.
 
-    The kernel holds the lock and releases it when the process exits, including on kill -9. The lock file only names the
-    process. It is never deleted: a process could lock a file that was just deleted while a different one locks its successor.
+    The lock file is never deleted: a process could lock the deleted file while a different process locks its successor.
 
     Raises:
         UserError: if another process holds the lock; the message has its id, host and start time.
@@ -120,12 +120,7 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
     """Download a file to `path`, unless `path` has this checksum already. Other processes that need the file wait.
 
-    Args:
-        url: address of the file.
-        sha256: checksum in hexadecimal.
-        path: location of the downloaded file.
-        flag: option to use a local copy, for the error message.
-        timeout: seconds to wait for a response.
+    The error message recommends the option `flag` for a local copy. `timeout` is in seconds.
 
     Raises:
         UserError: if the download fails, the checksum differs, or `path` cannot be written.
@@ -191,12 +186,8 @@ def parse_json(data: bytes | str, where: str) -> Any:
     Rejects duplicate keys, NaN and Infinity, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper
     than Python's stack. Integers of 19 digits or more become floats.
 
-    Args:
-        data: the text.
-        where: its path, for errors.
-
     Raises:
-        UserError: if the text is rejected.
+        UserError: if the text is rejected; the message begins with `where`.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data

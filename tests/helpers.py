@@ -26,6 +26,7 @@ from jaxgpt.cli.parse import run
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
+from jaxgpt.trainer.metrics import read_metrics
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
 
@@ -218,3 +219,11 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def comparable(run: str | Path) -> list[dict[str, Any]]:
+    """Read the lines of a run's metrics.jsonl that are equal in identical runs: without starts and times."""
+    times = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")
+    path = Path(run, "metrics.jsonl")
+    lines = [line for line in read_metrics(path) if "started" not in line] if path.exists() else []
+    return [{name: value for name, value in line.items() if name not in times} for line in lines]

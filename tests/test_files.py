@@ -174,6 +174,15 @@ def test_a_file_is_written_whole_or_not_at_all() -> None:
     assert {p.name: p.read_text() for p in Path().iterdir()} == {"file": "old"}
 
 
+def test_a_file_keeps_its_mode_and_its_neighbors() -> None:
+    Path("file").write_text("old")
+    Path("file").chmod(0o600)
+    Path("file.tmp").write_text("mine")
+    write_atomically(Path("file"), "new")
+    assert {p.name: p.read_text() for p in Path().iterdir()} == {"file": "new", "file.tmp": "mine"}
+    assert Path("file").stat().st_mode & 0o777 == 0o600
+
+
 @pytest.mark.parametrize("old", ["old", None])
 def test_a_link_is_followed(old: str | None) -> None:
     Path("there").mkdir()

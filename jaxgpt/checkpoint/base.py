@@ -1,7 +1,6 @@
-"""Frozen base of a run with adapters: a checkpoint of another run, located by its path and identified by its weights.
+"""Frozen base of a run with adapters: a checkpoint of another run, located by its path and identified by a checksum.
 
-The run records a reference instead of a copy, which would be a hundred times as large as the adapters. The checksum covers the
-weights, not their files: a base that was copied, exported or imported again has the same checksum.
+The checksum covers the weights, not their files: a base that was copied, exported or imported again has the same checksum.
 """
 
 from __future__ import annotations
@@ -53,26 +52,15 @@ def locate_base(run: Run, config: Config) -> Path:
         if (path / "checkpoints" / step).is_dir():
             return path / "checkpoints" / step
     raise UserError(
-        f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, move it next to {run.path}, or "
-        f"{_fix(run, config)}"
+        f"{run.path} holds adapters of {config.init_from}, which is missing: restore it, or move it next to {run.path}"
     )
 
 
-def check_base(run: Run, config: Config, step: int, digest: str, path: Path | str) -> None:
+def check_base(run: Run, step: int, digest: str, path: Path | str) -> None:
     """Check that the weights at `path`, with the checksum `digest`, are the base of the adapters in a checkpoint.
 
     Raises:
         UserError: if the weights differ.
     """
     if read_info(run.checkpoints / str(step)).about.get("base", digest) != digest:
-        raise UserError(
-            f"{path} is not the base of {run.path}: its weights differ from the base of the adapters; restore them, "
-            f"or {_fix(run, config)}"
-        )
-
-
-def _fix(run: Run, config: Config) -> str:
-    """Return how to choose a different base. Imported adapters cannot be resumed."""
-    if config.preset == "imported":
-        return "import the adapter again with --init-from BASE"
-    return f"choose another: jaxgpt train --resume --out {run.path} --init-from BASE"
+        raise UserError(f"{path} is not the base of {run.path}: its weights differ from the base of the adapters")

@@ -7,8 +7,8 @@
                     checkpoint.json `Info`, with the SHA-256 of every file; written last, atomically
     checkpoints/310.damaged/        renamed by a resume
 
-A directory without checkpoint.json is not a checkpoint: its writer was killed. The digests include the other values of
-checkpoint.json, so a flipped bit in any file is found before Orbax reads it.
+A directory without checkpoint.json is not a checkpoint: its writer was killed. The digests cover checkpoint.json itself, so a
+flipped bit in any file is found before Orbax reads it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.checkpoint.run import check_path
-from jaxgpt.config import Config, TrainConfig, flat, from_json
-from jaxgpt.errors import TrainingFailed, UserError, one_line, short_repr
+from jaxgpt.config import Config, TrainConfig, from_json
+from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
 from jaxgpt.parallel.processes import is_leader, is_peer_failure
 
@@ -55,8 +54,14 @@ class Info:
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
-    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data fingerprint, checksum of a base
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # config, versions, data, checksum of a base, best loss so far
     sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path in the checkpoint
+
+    def config(self) -> Config:
+        """Return the settings with which the checkpoint was written."""
+        return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
 
 
 TYPES = {"step": int, "val_loss": float | None, "tokens": int, "temporary": bool, "about": dict, "sha256": dict}
@@ -97,12 +102,13 @@ class Saver:
             response = ocp.save_checkpointables_async(path.absolute(), _parts(state))
         self._writing = self._thread.submit(self._finish, response.result, path, info)
 
-    def note_val_loss(self, step: int, val_loss: float) -> None:
-        """Add the validation loss to a checkpoint that was written before its evaluation."""
+    def note_val_loss(self, step: int, val_loss: float, best: tuple[float, int]) -> None:
+        """Add the validation loss, and the best one so far, to a checkpoint that was written before its evaluation."""
         self.wait()
         if is_leader():
             path = self.directory / str(step)
-            info = replace(read_info(path), val_loss=val_loss, temporary=False)
+            info = read_info(path)
+            info = replace(info, val_loss=val_loss, temporary=False, about={**info.about, "best": best})
             write_atomically(path / SEAL, _render(info))
 
     def check(self) -> None:
@@ -172,28 +178,20 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read the weights of a checkpoint, while training may be writing newer ones and deleting this one.
+    """Read the weights of a checkpoint, and return them with its step.
 
     `which` is `best`, `last` or a step; `like` has shapes and shardings; `part` is `ema` for the average of the weights.
-
-    Returns:
-        The weights, and the step of the checkpoint.
 
     Raises:
         UserError: if the checkpoint does not exist or is damaged.
     """
-    while True:
-        step = resolve_step(directory, which)
-        path = directory / str(step)
-        try:
-            if damage := find_damage(path, (part,)):
-                others = [other for other in checkpoints(directory) if other != step]
-                fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
-                raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
-            return _load(path, part, like), step
-        except UserError:
-            if resolve_step(directory, which) == step:
-                raise
+    step = resolve_step(directory, which)
+    path = directory / str(step)
+    if damage := find_damage(path, (part,)):
+        others = [other for other in checkpoints(directory) if other != step]
+        fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
+        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
+    return _load(path, part, like), step
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
@@ -232,30 +230,28 @@ def resolve_step(directory: Path, which: str) -> int:
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
 
 
-def latest_valid(directory: Path, config: Config, note: Callable[[str], None]) -> int | None:
-    """Return the step of the last checkpoint that is intact and matches a config, or None if the run has none yet.
+def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
+    """Return the info of the last intact checkpoint, or None if the run has no checkpoint yet.
 
-    Newer checkpoints are renamed and reported through `note`.
+    Damaged newer checkpoints are renamed and reported through `note`.
 
     Raises:
-        UserError: if no checkpoint is valid. None is renamed then, because config.json may be the damaged file.
+        UserError: if all checkpoints are damaged.
     """
-    rejected: dict[Path, str] = {}
+    damaged: dict[Path, str] = {}
     for step in reversed(_steps(directory)):
         path = directory / str(step)
-        if reason := find_damage(path) or _difference(path, config):
-            rejected[path] = reason
+        if reason := find_damage(path):
+            damaged[path] = reason
             continue
-        for newer, reason in rejected.items():
-            names = (f"{newer.name}.damaged" + (f"-{number}" if number > 1 else "") for number in count(1))
-            unused = next(directory / name for name in names if not (directory / name).exists())
-            note(f"checkpoint {newer.name} is not used: {reason}; it is kept as {newer.rename(unused)}")
-        return step
-    if rejected:
-        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in rejected.items())
-        raise UserError(
-            f"no valid checkpoint in {directory}: {reasons}; restore one or config.json, or start a new run"
-        )
+        for newer, reason in damaged.items():
+            aside = newer.with_name(f"{newer.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            note(f"checkpoint {newer.name} is not used: {reason}; it is kept as {newer.rename(aside)}")
+        return read_info(path)
+    if damaged:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+        raise UserError(f"no valid checkpoint in {directory}: {reasons}; restore one, or start a new run")
     return None
 
 
@@ -277,24 +273,7 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
 
 def _steps(directory: Path) -> list[int]:
     """List the steps of the sealed checkpoints, ascending."""
-    if any(directory.glob("*/MANIFEST.sha256")):
-        raise UserError(
-            f"{directory} was written before jaxgpt 0.1.0 and cannot be read: train again, with a new --out"
-        )
     return sorted(int(path.parent.name) for path in directory.glob(f"*/{SEAL}") if path.parent.name.isdecimal())
-
-
-def _difference(path: Path, config: Config) -> str:
-    """Return the first setting of a checkpoint's arrays that differs from a config, or ""."""
-    try:
-        saved = flat(from_json(json.dumps(read_info(path).about.get("config")), f"the config in {SEAL}"))
-    except UserError as e:
-        return str(e)
-    for name, value in flat(config).items():
-        was, now = (bool(v) if name == "optim.ema_decay" else v for v in (saved[name], value))
-        if was != now and name.startswith(("model.", "lora.", "optim.name", "optim.ema_decay")):
-            return f"its {name} is {short_repr(saved[name])}, the run's is {value!r}"
-    return ""
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
@@ -318,7 +297,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
             raise
         cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
         raise UserError(
-            f"{path} does not match the run's settings: {part} ({type(cause).__name__}: {_reason(cause)}); restore config.json"
+            f"{path} does not match the run's settings: {part} ({type(cause).__name__}: {_reason(cause)})"
         ) from None
 
 

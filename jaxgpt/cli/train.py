@@ -84,10 +84,13 @@ def train(
 def new_config(base: Config, source: str, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
     """Return the settings of a new run. With `keep`, it keeps the dropout and the context of `base` when it fine-tunes."""
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.trainer.start import on_weights, with_weights
+    from jaxgpt.trainer.start import check_same_model, with_weights
 
     if init_from:
-        return with_weights(with_settings(on_weights(base, init_from, keep), settings), init_from)
+        weights = with_weights(base, init_from, keep)
+        config = with_settings(weights, settings)
+        check_same_model(weights, config)
+        return config
     if base.preset == "finetune" or "lora.rank" in settings:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
@@ -102,18 +105,19 @@ def resumed_config(
     path: Path, preset: str, settings: Mapping[str, Any], init_from: str, note: Callable[[str], None]
 ) -> Config | None:
     """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
-    from jaxgpt.checkpoint.run import Run
-    from jaxgpt.trainer.resume import check_resume, is_finished, moved_base
+    from jaxgpt.checkpoint.run import Run, parse_checkpoint
+    from jaxgpt.trainer.resume import why_finished
 
     run = Run(path)
     old = run.config()
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")
-    config = check_resume(old, with_settings(old, settings))
-    config = moved_base(run, config, init_from) if init_from else config
-    if is_finished(run, old, config) and config.init_from == old.init_from:
-        steps = config.train.steps
-        note(f"already at {steps}/{steps}: {run.path} is finished; to train longer, set --train.steps higher")
+    if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0]:
+        started = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
+        raise UserError(f"--init-from {init_from}: {path} {started}; omit it, or start a new run")
+    config = with_settings(old, settings)
+    if reason := why_finished(run, config):
+        note(reason)
         return None
     return config
 

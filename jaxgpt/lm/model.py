@@ -103,7 +103,7 @@ def read_base(run: Run, config: Config, step: int) -> Any:
     """
     where = locate_base(run, config)
     base, _ = load_base(where, config.model)
-    check_base(run, config, step, base.checksum, where)
+    check_base(run, step, base.checksum, where)
     return base.params
 
 

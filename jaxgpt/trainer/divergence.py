@@ -15,15 +15,14 @@ LAYER = re.compile(r"^h_(\d+)/")
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Name the first non-finite gradient of the backward pass, and count the others.
+    """Name the first non-finite gradient of the backward pass, and count the others; "" if all are finite.
+
+    If no gradient is finite, the forward pass failed, and no gradient is named.
 
     Args:
         model: the architecture.
         params: a tree with the structure of the trained parameters: weights, stacked weights or adapters.
         squared_norms: squared norms of the gradients, in the order of the leaves (`grad_squares` of the metrics).
-
-    Returns:
-        A phrase, or "" if all gradients are finite. If none is finite, the forward pass failed, and no gradient is named.
     """
     paths = list(flatten_params(params))
     bad = [path for path, value in zip(paths, squared_norms, strict=True) if not np.isfinite(value)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -15,19 +16,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import flax
 import jax
 
+import jaxgpt
 from jaxgpt.checkpoint.store import Info
-from jaxgpt.checkpoint.versions import versions
-from jaxgpt.config import Config, LoraConfig, ModelConfig, changes, from_json
+from jaxgpt.config import Config, LoraConfig, ModelConfig, changes
 from jaxgpt.errors import UserError
 from jaxgpt.files import parse_json, write_atomically
 from jaxgpt.model.lora import abstract_trained
 from jaxgpt.model.params import weight_at
 from jaxgpt.parallel.processes import is_leader
 from jaxgpt.train.optimizer import make_optimizer
-
-TIMES = ("elapsed_seconds", "tokens_per_second", "mfu", "val_seconds")  # metrics that differ between identical runs
 
 
 class MetricsFile:
@@ -78,13 +78,7 @@ def _before(line: dict[str, Any], step: int) -> bool:
 
 
 def start_line(config: Config, last: Info | None) -> dict[str, Any]:
-    """Return the line that records a start of the run: date, command, machine, versions, and changed settings.
-
-    Args:
-        config: settings of the run.
-        last: the checkpoint that training resumes from; None: a new run.
-    """
-    before = from_json(json.dumps(last.about["config"])) if last else config
+    """Return the line that records a start of the run: date, command, machine, versions, and settings changed since `last`."""
     return {
         "step": last.step if last else 0,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -94,7 +88,20 @@ def start_line(config: Config, last: Info | None) -> dict[str, Any]:
         "host": platform.node(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "versions": versions(),
-        "changed": changes(before, config),
+        "changed": changes(last.config(), config) if last else {},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on, and a digest of this package: checkouts can have equal version numbers."""
+    files = sorted(Path(jaxgpt.__file__).parent.rglob("*.py"))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+    return {
+        "jaxgpt": jaxgpt.__version__,
+        "jax": jax.__version__,
+        "flax": flax.__version__,
+        "python": platform.python_version(),
+        "code": code.hexdigest()[:16],
     }
 
 
@@ -104,12 +111,6 @@ def _commit() -> str:
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return ""
-
-
-def comparable(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a metrics file that are equal in identical runs: without starts and times."""
-    lines = (line for line in read_metrics(path) if "started" not in line)
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def parameter_count(params: Any) -> int:
@@ -153,12 +154,7 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
-    """Compute the bytes of a training state and its gradients by kind, over all devices.
-
-    Args:
-        config: the run.
-        params: the weights of the model, or their shapes.
-    """
+    """Compute the bytes of a training state and its gradients by kind, over all devices, from weights or their shapes."""
     trained = abstract_trained(config.model, config.lora) if config.lora.rank else params
     optimizer = jax.eval_shape(make_optimizer(config).init, trained)
     parameters = (params, trained) if config.lora.rank else params

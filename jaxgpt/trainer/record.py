@@ -13,17 +13,17 @@ from typing import Any
 import jax
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message, val_losses
-from jaxgpt.checkpoint.versions import versions
+from jaxgpt.checkpoint.store import Info, Saver, kept_checkpoint_message
 from jaxgpt.data import Data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation
-from jaxgpt.trainer.metrics import MetricsFile, flops_per_token
+from jaxgpt.trainer.metrics import MetricsFile, flops_per_token, versions
 from jaxgpt.trainer.program import Program, explain_failure
 from jaxgpt.trainer.report import Report
+from jaxgpt.trainer.resume import best_so_far, out_of_patience
 from jaxgpt.trainer.speed import Speed
 
 LAG = 2  # calls dispatched before blocking on the metrics of the oldest
@@ -51,20 +51,21 @@ class Record:
         poll: Poll,
         last: Info | None,
     ) -> None:
-        config, mesh = program.layout.config, program.layout.mesh
+        config = program.layout.config
         self.program, self.saver, self.file, self.report, self.poll = program, saver, file, report, poll
         self.config, self.last = config, last
         self.done = last.step if last else 0
         self.saved = last.step if last else None
         self.evaluated = last.step if last and last.val_loss is not None else None
-        kept = val_losses(saver.directory) if last and config.train.patience else {}
-        self.best = min(((loss, step) for step, loss in kept.items()), default=(math.inf, 0))
+        self.best = best_so_far(last, config.train) if last else (math.inf, 0)
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.about["base"] = program.base.checksum
         flops = flops_per_token(config.model, program.layout.abstract_weights, config.window, config.lora)
-        peak = peak_flops(mesh)
-        self.speed = Speed(config, file.elapsed_seconds, flops / peak if peak else 0.0)
+        peak = peak_flops(program.layout.mesh)
+        self.speed = Speed(config, flops / peak if peak else 0.0)
+        now = time.perf_counter()
+        self._began, self._saved_at = now - file.elapsed_seconds, now
         self._in_flight: deque[tuple[range, Metrics]] = deque()
 
     def steps(self, steps: range, metrics: Metrics) -> None:
@@ -85,9 +86,12 @@ class Record:
                 squared_norms = values.pop("grad_squares")
                 metrics = {name: float(value) for name, value in values.items()}
                 self._check(step, metrics, squared_norms)
+                speed, elapsed = self.speed.recent(), time.perf_counter() - self._began
                 if step % train.log_every == 0 or step == train.steps - 1:
-                    self.file.write(step=step, **metrics, tokens=self.tokens(step + 1), **self.speed.mean(step))
-                self.report.progress({"step": step} | metrics | self.speed.recent(step))
+                    self.file.write(
+                        step=step, **metrics, tokens=self.tokens(step + 1), elapsed_seconds=elapsed, **speed
+                    )
+                self.report.progress({"step": step} | metrics | speed | self.speed.remaining(step))
 
     def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
         """Write an evaluation and its checkpoint, both excluded from the speed."""
@@ -98,12 +102,12 @@ class Record:
         values = {"val_loss": result.loss, "val_stderr": result.stderr, "val_windows": result.windows}
         self.file.write(step=self.done, **values, val_seconds=result.seconds)
         self.report.evaluated(self.done, result)
-        if self.saved == self.done:
-            self.saver.note_val_loss(self.done, result.ranking)
-        else:
-            self.save(state, result.ranking)
         self.evaluated = self.done
         self.best = min(self.best, (result.ranking, self.done))
+        if self.saved == self.done:
+            self.saver.note_val_loss(self.done, result.ranking, self.best)
+        else:
+            self.save(state, result.ranking)
         self.speed.exclude(time.perf_counter() - began)
         return result
 
@@ -112,11 +116,12 @@ class Record:
         self.read()
         if self.saved != self.done:
             self.report.stage("saving a checkpoint")  # blocks on the previous checkpoint and a copy of the state
-            info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about)
+            best = {"best": self.best} if math.isfinite(self.best[0]) else {}
+            info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
             self.saver.save(self.program.to_checkpoint(state), info)
             self.report.stage("")
             self.saved = self.done
-            self.speed.saved()
+            self._saved_at = time.perf_counter()
             self.poll.forget()
 
     def close(self, state: Any) -> None:
@@ -127,14 +132,13 @@ class Record:
         self.report.stage("")
 
     def out_of_patience(self) -> bool:
-        """Return whether the validation loss was not lower in the last `train.patience` evaluations than before."""
-        train = self.config.train
-        return bool(train.patience) and (self.evaluated or 0) - self.best[1] >= train.patience * train.eval_every
+        """Return whether `train.patience` ends the run."""
+        return out_of_patience(self.best, self.evaluated or 0, self.config.train)
 
     def save_is_due(self) -> bool:
         """Return whether `train.checkpoint_seconds` have passed since the last checkpoint."""
         seconds = self.config.train.checkpoint_seconds
-        return bool(seconds) and self.speed.since_save() > seconds
+        return bool(seconds) and time.perf_counter() - self._saved_at > seconds
 
     def tokens(self, done: int) -> int:
         """Return the number of tokens trained on, which counts steps before a resume with their own batch size."""

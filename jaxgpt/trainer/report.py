@@ -27,8 +27,7 @@ class Report(Protocol):
         """Called for every step, once its metrics have been read.
 
         Args:
-            metrics: as in metrics.jsonl, except that `tokens_per_second` and `mfu` describe the recent steps; and
-                `seconds_left`. They are missing while they are unknown.
+            metrics: as in metrics.jsonl, and `seconds_left`. Speeds and times are missing while they are unknown.
         """
 
     def evaluated(self, step: int, result: Evaluation) -> None:

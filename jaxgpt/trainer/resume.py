@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
-from jaxgpt.checkpoint.base import FrozenBase, check_base, weights_at
-from jaxgpt.checkpoint.run import Run, parse_checkpoint, remove_replaced, write_settings
+from jaxgpt.checkpoint.base import FrozenBase, check_base
+from jaxgpt.checkpoint.run import Run, remove_replaced, write_settings
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid
-from jaxgpt.config import Config, DataConfig, changes
+from jaxgpt.config import Config, DataConfig, TrainConfig, changes
 from jaxgpt.data import Data
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 
 
-def check_resume(old: Config, new: Config) -> Config:
-    """Check which settings of a run change, and complete those that came from the tokenizer."""
-    new = new.with_model(vocab_size=new.model.vocab_size or old.model.vocab_size)
+def check_resume(old: Config, new: Config, step: int = 0) -> None:
+    """Check which settings of a run change, and that it has steps left if `train.steps` changes.
+
+    Raises:
+        UserError: if a setting must not change.
+    """
     # Data may have moved: `reopen` compares their content.
     moved = ("data.path", "data.mix") if _sources(old.data) == _sources(new.data) else ()
     for name, (was, now) in changes(old, new).items():
@@ -28,44 +30,60 @@ def check_resume(old: Config, new: Config) -> Config:
             raise UserError(
                 f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
             )
-    return new
+    if step >= new.train.steps != old.train.steps and not new.train.epochs:
+        raise UserError(f"train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
 
 
-def moved_base(run: Run, config: Config, init_from: str) -> Config:
-    """Set a new path of the base of a run with adapters; `reopen` compares the weights."""
-    if config.lora.rank:
-        return replace(config, init_from=str(weights_at(init_from).absolute()))
-    if not config.init_from or Path(init_from) not in (Path(config.init_from), parse_checkpoint(config.init_from)[0]):
-        started = f"started from {config.init_from}" if config.init_from else "did not start from other weights"
-        raise UserError(f"--init-from {init_from}: {run.path} {started}; omit it, or start a new run")
-    return config
+def why_finished(run: Run, config: Config) -> str:
+    """Return why a run has nothing left to do, or "". The steps of `train.epochs` are known once the data have been read.
+
+    Raises:
+        UserError: if a setting must not change.
+    """
+    infos, train = checkpoints(run.checkpoints), config.train
+    if not infos:
+        return ""
+    step = max(infos)
+    last = infos[step]
+    check_resume(last.config(), config, step)
+    if train.epochs or last.val_loss is None or find_damage(run.checkpoints / str(step)):
+        return ""
+    if step >= train.steps:
+        return (
+            f"already at {train.steps}/{train.steps}: {run.path} is finished; to train longer, set --train.steps higher"
+        )
+    if out_of_patience(best_so_far(last, train), step, train):
+        return (
+            f"stopped early at {step}/{train.steps}: {run.path} is finished, with no lower validation loss in "
+            f"{train.patience} evaluations; to train longer, set --train.patience or --train.steps higher"
+        )
+    return ""
 
 
-def is_finished(run: Run, old: Config, new: Config) -> bool:
-    """Return whether a run has nothing left to do. The steps of `train.epochs` are known once the data have been read."""
-    step, last = max(checkpoints(run.checkpoints).items(), default=(0, None))
-    if new.train.epochs:
-        return False
-    _check_steps(run, step, old, new)
-    evaluated = last is not None and (last.val_loss is not None or step > new.train.steps)
-    return step >= new.train.steps and evaluated and not find_damage(run.checkpoints / str(step))
+def best_so_far(last: Info, train: TrainConfig) -> tuple[float, int]:
+    """Return the lowest validation loss up to a checkpoint, and its step. A change of `train.steps` begins a new count."""
+    if last.about.get("best") and last.config().train.steps == train.steps:
+        loss, step = last.about["best"]
+        return loss, step
+    return math.inf, last.step
 
 
-def check_resumable(run: Run, config: Config, given_data: bool) -> None:
+def out_of_patience(best: tuple[float, int], evaluated: int, train: TrainConfig) -> bool:
+    """Return whether the last `train.patience` evaluations, up to step `evaluated`, have no lower loss than `best`."""
+    return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
+
+
+def check_resumable(run: Run) -> None:
     """Check what can be checked without reading the data.
 
     Raises:
-        UserError: if another process writes the run, it has no optimizer state, or its data have moved.
+        UserError: if another process writes the run, or it has no optimizer state.
     """
     with sole_writer(run.path):
         pass
     step = max(checkpoints(run.checkpoints), default=None)
     if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
         raise UserError(f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_anew(run)}")
-    for data, _ in config.data.sources:
-        if data.path and not Path(data.path).exists() and not given_data:
-            flag = "--data.mix" if config.data.mix else "--data.path"
-            raise UserError(f"no such file or directory: {data.path}; if the data has moved, set {flag}")
 
 
 def reopen(run: Run, config: Config, data: Data, base: FrozenBase | None, note: Callable[[str], None]) -> Info | None:
@@ -75,50 +93,34 @@ def reopen(run: Run, config: Config, data: Data, base: FrozenBase | None, note: 
         The checkpoint; None: train from step 0.
 
     Raises:
-        UserError: if there is no valid checkpoint, or it was trained on other data or on adapters of another base.
+        UserError: if there is no valid checkpoint, or it was trained on other data or on adapters of a different base.
     """
     remove_replaced(run)
-    old = run.config()
-    check_resume(old, config)
-    step = latest_valid(run.checkpoints, config, note)
-    last = None if step is None else checkpoints(run.checkpoints)[step]
+    last = latest_valid(run.checkpoints, note)
+    old = last.config() if last else run.config()
+    check_resume(old, config, last.step if last else 0)
     if last is None:
         run.checkpoints.mkdir(exist_ok=True)  # a user may have deleted the directory
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
-        _check_steps(run, last.step, old, config)
         if last.about.get("data") != data.fingerprint:
             raise UserError(
-                f"the data of {run.path} has changed since step {step}: {data.source}; restore it, or train on the new "
+                f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
                 f"data in a new run: {_anew(run)}"
             )
         if base is not None:
-            check_base(run, config, last.step, base.checksum, config.init_from)
-        note(f"resuming from {run.checkpoints / str(step)} at step {step}/{config.train.steps}")
-    for line in _change_notes(old, config):
-        note(line)
+            check_base(run, last.step, base.checksum, config.init_from)
+        note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
+    if changed := changes(old, config):
+        settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
+        note(f"changed settings: {', '.join(settings)}")
+    if old.decay_steps != config.decay_steps and not config.optim.decay_steps and config.optim.schedule != "constant":
+        note(
+            f"the learning rate now reaches its minimum at step {config.decay_steps}; to keep the old schedule: "
+            f"--optim.decay-steps {old.decay_steps}"
+        )
     write_settings(run, config, data.tokenizer)
     return last
-
-
-def _change_notes(old: Config, new: Config) -> list[str]:
-    changed = ", ".join(
-        f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changes(old, new).items()
-    )
-    notes = [f"changed settings: {changed}"] if changed else []
-    if old.decay_steps != new.decay_steps and not (new.optim.decay_steps or new.optim.schedule == "constant"):
-        notes.append(
-            f"the learning rate now reaches its minimum at step {new.decay_steps} instead of {old.decay_steps}, as "
-            f"optim.decay_steps is 0 (train.steps); to keep the old schedule: --optim.decay-steps {old.decay_steps}"
-        )
-    return notes
-
-
-def _check_steps(run: Run, step: int, old: Config, new: Config) -> None:
-    if step >= new.train.steps != old.train.steps:
-        raise UserError(
-            f"train.steps {new.train.steps} is not above the current step {step} of {run.path}; raise it, or omit it"
-        )
 
 
 def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,7 @@ import optax
 from jaxgpt.checkpoint.base import FrozenBase, locate_base, weights_at
 from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import Info, checkpoints, restore
-from jaxgpt.checkpoint.versions import versions
-from jaxgpt.config import Config, ModelConfig, flat
+from jaxgpt.config import Config, ModelConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError
@@ -28,6 +27,7 @@ from jaxgpt.ops import Ops
 from jaxgpt.parallel.processes import on_leader, same_on_all
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.metrics import versions
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.resume import check_resumable, reopen
@@ -86,15 +86,15 @@ def check(start: Start) -> None:
     """Check what can be checked without reading the data.
 
     Raises:
-        UserError: if `out` holds a run, or the run cannot be resumed.
+        UserError: if `out` holds a run or the weights to start from, or the run cannot be resumed.
     """
     if start.run:
-        check_resumable(start.run, start.config, given_data=start.data is not None)
-        return
-    if start.out and Path(start.out).exists():
-        check_free(Path(start.out), start.overwrite)
-    if start.overwrite:
-        _check_overwrite(Path(start.out), start.config.init_from)
+        return check_resumable(start.run)
+    out, weights = Path(start.out), Path(start.config.init_from)
+    if start.out and out.exists():
+        check_free(out, start.overwrite)
+    if start.overwrite and start.config.init_from and out.resolve() in weights.resolve().parents:
+        raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")
 
 
 def read_weights(start: Start) -> Weights:
@@ -155,54 +155,37 @@ def first_state(program: Program, run: Run, last: Info | None, params: Any) -> T
     return program.from_checkpoint(restore(run.checkpoints, last.step, program.layout.abstract_checkpoint))
 
 
-def on_weights(base: Config, init_from: str, keep: bool) -> Config:
-    """Replace the model and the tokenizer of settings with those of the run that has the initial weights.
+def with_weights(base: Config, init_from: str, keep: bool) -> Config:
+    """Return settings that start from the weights of a run, with its model and tokenizer.
 
     With `keep`, `base` sets dropout and context, the model settings that may differ.
     """
     directory, _ = parse_checkpoint(init_from)
     model = open_run(directory).config().model
     if keep:
-        model = replace(model, dropout=base.model.dropout, block_size=base.model.block_size)
-    return replace(base, model=model, data=replace(base.data, tokenizer=str(directory / "tokenizer.json")))
+        own = {name: getattr(base.model, name) for name in _may_differ(model)}
+        model = replace(model, **own)
+    # The paths are valid in every directory.
+    data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
+    return replace(base, model=model, data=data, init_from=str(weights_at(init_from).absolute()))
 
 
-def with_weights(config: Config, init_from: str) -> Config:
-    """Check that settings fit the initial weights, and record their checkpoint."""
-    directory, _ = parse_checkpoint(init_from)
-    _check_same_model(open_run(directory).config().model, config.model)
-    tokenizer, weights = (directory / "tokenizer.json").absolute(), weights_at(init_from)
-    if Path(config.data.tokenizer).absolute() != tokenizer:
-        raise UserError(
-            f"--data.tokenizer {config.data.tokenizer} cannot be used with --init-from: the weights need the tokenizer of "
-            f"{init_from}; omit it"
-        )
-    if not config.lora.rank:
-        return replace(config, init_from=str(weights))
-    # Adapters need their base, so its path is valid in every directory.
-    return replace(config, init_from=str(weights.absolute()), data=replace(config.data, tokenizer=str(tokenizer)))
+def check_same_model(weights: Config, config: Config) -> None:
+    """Check that settings keep the model and the tokenizer of `with_weights`, except dropout and context.
+
+    Raises:
+        UserError: if another setting differs.
+    """
+    free = [f"model.{name}" for name in _may_differ(weights.model)]
+    for name, (was, now) in changes(weights, config).items():
+        if (name.startswith("model.") and name not in free) or name == "data.tokenizer":
+            window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
+            raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
 
 
-def _check_same_model(old: ModelConfig, new: ModelConfig) -> None:
-    """Check that a model can start from the weights of another: only dropout, and a context without a table, may differ."""
-    free = {"dropout"} if old.positions == "learned" else {"dropout", "block_size"}
-    for name in [each.name for each in fields(ModelConfig) if each.name not in free]:
-        was, now = getattr(old, name), getattr(new, name)
-        if was != now:
-            window = "; to train on shorter windows, use --data.window" if name == "block_size" else ""
-            raise UserError(f"model.{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
-
-
-def _check_overwrite(out: Path, init_from: str) -> None:
-    """Check that replacing a run deletes neither the initial weights nor the bases of their adapters."""
-    weights, what = Path(init_from), "the weights to start from"
-    while init_from:
-        if out.resolve() in weights.resolve().parents:
-            raise UserError(f"--out {out} --overwrite would delete {what}: choose a different --out")
-        run = Run(parse_checkpoint(str(weights))[0])
-        config = run.config()
-        init_from, what = config.init_from if config.lora.rank else "", f"the base of {run.path}"
-        weights = locate_base(run, config) if init_from else weights
+def _may_differ(model: ModelConfig) -> tuple[str, ...]:
+    """Name the model settings that no weight depends on: dropout, and the context without a table of positions."""
+    return ("dropout",) if model.positions == "learned" else ("dropout", "block_size")
 
 
 def _on_host(params: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
         assert changed == replace(same, train=TrainConfig(steps=9)).with_model(bias=False)
     assert trained[0].model.vocab_size == 0, "other data may have another vocabulary"
     assert "using the settings of a run, starting from random weights" in jaxgpt("train", "a run", "--out", "new").err
+    shutil.rmtree("a run/checkpoints/0")
     assert jaxgpt("train", "a run", "--resume", "--train.steps", "9").code == 0
     assert trained[-1] == replace(old, train=TrainConfig(steps=9))
 
@@ -59,9 +61,9 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
     run = Run(run_folder(Path("tuned"), SMALL))
     write_settings(run, trained[-1], run.tokenizer())
     result = jaxgpt("train", "tuned", "--out", "again")
-    assert "from the weights of base/checkpoints/0" in result.err
+    assert f"from the weights of {Path.cwd()}/base/checkpoints/0" in result.err
     assert trained[-1] == trained[0]
-    assert trained[-1].init_from == "base/checkpoints/0"
+    assert trained[-1].init_from == f"{Path.cwd()}/base/checkpoints/0"
     result = jaxgpt("train", "tuned", "--out", "again", "--model.n-layer", "3")
     assert (result.code, len(trained)) == (2, 2)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from folders import SMALL, run_folder
-from helpers import TEXT, Result, flags, jaxgpt
+from helpers import TEXT, Result, comparable, flags, jaxgpt
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, read_info, seal
 from jaxgpt.data import Batches, open_data
 from jaxgpt.files import LOCK
-from jaxgpt.trainer.metrics import comparable, read_metrics
+from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.start import completed
 
 TINY = flags(
@@ -42,10 +42,6 @@ START = ["train", "shakespeare", *TINY]
 
 def resume(out: str, *changes: str) -> Result:
     return jaxgpt("train", "--resume", "--out", out, *changes)
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return comparable(run / "metrics.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +74,14 @@ def test_the_step_and_every_changed_setting_are_printed(run: Path, monkeypatch: 
     assert what == (
         "jaxgpt: changed settings: optim.learning_rate 0.004 -> 0.003, train.steps 4 -> 6, train.batch_size 4 -> 8"
     )
-    assert schedule.endswith("at step 6 instead of 4, as optim.decay_steps is 0 (train.steps); "
-                             "to keep the old schedule: --optim.decay-steps 4")  # fmt: skip
+    assert schedule.endswith("its minimum at step 6; to keep the old schedule: --optim.decay-steps 4")
     first, second = (line for line in read_metrics(run / "metrics.jsonl") if "started" in line)
     assert (first["step"], first["changed"], second["step"]) == (0, {}, 2)
     assert {"command", "directory", "host", "commit", "devices", "versions"} <= second.keys()
     assert second["changed"] == {
         "optim.learning_rate": [0.004, 0.003], "train.steps": [4, 6], "train.batch_size": [4, 8]
     }  # fmt: skip
-    tokens = {line["step"]: line["tokens"] for line in lines(run) if "loss" in line}
+    tokens = {line["step"]: line["tokens"] for line in comparable(run) if "loss" in line}
     assert tokens == {0: 64, 1: 128, 2: 256, 3: 384, 4: 512, 5: 640}
     assert read_info(run / "checkpoints/6").tokens == 640
     assert read == [8, 16, 24, 32]  # after the 8 windows of the first two steps
@@ -143,14 +138,29 @@ def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
     assert (run / "config.json").read_bytes() == before
 
 
+def test_a_run_stopped_by_patience_is_finished() -> None:
+    """It trains on if `train.patience` or `train.steps` is higher."""
+    Path("text.txt").write_text(TEXT)
+    patience = flags(train__patience=1, train__steps=8, optim__learning_rate=1e-9, optim__min_lr=0)
+    assert "stopped early at step 4" in jaxgpt(*START, *patience, "--out", "run").err
+    for settings in ([], ["--optim.learning-rate", "0.1"]):
+        result = resume("run", *settings)
+        assert (result.code, result.out, result.err.count("\n")) == (0, "", 1)
+        assert "stopped early at 4/8: run is finished" in result.err
+    assert max(checkpoints(Path("run/checkpoints"))) == 4
+    assert "stopped early at step 6: " in resume("run", "--train.patience", "2").err
+    assert "stopped early at step 12: " in resume("run", "--train.steps", "20").err
+    assert "stopped early at 12/20: run is finished" in resume("run").err
+
+
 def test_a_missing_last_evaluation_is_done_on_resume(run: Path) -> None:
     """A run killed during its last evaluation is at the last step, but unfinished."""
-    straight = lines(run)
+    straight = comparable(run)
     last = run / "checkpoints/4"
     seal(last, replace(read_info(last), val_loss=None, temporary=True))
     (run / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in straight[:-1]))
     assert resume("run").code == 0
-    assert lines(run) == straight
+    assert comparable(run) == straight
 
 
 @pytest.mark.parametrize("wanted", ["1", "3"])
@@ -158,7 +168,7 @@ def test_train_steps_below_the_current_step_raise(run: Path, wanted: str) -> Non
     before = (run / "config.json").read_bytes()
     result = resume("run", "--train.steps", wanted)
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert f"train.steps {wanted} is not above the current step 4 of run" in result.err
+    assert f"train.steps {wanted} is not above the current step 4;" in result.err
     assert (run / "config.json").read_bytes() == before
 
 
@@ -187,7 +197,7 @@ def test_a_model_without_an_optimizer_raises() -> None:
 
 
 def before_config(run: Path) -> None:
-    (run / "config.json").rename(run / "config.json.tmp")
+    (run / "config.json").rename(run / ".config.json.jaxgpt-tmp")
     shutil.rmtree(run / "checkpoints")
     (run / "metrics.jsonl").unlink()
 
@@ -204,7 +214,7 @@ def while_saving(run: Path) -> None:
     [before_config, while_saving],
 )
 def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, run: Path, moment: Any) -> None:
-    straight = lines(run)
+    straight = comparable(run)
     moment(run)
     same_command = [*START, "--data.path", str(finished.parent / "text.txt"), "--out", "run", "--resume"]
     if moment is while_saving:
@@ -212,13 +222,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(finished: Path, r
         said, *warmup = resume("other").err.splitlines()
         assert said == "jaxgpt: other has no checkpoint yet: starting again from step 0/4"
         assert len(warmup) == 1
-        assert lines(Path("other")) == straight
+        assert comparable(Path("other")) == straight
     result = jaxgpt(*same_command)
     assert result.code == 0, result.err
     assert ("yet: starting a new one" if moment is before_config else "starting again from step 0/4") in result.err
-    assert lines(run) == straight
+    assert comparable(run) == straight
     assert checkpoints(run / "checkpoints").keys() == checkpoints(finished / "checkpoints").keys()
-    assert {p.name for p in run.iterdir()} - {"config.json.tmp"} == {p.name for p in finished.iterdir()}
+    assert {p.name for p in run.iterdir()} - {".config.json.jaxgpt-tmp"} == {p.name for p in finished.iterdir()}
     assert jaxgpt(*same_command).err.startswith("jaxgpt: already at 4/4")
 
 
@@ -230,18 +240,18 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     command = ["train", "finetune", *TINY[-14:], "--init-from", "base", "--data.path", "text.txt", "--out", "run"]
     result = jaxgpt(*command)
     assert result.code == 0, result.err
-    straight, started = lines(Path("run")), json.loads(Path("run/config.json").read_text())["init_from"]
-    assert started in ("base/checkpoints/2", "base/checkpoints/4")
+    straight, started = comparable(Path("run")), json.loads(Path("run/config.json").read_text())["init_from"]
+    assert started.startswith(f"{Path.cwd()}/base/checkpoints/")
     shutil.rmtree("run/checkpoints")
     better = Path("base/checkpoints") / ("4" if started.endswith("2") else "2")
     seal(better, replace(read_info(better), val_loss=0.1))
     for again in (["train", "--resume", "--out", "run"], [*command, "--resume"]):
         result = jaxgpt(*again)
         assert result.code == 0, result.err
-        assert lines(Path("run")) == straight
+        assert comparable(Path("run")) == straight
     refused = jaxgpt("train", "--resume", "--out", "run", "--init-from", str(finished))
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "run started from base/checkpoints/" in refused.err
+    assert f"run started from {started}" in refused.err
 
 
 def test_the_tokenizer_of_the_weights_is_kept(finished: Path) -> None:
@@ -250,5 +260,5 @@ def test_the_tokenizer_of_the_weights_is_kept(finished: Path) -> None:
         command = ["train", *words, "--init-from", str(finished), "--data.path", "text.txt", "--out", "run"]
         result = jaxgpt(*command, "--data.tokenizer", "byte")
         assert (result.code, result.err.count("\n")) == (2, 1)
-        assert "--data.tokenizer byte cannot be used with --init-from" in result.err
+        assert "as in the run of --init-from, not 'byte': omit it" in result.err
     assert not Path("run").exists()

@@ -132,7 +132,7 @@ def checkpoint(data: bytes) -> None:
         file.write_bytes(content)
         if sealed and file.name != SEAL:
             seal(folder, info)
-        latest_valid(run.checkpoints, run.config(), lambda _: None)
+        latest_valid(run.checkpoints, lambda _: None)
         found = load(run.path).params
         assert sealed or content == before
         jax.tree.map(np.testing.assert_array_equal, found, saved)

@@ -32,12 +32,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from helpers import comparable
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import checkpoints, restore, val_losses
 from jaxgpt.cli import main
 from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
-from jaxgpt.trainer.metrics import comparable, read_metrics
+from jaxgpt.trainer.metrics import read_metrics
 from jaxgpt.trainer.program import build
 
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(80))
@@ -130,7 +131,7 @@ def differences(a: Path, b: Path) -> list[str]:
     found = []
     if (a / "config.json").read_bytes() != (b / "config.json").read_bytes():
         found.append("config.json")
-    if metrics(a) != metrics(b):
+    if comparable(a) != comparable(b):
         found.append("metrics.jsonl")
     kept = list(checkpoints(a / "checkpoints"))
     losses, others = (val_losses(run / "checkpoints") for run in (a, b))
@@ -143,11 +144,6 @@ def differences(a: Path, b: Path) -> list[str]:
         found += [f"{step}: {path}" for (path, x), y in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
     names = {p.name for p in b.rglob("*") if not p.is_relative_to(b / "checkpoints")} | {"checkpoints"}
     return found + sorted(names ^ {p.name for p in a.iterdir()})
-
-
-def metrics(run: Path) -> list[dict[str, float]]:
-    """Return the lines of metrics.jsonl in order, without starts and times."""
-    return comparable(run / "metrics.jsonl")
 
 
 def _start(folder: Path, name: str, always: bool, kill_at_event: int) -> BaseProcess:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +13,18 @@ import numpy as np
 import optax
 import pytest
 from folders import LLAMA, SMALL, TEXT, run_folder
-from helpers import Result, flags, jaxgpt, make, small
+from helpers import Result, comparable, flags, jaxgpt, make, small
 from jax.sharding import PartitionSpec
 
 import jaxgpt as api
 from jaxgpt.checkpoint.base import FrozenBase, checksum
-from jaxgpt.checkpoint.store import checkpoints, read_info
+from jaxgpt.checkpoint.store import read_info
 from jaxgpt.config import Config, LoraConfig, MeshConfig, OptimConfig, TrainConfig
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import flatten_params
 from jaxgpt.train.loss import next_token_loss
-from jaxgpt.trainer.metrics import comparable, read_metrics, state_bytes
+from jaxgpt.trainer.metrics import read_metrics, state_bytes
 from jaxgpt.trainer.program import Program, build
 
 TARGETS = "q_proj,v_proj,o_proj,up_proj"
@@ -170,7 +169,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(folder: Path) -> None:
     for part in ("params", "opt_state"):
         sums = [checksum(restored(Path(run), part)) for run in ("run", "whole")]
         assert sums[0] == sums[1], part
-    assert comparable(Path("run/metrics.jsonl")) == comparable(Path("whole/metrics.jsonl"))
+    assert comparable("run") == comparable("whole")
     config = open_config("run")
     saved = {name: leaf.shape for name, leaf in flatten_params(restored(Path("run"), "params")).items()}
     assert saved == {n: s.shape for n, s in flatten_params(abstract_trained(config.model, config.lora)).items()}
@@ -212,37 +211,27 @@ def test_a_run_is_its_merged_weights(folder: Path) -> None:
 
 @pytest.mark.ci
 def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
-    """At the path it remembers, or beside the run; a missing or changed base is one line, and nothing is written."""
+    """At the recorded path, or next to the run; a missing or changed base is one line, and nothing is written."""
     config = Path("run/config.json")
-    assert f'"init_from": "{finished}/base/checkpoints/0"' in config.read_text()
-    config.write_text(config.read_text().replace(str(finished), "/nowhere"))
-    assert jaxgpt("eval", "run").code == 0  # beside the run
-    Path("base").rename("elsewhere")
+    recorded = f'"init_from": "{finished}/base/checkpoints/0"'
+    assert recorded in config.read_text()
+    config.write_text(config.read_text().replace(recorded, '"init_from": "/nowhere/base/checkpoints/0"'))
     before = config.read_text()
-    for command in (["eval", "run"], ["train", "--resume", "--out", "run", "--train.steps", "6"]):
+    assert jaxgpt("eval", "run").code == 0  # next to the run
+    Path("base").rename("elsewhere")
+    again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
+    for command in (["eval", "run"], again):
         message = error(jaxgpt(*command))
         assert "holds adapters of /nowhere/base/checkpoints/0, which is missing" in message
-    run_folder(Path("other"), replace(SMALL, n_layer=1), seed=1)
-    again = ["train", "--resume", "--out", "run", "--train.steps", "6"]
-    assert "other/checkpoints/0 is not the base of run: its weights" in error(jaxgpt(*again, "--init-from", "other"))
+    run_folder(Path("base"), replace(SMALL, n_layer=1), seed=1)
+    for command in (["sample", "run", "--prompt", "a"], again):
+        assert "base/checkpoints/0 is not the base of run: its weights" in error(jaxgpt(*command))
+    shutil.rmtree("base")
+    run_folder(Path("base"), LLAMA)
+    message = "base/checkpoints/0 is not the base of these adapters: its architecture differs"
+    assert message in error(jaxgpt(*again))
+    assert "--init-from elsewhere: run started from /nowhere/base" in error(jaxgpt(*again, "--init-from", "elsewhere"))
     assert config.read_text() == before
-    result = jaxgpt(*again, "--init-from", "elsewhere")
-    assert result.code == 0, result.err
-    assert "changed settings: init_from '/nowhere/base" in result.err
-    assert open_config("run").init_from == f"{Path.cwd()}/elsewhere/checkpoints/0"
-    assert max(checkpoints(Path("run/checkpoints"))) == 6
-    Path("elsewhere").rename("last")
-    result = jaxgpt(*again[:4], "--init-from", "last")
-    assert (result.code, open_config("run").init_from) == (0, f"{Path.cwd()}/last/checkpoints/0"), "nothing is trained"
-    assert jaxgpt("sample", "run", "--prompt", "a", "--max-new-tokens", "1").code == 0
-    Path("last").rename("elsewhere")
-    assert jaxgpt(*again[:4], "--init-from", "elsewhere").code == 0
-    Path("elsewhere").rename("moved")
-    Path("other").rename("elsewhere")
-    assert "is not the base of run" in error(jaxgpt("sample", "run", "--prompt", "a"))
-    run_folder(Path("llama"), LLAMA)
-    message = "llama/checkpoints/0 is not the base of these adapters: its architecture differs"
-    assert message in error(jaxgpt(*again[:-1], "8", "--init-from", "llama"))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +260,7 @@ def test_adapters_need_a_base_and_a_resumed_run_keeps_them(folder: Path) -> None
     assert "keeps lora.targets: " in error(jaxgpt(*again, "--lora.targets", "c_attn"))
     config = Path("run/config.json")
     config.write_text(config.read_text().replace('"rank": 2', '"rank": 3'))
-    assert "its lora.rank is 2, the run's is 3" in error(jaxgpt(*again))
+    assert "a resumed run keeps lora.rank: 2, not 3" in error(jaxgpt(*again))
 
 
 def test_a_run_does_not_replace_its_base(folder: Path) -> None:
@@ -281,20 +270,12 @@ def test_a_run_does_not_replace_its_base(folder: Path) -> None:
 
 
 @pytest.mark.ci
-def test_a_run_does_not_replace_the_base_of_its_base(folder: Path) -> None:
-    start = ["train", "finetune", *RUN, "--lora.rank", "2", "--init-from"]
-    assert jaxgpt(*start, "base", "--out", "next").code == 0
-    message = error(jaxgpt(*start, "next", "--out", "base", "--overwrite"))
-    assert re.search("--out base --overwrite would delete the base of .*next: choose a different", message)
-
-
-@pytest.mark.ci
 def test_a_repeated_run_with_other_weights_keeps_its_window_and_dropout(folder: Path) -> None:
     changed = ["--data.window", "6", "--model.dropout", "0.1", "--train.steps", "1"]
     assert jaxgpt("train", "finetune", "--init-from", "base", *RUN, *changed, "--out", "first").code == 0
     shutil.copytree("base", "moved")
     result = jaxgpt("train", "first", "--init-from", "moved", "--out", "second")
-    assert "using the settings of first, starting from the weights of moved" in result.err
+    assert f"using the settings of first, starting from the weights of {Path.cwd()}/moved" in result.err
     first, second = open_config("first"), open_config("second")
     assert (second.model, second.data.window) == (first.model, 6)
 

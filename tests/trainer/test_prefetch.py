@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import TEXT, small_run
+from helpers import TEXT, comparable, small_run
 
 from jaxgpt.data import Batches, Tokens, open_data
 from jaxgpt.errors import UserError
-from jaxgpt.trainer.metrics import comparable
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.record import LAG
 from jaxgpt.trainer.report import Report
@@ -69,4 +68,4 @@ def test_a_bad_id_stops_a_run_at_its_step() -> None:
 
     with pytest.raises(UserError, match="id 999 is outside the vocabulary"):
         train(Start(config, "out", data=data), Silent())
-    assert [line["step"] for line in comparable(Path("out/metrics.jsonl"))] == list(range(5 - LAG))
+    assert [line["step"] for line in comparable("out")] == list(range(5 - LAG))

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from helpers import TEXT, flags, jaxgpt, small_run
+from helpers import TEXT, comparable, flags, jaxgpt, small_run
 from jax.errors import JaxRuntimeError
 
 from jaxgpt.checkpoint import store as checkpoint
@@ -29,7 +29,6 @@ from jaxgpt.parallel import processes as room
 from jaxgpt.parallel.join import _scheduled
 from jaxgpt.parallel.mesh import resolve
 from jaxgpt.signals import STOPPING
-from jaxgpt.trainer.metrics import comparable
 
 TINY = flags(
     data__path="text.txt",
@@ -116,17 +115,12 @@ def printed(out: str) -> str:
     return "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
 
 
-def lines_of(run: str) -> list[dict[str, Any]]:
-    path = Path(run, "metrics.jsonl")
-    return comparable(path) if path.exists() else []
-
-
 def reached(run: str, step: int) -> bool:
-    return any(line["step"] >= step for line in lines_of(run)) and bool(checkpoints(Path(run, "checkpoints")))
+    return any(line["step"] >= step for line in comparable(run)) and bool(checkpoints(Path(run, "checkpoints")))
 
 
 def assert_same_figures(run: str, other: str, rtol: float = 1e-5) -> None:
-    a, b = lines_of(run), lines_of(other)
+    a, b = comparable(run), comparable(other)
     assert [line["step"] for line in a] == [line["step"] for line in b]
     for name in FIGURES:
         here, there = ([line[name] for line in lines if name in line] for lines in (a, b))
@@ -393,7 +387,7 @@ def test_a_launcher_forwards_signals(place: None, number: int) -> None:
     saved = f"jaxgpt: stopped and saved at step {last}; resume with: jaxgpt train --resume --out run\n"
     assert err == STOPPING + saved
     assert find_damage(Path("run/checkpoints", str(last))) == ""
-    assert last == max(line["step"] for line in lines_of("run") if "loss" in line) + 1
+    assert last == max(line["step"] for line in comparable("run") if "loss" in line) + 1
     assert len(pids) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -409,7 +403,7 @@ def test_no_orphans(place: None) -> None:
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
             assert time.monotonic() < end
             time.sleep(0.1)
-    done = max(line["step"] for line in lines_of("run") if "loss" in line) + 1
+    done = max(line["step"] for line in comparable("run") if "loss" in line) + 1
     assert max(checkpoints(Path("run/checkpoints"))) == done
 
 

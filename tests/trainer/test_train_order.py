@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,7 +95,7 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         def __exit__(self, *_: Any) -> None: ...
         def wait(self) -> None: ...
         def check(self) -> None: ...
-        def note_val_loss(self, step: int, loss: float) -> None:
+        def note_val_loss(self, step: int, loss: float, best: Any) -> None:
             log(("note", step))
 
         def save(self, state: Any, info: Info) -> None:
@@ -277,10 +277,12 @@ def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatc
     case = Case(replace(CONFIG.train, steps=25, eval_every=3, patience=2))
     outcome = simulate(case, monkeypatch)
     assert (outcome.step, outcome.stopped) == (9, False)
-    monkeypatch.setattr(record_module, "val_losses", lambda directory: {3: 1.0, 9: 1.0})
-    case = replace(case, last=Info(9, 1.0, 9 * CONFIG.train.batch_size * CONFIG.window), events=[])
-    outcome = simulate(case, monkeypatch)
-    assert (outcome.step, outcome.stopped, case.of("steps")) == (9, False, [])
+    about = {"config": asdict(replace(CONFIG, train=case.train)), "best": [1.0, 3]}
+    last = Info(9, 1.0, 9 * CONFIG.train.batch_size * CONFIG.window, about=about)
+    for steps, end in ((25, 9), (26, 18)):
+        case = Case(replace(case.train, steps=steps), last)
+        outcome = simulate(case, monkeypatch)
+        assert (outcome.step, outcome.stopped) == (end, False)
 
 
 def test_calls_end_at_evaluations_and_checkpoints() -> None:
