@@ -15,15 +15,13 @@ from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
-SHOWN = 5  # files to print; --json has all
-
 
 def data_report(target: str, /, *, json: Json = False, settings: Annotated[Settings, "data"]) -> int:
     """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it.
 
     It has tokens, documents, repetitions, the overlap of validation with training, and baselines to compare a loss with:
     cross entropies of the held-out tokens under a uniform guess and under unigram, bigram and trigram models of the training
-    tokens, and the size of the held-out text after gzip and xz primed with the end of the training text.
+    tokens, and the size of the held-out text after gzip primed with the end of the training text.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe
@@ -55,7 +53,8 @@ def data_report(target: str, /, *, json: Json = False, settings: Annotated[Setti
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
     config = with_settings(base, settings)
 
-    from jaxgpt.report.report import open_reported, report_on
+    from jaxgpt.data import open_data
+    from jaxgpt.report.report import report_on
 
     tokenizer = None
     if is_run and "data.tokenizer" not in settings:
@@ -63,7 +62,7 @@ def data_report(target: str, /, *, json: Json = False, settings: Annotated[Setti
 
         tokenizer = open_run(Path(target)).tokenizer()
     with progress("tokenizing") as activity:
-        data = open_reported(config, tokenizer, activity)
+        data = open_data(config.with_model(vocab_size=0), tokenizer, activity)
         activity.stage("counting")
         reports = [report_on(part, activity) for part in data.parts or (data,)]
     weights = [weight for _, weight in config.data.sources]
@@ -89,29 +88,12 @@ def _facts(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
     held_out = f"{val:,} validation" if val else "no validation"
     size = results["bytes_per_token"]
     yield "data", results["source"]
-    yield (
-        "tokens",
-        f"{results['train_tokens']:,} training, {held_out}" + (f"; {size:.2f} bytes per token" if size else ""),
-    )
-    limit = "" if results["tokenizer"] else " (no tokenizer: the largest id + 1)"
-    yield "vocabulary", f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur{limit}"
-    if results["documents"] is not None:
-        yield "documents", f"{results['documents']:,}, {_share(results['duplicate_documents'], results['documents'])}"
-    if results["lines"] is not None:
-        yield "lines", f"{results['lines']:,}, {_share(results['duplicate_lines'], results['lines'])}"
-    if results["longest_lines"]:
-        places = [
-            f"{line['file']}:{line['line']}" if "file" in line else f"line {line['line']:,}"
-            for line in results["longest_lines"]
-        ]
-        sizes = [f"{line['bytes']:,} bytes" for line in results["longest_lines"]]
-        yield "longest lines", ", ".join(f"{place} ({size})" for place, size in zip(places, sizes, strict=True))
-    files = sorted(results["files"], key=lambda file: -file["share"])
-    if len(files) > 1:
-        others = files[SHOWN:]
-        parts = [f"{file['name']} {file['share']:.1%}" for file in files[:SHOWN]]
-        parts += [f"{len(others):,} others {sum(file['share'] for file in others):.1%}"] if others else []
-        yield "files", ", ".join(parts)
+    ratio = f"; {size:.2f} bytes per token" if size else ""
+    yield "tokens", f"{results['train_tokens']:,} training, {held_out}{ratio}"
+    yield "vocabulary", f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur"
+    for items in ("documents", "lines"):
+        if results[items] is not None:
+            yield items, f"{results[items]:,}, {_share(results[f'duplicate_{items}'], results[items])}"
     if results["overlap"] is not None:
         yield "overlap", f"{results['overlap']:.2%} of the validation 13-grams occur in the training tokens"
 

@@ -1,8 +1,7 @@
-"""Baselines of a loss: cross entropies of n-gram models of the training tokens, and sizes after compression."""
+"""Baselines of a loss: cross entropies of n-gram models of the training tokens, and the size after gzip."""
 
 from __future__ import annotations
 
-import lzma
 import math
 import zlib
 from typing import Any
@@ -17,7 +16,7 @@ COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
 EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
 QUICK = 1 << 22  # both of these when a run starts
 SAMPLED = 1 << 20  # tokens of a block of a sample
-COMPRESSED, BEFORE = 1 << 20, 1 << 21  # bytes of held-out text to compress, and of training text before it
+COMPRESSED = 1 << 20  # bytes of held-out text to compress
 GZIP_WINDOW = 1 << 15  # bytes that gzip looks back
 
 
@@ -31,19 +30,18 @@ def baselines(data: Data) -> dict[str, Any] | None:
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
         return None
-    results = cross_entropies(data.train, data.val, np.arange(size), size, QUICK, QUICK)
+    results = cross_entropies(data.train, data.val, size, QUICK, QUICK)
     return dict(zip(("losses", "counted_tokens", "evaluated_tokens"), results, strict=True)) if results else None
 
 
 def cross_entropies(
-    train: Split, held_out: Split, rank: np.ndarray, vocab_size: int, counted: int, evaluated: int
+    train: Split, held_out: Split, vocab_size: int, counted: int, evaluated: int
 ) -> tuple[dict[str, float], int, int] | None:
     """Fit n-gram models to a sample of the training ids, and evaluate them on a sample of held-out ids.
 
     Args:
         train: ids for training, of all sources of a mixture regardless of their weights.
         held_out: ids to evaluate on.
-        rank: index of each id among the ids that occur.
         vocab_size: V, the number of ids that share the probability.
         counted: maximum number of training ids.
         evaluated: maximum number of held-out ids.
@@ -51,37 +49,27 @@ def cross_entropies(
     Returns:
         Losses in nats per token, and the numbers of n-grams counted and evaluated; None if a split has no trigram.
     """
-    base = int(rank.max()) + 1
-    fitted = np.concatenate([_trigrams(train, rank, base, *block) for block in sample(len(train), counted)])
-    tested = np.concatenate([_trigrams(held_out, rank, base, *block) for block in sample(len(held_out), evaluated)])
+    fitted = np.concatenate([_trigrams(train, vocab_size, *block) for block in sample(len(train), counted)])
+    tested = np.concatenate([_trigrams(held_out, vocab_size, *block) for block in sample(len(held_out), evaluated)])
     if not len(fitted) or not len(tested):
         return None
-    entropies = ngrams.cross_entropies(fitted, tested, base, vocab_size)
+    entropies = ngrams.cross_entropies(fitted, tested, vocab_size)
     losses = dict(zip(("unigram", "bigram", "trigram"), entropies, strict=True))
     return {"uniform": math.log(vocab_size)} | losses, len(fitted), len(tested)
 
 
-def compressed_sizes(data: Data) -> dict[str, float]:
-    """Return the bits per byte of the decoded held-out text by compressor, after the end of the training text."""
+def compressed_bits(data: Data) -> float:
+    """Return the bits per byte of the held-out text after gzip that has read the end of the training text."""
     text = data.decode(data.val, 0, COMPRESSED).encode()[:COMPRESSED]
-    begin = max(len(data.train) - BEFORE, 0)
-    before = data.decode(data.train, begin, BEFORE).encode()[-BEFORE:] if data.held_out else b""
-    return {"gzip": gzip_bits(text, before), "xz": xz_bits(text, before)} if text else {}
+    begin = max(len(data.train) - GZIP_WINDOW, 0)
+    before = data.decode(data.train, begin, GZIP_WINDOW).encode() if data.held_out else b""
+    return gzip_bits(text, before)
 
 
 def gzip_bits(text: bytes, before: bytes = b"") -> float:
     """Return the bits per byte of a text after gzip (DEFLATE, level 9) that has read the last 32 KB of `before`."""
     compressor = zlib.compressobj(9, wbits=-15, zdict=before[-GZIP_WINDOW:])
     return 8 * len(compressor.compress(text) + compressor.flush()) / len(text)
-
-
-def xz_bits(text: bytes, before: bytes = b"") -> float:
-    """Return the bits per byte that a text adds to `before` if both are compressed by xz (LZMA2)."""
-
-    def size(data: bytes) -> int:
-        return len(lzma.compress(data, lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2, "preset": 6}]))
-
-    return 8 * (size(before + text) - (size(before) if before else 0)) / len(text)
 
 
 def sample(length: int, limit: int) -> list[tuple[int, int]]:
@@ -91,15 +79,15 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
     return [(int(start), SAMPLED) for start in np.linspace(0, length - SAMPLED, limit // SAMPLED)]
 
 
-def _trigrams(split: Split, rank: np.ndarray, base: int, start: int, n: int) -> np.ndarray:
+def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
     """Return the keys of the trigrams of one document whose last token is a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
-        return np.concatenate([_trigrams(split.sources[index], rank, base, *block) for index, *block in parts])
+        return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])
     if isinstance(split, Packed) and split.is_target is None:
-        return _trigrams(split.tokens, rank, base, start, n)
+        return _trigrams(split.tokens, base, start, n)
     ids = split.take(start, n)
-    keys = trigrams(rank[ids], base)
+    keys = trigrams(ids, base)
     if isinstance(split, Packed) and split.is_target is not None:
         index = np.arange(start, start + n)
         begins = np.sort(split.begins)

@@ -1,11 +1,13 @@
-"""Hashes of n-grams and documents, to find equal ones in large data."""
+"""Hashes of n-grams, to find equal ones in large data."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+
+from jaxgpt.data import Split
+from jaxgpt.data.text import Progress
 
 GRAM = 13  # tokens of an n-gram that two texts rarely share by chance
 ODD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd constants of splitmix64
@@ -79,25 +81,8 @@ def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
     return float(found[np.searchsorted(wanted.hashes, hashes)].mean())
 
 
-def document_hashes(blocks: Iterable[np.ndarray], end_ids: Sequence[int]) -> np.ndarray:
-    """Return the hash of each document of a sequence of ids, read in blocks.
-
-    One of `end_ids` ends a document or, in llm.c's files, begins it; it is not hashed. The sequence ends the last document.
-    """
-    hashes, digest, is_empty = [], hashlib.blake2b(digest_size=8), True
-    for ids in blocks:
-        ends = np.flatnonzero(np.isin(ids, end_ids))
-        for begin, end in zip([0, *(ends + 1)], [*ends, None], strict=True):
-            piece = ids[begin:end]
-            digest.update(piece.astype("<i4").tobytes())
-            is_empty &= not len(piece)
-            if end is not None and not is_empty:
-                hashes.append(digest.digest())
-                digest, is_empty = hashlib.blake2b(digest_size=8), True
-    hashes += [] if is_empty else [digest.digest()]
-    return np.frombuffer(b"".join(hashes), "<u8")
-
-
-def count_duplicates(hashes: np.ndarray) -> int:
-    """Count the items that equal an earlier one."""
-    return len(hashes) - len(np.unique(hashes))
+def blocks(split: Split, size: int, progress: Progress, more: int = 0) -> Iterator[np.ndarray]:
+    """Yield the ids of a split in blocks, each with at most `more` ids of the next one."""
+    for start in range(0, len(split), size):
+        yield split.take(start, min(size + more, len(split) - start))
+        progress(min(start + size, len(split)), len(split))

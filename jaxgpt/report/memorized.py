@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
+from jaxgpt.data import Data, Mixture, Split, Tokens
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.errors import UserError
-from jaxgpt.report.hashes import Grams, HashSet
+from jaxgpt.report.hashes import Grams, HashSet, blocks
 
 SEARCHED = 1 << 18  # ids to search at a time: their hashes fit in the CPU's cache
 CONTEXT = 40  # tokens to show before and after a span
@@ -49,7 +49,7 @@ class Memorized:
         text: text of the span.
         start: index of its first token in the sample.
         token: index of its first token in the training ids.
-        location: file and line of a text, file and token of token files, or number of the conversation.
+        location: file and line of a text; otherwise the path of the data and the index of the token.
         before: text before the span in the training data.
         after: text after the span.
     """
@@ -70,8 +70,7 @@ def longest_match(sample_ids: ArrayLike, corpus: Any) -> Match:
 
     Args:
         sample_ids: token ids, one-dimensional.
-        corpus: token ids, one-dimensional, such as a memory-mapped array, or a split with a method `take(start, n)`. It is
-            read once, in blocks.
+        corpus: token ids, one-dimensional, such as a memory-mapped array, or a `Split`. It is read once, in blocks.
 
     Returns:
         The match; its length is 0 if no id of the sample occurs.
@@ -92,22 +91,21 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     rows = [Grams(_row(sample)) for sample in samples]
     split: Split = Tokens([np.asarray(corpus)]) if hasattr(corpus, "__array__") else corpus
     best = [Match(0, 0, 0)] * len(rows)
-    longest, total = max(map(len, rows), default=0), len(split)
+    longest = max(map(len, rows), default=0)
     size = max(SEARCHED, 4 * longest)
     n, wanted = 0, HashSet(np.zeros(0, np.uint64))
-    for begin in range(0, total, size):
+    # Blocks overlap: a match across the end of a block is complete in the next one.
+    for number, ids in enumerate(blocks(split, size, progress, more=longest - 1)):
         open_rows = [i for i, row in enumerate(rows) if best[i].length < len(row)]
         if not open_rows:
             break
-        # Blocks overlap: a match across the end of a block is complete in the next one.
-        block = Grams(split.take(begin, min(size + longest - 1, total - begin)))
+        block = Grams(ids)
         if (longer := min(best[i].length for i in open_rows) + 1) != n:
             n, wanted = longer, HashSet(np.concatenate([rows[i].of(longer) for i in open_rows]))
         hits = np.unique(wanted.find(block.of(n))[1])
         for i in open_rows if len(hits) else ():
             if np.isin(rows[i].of(n), wanted.hashes[hits]).any():
-                best[i] = _improve(best[i], rows[i], block, begin)
-        progress(min(begin + size, total), total)
+                best[i] = _improve(best[i], rows[i], block, number * size)
     return best
 
 
@@ -164,21 +162,16 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
     n, start, position = match
     if not n:
         return Memorized(0, len(ids))
-    begin = max(position - CONTEXT, 0)
-    span, before, after = (
-        data.tokenizer.decode(part)
-        for part in (
-            ids[start : start + n],
-            data.train.take(begin, position - begin),
-            data.train.take(position + n, min(CONTEXT, len(data.train) - position - n)),
-        )
-    )
+    begin, end = max(position - CONTEXT, 0), position + n
+    before = data.train.take(begin, position - begin)
+    after = data.train.take(end, min(CONTEXT, len(data.train) - end))
+    span, *around = [data.tokenizer.decode(part) for part in (ids[start:][:n], before, after)]
     part, inside = data, position
     if isinstance(data.train, Mixture):
         index, inside, _ = next(data.train.parts(position, 1))
         part = data.parts[index]
-    location = _line(span, part) or _token(inside, part.train) or f"training token {position:,}"
-    return Memorized(n, len(ids), len(span), span, start, position, location, before, after)
+    location = _line(span, part) or f"{part.name}, token {inside:,}"
+    return Memorized(n, len(ids), len(span), span, start, position, location, *around)
 
 
 def _line(span: str, data: Data) -> str:
@@ -187,23 +180,9 @@ def _line(span: str, data: Data) -> str:
     index = data.text.data.find(wanted) if data.text and wanted else -1
     if data.text is None or index < 0:
         return ""
-    name, begin = data.name, 0
+    name, first, begin = data.name, 0, 0
     for file, size in data.text.files:
-        name = file
-        if index < begin + size:
-            break
+        if index >= begin:
+            name, first = file, begin
         begin += size
-    return f"{name}:{data.text.data[begin:index].count(10) + 1}"
-
-
-def _token(index: int, train: Split) -> str:
-    """Return the token file and the index of a token in it, or the number of its conversation; "" if it has neither."""
-    if isinstance(train, Packed) and train.is_target is not None:
-        return f"conversation {int((train.begins <= index).sum()):,} of the training data"
-    tokens = train.tokens if isinstance(train, Packed) else train
-    for part in tokens.parts if isinstance(tokens, Tokens) else ():
-        if index < len(part):
-            name = getattr(part, "filename", None)
-            return f"{name}, token {index:,}" if name else ""
-        index -= len(part)
-    return ""
+    return f"{name}:{data.text.data[first:index].count(10) + 1}"

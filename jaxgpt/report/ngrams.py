@@ -44,13 +44,13 @@ class Counts(NamedTuple):
 def trigrams(ids: np.ndarray, base: int) -> np.ndarray:
     """Return the key of the trigram that ends at each id but the first two, int64."""
     if base > MAX_BASE:
-        raise UserError(f"too many different tokens to count trigrams: {base:,}; the limit is {MAX_BASE:,}")
+        raise UserError(f"the vocabulary is too large to count trigrams: {base:,}; the limit is {MAX_BASE:,}")
     ids = ids.astype(np.int64)
     keys: np.ndarray = (ids[:-2] * base + ids[1:-1]) * base + ids[2:]
     return keys
 
 
-def probabilities(training: np.ndarray, keys: np.ndarray, base: int, vocab_size: int) -> Iterator[np.ndarray]:
+def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator[np.ndarray]:
     """Yield the probability of the last token of each trigram under the unigram, bigram and trigram model, float64.
 
     The models are interpolated (Witten and Bell, 1991). n counts the training trigrams; t(context) is the number of different
@@ -64,10 +64,9 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int, vocab_size:
     Args:
         training: trigrams of the training text, at least one.
         keys: trigrams to evaluate.
-        base: all ids are smaller.
-        vocab_size: V, the number of ids that share the probability.
+        base: V, the number of ids that share the probability.
     """
-    p: np.ndarray = (Counts.of(training % base).lookup(keys % base) + 1) / (len(training) + vocab_size)
+    p: np.ndarray = (Counts.of(training % base).lookup(keys % base) + 1) / (len(training) + base)
     yield p
     for n in range(2, ORDER + 1):
         grams, of_n = Counts.of(training % base**n), keys % base**n
@@ -76,8 +75,8 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int, vocab_size:
         yield p
 
 
-def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int, vocab_size: int) -> list[float]:
+def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> list[float]:
     """Return the cross entropy of trigrams under the unigram, bigram and trigram model, in nats per token."""
     test = Counts.of(keys)
-    models = probabilities(training, test.keys, base, vocab_size)
+    models = probabilities(training, test.keys, base)
     return [abs(float(np.average(np.log(p), weights=test.counts))) for p in models]

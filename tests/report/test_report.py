@@ -36,8 +36,6 @@ def test_a_text() -> None:
     assert (found["train_tokens"], found["validation_tokens"], found["bytes_per_token"]) == (n // 2, n - n // 2, 1)
     assert (found["vocabulary"], found["vocabulary_used"]) == (len(set(TEXT)), len(set(TEXT)))
     assert (found["documents"], found["lines"], found["duplicate_lines"]) == (1, 401, 1)
-    longest = max(TEXT.splitlines(), key=len)
-    assert found["longest_lines"][0] == {"bytes": len(longest), "line": TEXT.splitlines().index(longest) + 1}
     each = losses(found)
     assert each["uniform"] == pytest.approx(math.log(len(set(TEXT))))
     assert each["uniform"] > each["unigram"] > each["bigram"] > each["trigram"] > 0
@@ -50,7 +48,7 @@ def test_a_text() -> None:
 
 
 def test_a_folder() -> None:
-    """Files are documents; hidden files and files that are not text are left out."""
+    """Each text file is a document."""
     Path("texts").mkdir()
     for name, text in (("a.txt", TEXT), ("b.txt", "12345\n" * 10), ("c.txt", TEXT)):
         Path("texts", name).write_text(text)
@@ -59,14 +57,8 @@ def test_a_folder() -> None:
     Path("texts", "f.txt").write_text("")
     Path("texts", "config.json").write_text("")
     found = described("texts", "--data.train-fraction", "0.6")
-    size = 2 * len(TEXT) + 80
     assert (found["documents"], found["duplicate_documents"]) == (4, 1)
-    assert {file["name"]: file["share"] for file in found["files"]} == pytest.approx(
-        {"a.txt": len(TEXT) / size, "b.txt": 60 / size, "c.txt": len(TEXT) / size, "e.txt": 20 / size}
-    )
-    assert found["longest_lines"][0]["file"] in ("a.txt", "c.txt")
     assert found["overlap"] == pytest.approx(1, abs=0.01)
-    assert "a.txt:" in jaxgpt("data", "report", "texts").out
 
 
 def test_bits_per_byte_count_the_bytes_of_the_held_out_text() -> None:
@@ -84,39 +76,33 @@ def test_bits_per_byte_count_the_bytes_of_the_held_out_text() -> None:
 
 
 def test_token_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a tokenizer there are no bytes and no documents. Blocks do not matter."""
+    """The values do not depend on the blocks; a single file can be all for training."""
     Path("tokens").mkdir()
     tokenizer = CharTokenizer(TEXT)
     ids = tokenizer.encode(TEXT)
     ids[:7000].astype("<u2").tofile("tokens/train.bin")
     ids[7000:].astype("<u2").tofile("tokens/val.bin")
-    found = described("tokens")
-    assert (found["train_tokens"], found["validation_tokens"]) == (7000, len(ids) - 7000)
-    assert (found["bytes_per_token"], found["documents"], found["lines"]) == (None, None, None)
-    assert [file["name"] for file in found["files"]] == ["train.bin", "val.bin"]
-    assert "gzip" not in found["baselines"]
     Path("tokenizer.json").write_text(tokenizer.to_json())
-    known = described("tokens", "--data.tokenizer", "tokenizer.json")
-    assert {name: known["baselines"][name]["loss"] for name in found["baselines"]} == losses(found)
-    assert known["bytes_per_token"] == 1
-    assert known["baselines"]["gzip"]["bits_per_byte"] < 4
+    found = described("tokens", "--data.tokenizer", "tokenizer.json")
+    assert (found["train_tokens"], found["validation_tokens"]) == (7000, len(ids) - 7000)
+    assert (found["bytes_per_token"], found["documents"], found["lines"]) == (1, None, None)
+    assert found["baselines"]["gzip"]["bits_per_byte"] < 4
     monkeypatch.setattr(report, "READ", 100)
-    assert described("tokens") == found
-    single = described("tokens/train.bin", "--data.train-fraction", "1")
+    assert described("tokens", "--data.tokenizer", "tokenizer.json") == found
+    only_train = ["--data.tokenizer", "tokenizer.json", "--data.train-fraction", "1"]
+    single = described("tokens/train.bin", *only_train)
     assert (single["overlap"], single["validation_tokens"], single["evaluated_tokens"]) == (None, 0, 6998)
-    assert single["files"] == [{"name": "train.bin", "share": 1.0}]
 
 
-def test_token_files_without_validation_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last file is split. A validation text copied from training overlaps it, also across the ends of blocks."""
+def test_a_copy_in_token_files_without_validation_files_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last file is split; the copy crosses the ends of blocks."""
     Path("tokens").mkdir()
     ids = np.random.default_rng(0).integers(0, 200, 300).astype("<u2")
     ids.tofile("tokens/train_0.bin")
     np.concatenate([ids[:40], ids[:60]]).tofile("tokens/train_1.bin")
     monkeypatch.setattr(report, "READ", 16)
-    found = described("tokens", "--data.train-fraction", "0.85")
+    found = described("tokens", "--data.train-fraction", "0.85", "--data.tokenizer", "byte")
     assert (found["train_tokens"], found["overlap"]) == (340, 1)
-    assert found["files"] == [{"name": "train_0.bin", "share": 0.75}, {"name": "train_1.bin", "share": 0.25}]
 
 
 def test_a_long_text_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +131,7 @@ def test_documents_end_with_end_tokens() -> None:
 
 
 def test_a_run(tmp_path: Path) -> None:
-    """Its data with its tokenizer, whose vocabulary is that of the uniform baseline."""
+    """Its data with its tokenizer, unless a different one is given."""
     Path("text.txt").write_text(folders.TEXT * 20)
     run = run_folder(tmp_path / "run", SMALL)
     config = json.loads((run / "config.json").read_text())
@@ -157,7 +143,7 @@ def test_a_run(tmp_path: Path) -> None:
 
 
 def test_conversations(tmp_path: Path) -> None:
-    """Only targets count: the tokens of the assistant. The tokenizer and the context length are those of a run."""
+    """Only targets count: the tokens of the assistant. The run has the tokenizer and the context length."""
     run = run_folder(tmp_path / "run", SMALL)
     lines = [{"prompt": "to be", "completion": " not to b"}, {"prompt": "b", "completion": " on"}] * 3
     Path("talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -180,7 +166,8 @@ def test_conversations(tmp_path: Path) -> None:
         (["report", "talks.jsonl"], "use jaxgpt data report RUN --data.path talks.jsonl"),
         (["report", "python-char", "--data.path", ""], "--data.path is empty"),
         (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
-        (["report", "big.bin"], "id 33554432 is outside the vocabulary"),
+        (["report", "big.bin"], "choose their tokenizer with --data.tokenizer"),
+        (["report", "big.bin", "--data.tokenizer", "byte"], "id 33554432 is outside the vocabulary"),
     ],
 )
 def test_errors(args: list[str], message: str) -> None:
