@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import chex
@@ -24,7 +24,7 @@ from jaxgpt.decoding.sampler import decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.stored import dequantize
 from jaxgpt.lm import LM, engine, explain
-from jaxgpt.lm.model import sampler_of
+from jaxgpt.lm.model import for_decoding, sampler_of
 from jaxgpt.model import GPT
 from jaxgpt.model.init import boxed_params
 from jaxgpt.model.params import abstract_params
@@ -237,6 +237,19 @@ def test_weights_that_load_stores_work_in_a_model_of_ones_own(weights: Any) -> N
     np.testing.assert_allclose(found, expected, atol=1e-4)
     [out] = jaxgpt.generate(lm, ids[0], temperature=0, max_new_tokens=1)
     assert out.ids == [int(expected[0, -1].argmax())]
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_matrices_are_converted_once_before_decoding(tie: bool) -> None:
+    """To the dtype of their products: the logits of the steps stay equal in every bit."""
+    lm = tiny(n_layer=2, tie_embeddings=tie, bias=True)
+    lm = lm._replace(config=replace(lm.config, train=replace(lm.config.train, compute_dtype="bfloat16")))
+    ready, model = for_decoding(lm), sampler_of(lm).model
+    dtypes = {leaf.ndim > 1: str(leaf.dtype) for leaf in jax.tree.leaves(ready.params)}
+    assert dtypes == {True: "bfloat16", False: "float32"}
+    ids, positions = jnp.arange(10)[None], jnp.arange(10)[None]
+    found, expected = (model.prefill(each.params, ids, positions, 10, False)[0] for each in (ready, lm))
+    assert (found == expected).all()
 
 
 # --- stopping ------------------------------------------------------------------------------------------------------

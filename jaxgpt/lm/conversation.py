@@ -13,7 +13,7 @@ from jaxgpt.errors import UserError, as_int
 from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
 from jaxgpt.lm.engine import Prefix
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
-from jaxgpt.lm.model import LM, check_lm, unstacked
+from jaxgpt.lm.model import LM, check_lm, for_decoding
 
 ANSWER_TOKENS = 512  # default maximum number of tokens of an answer
 
@@ -66,7 +66,7 @@ class Chat:
             UserError: if the model has no chat template, or the messages are malformed.
         """
         self._template = chat_template(lm)
-        self._lm = unstacked(lm)
+        self._lm = for_decoding(lm)
         self._before: Prefix | None = None
         self.messages = check_messages(messages) if messages else []
         self.prompt_tokens = self.reused = 0

@@ -25,7 +25,7 @@ from jaxgpt.lm.arguments import (
     row_keys,
 )
 from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_shape, search
-from jaxgpt.lm.model import LM, placed, sampler_of, unstacked
+from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
 
@@ -190,7 +190,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams) -> Request:
     Raises:
         UserError: if a prompt, a length, a stop id or a stop string is invalid.
     """
-    lm, model, tokenizer = unstacked(lm), lm.config.model, lm.tokenizer
+    lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = encode_prompts(tokenizer, model.vocab_size, prompts)
     new = fit_context(model, encoded, params)
     check_stops(tokenizer, params.stop)

@@ -265,6 +265,19 @@ def unstacked(lm: LM) -> LM:
     return lm._replace(params=unstack_layers(lm.params, lm.config.model.n_layer))
 
 
+def for_decoding(lm: LM) -> LM:
+    """Return `unstacked(lm)` with matrices in the dtype of their products, so that steps do not convert them again."""
+    lm = unstacked(lm)
+    return lm._replace(params=converted_matrices(lm.params, lm.config.train.compute_dtype))
+
+
+def converted_matrices(params: Any, dtype: str) -> Any:
+    """Convert float32 matrices to the dtype in which the model multiplies them: its logits stay equal in every bit."""
+    return jax.tree.map(
+        lambda w: w.astype(dtype) if len(w.shape) > 1 else w, params, is_leaf=lambda w: hasattr(w, "astype")
+    )
+
+
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
     """Enter the mesh of the weights, if it has more than one device. It divides the rows of a batch if it can do so evenly."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)

@@ -87,7 +87,8 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
         return decode_steps(sampler, params, state, rows, steps)
 
-    params = layout.abstract_weights
+    dtype, weights = config.train.compute_dtype, layout.abstract_weights
+    params = jax.tree.map(lambda w: w.update(dtype=dtype) if w.ndim > 1 else w, weights)  # as `converted_matrices`
     with use_mesh(mesh, model):
         state, rows = jax.tree.map(placed, jax.eval_shape(begin, params))
 
@@ -97,6 +98,8 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, layout, topology, quick)
+    if dtype != "float32":
+        cost = replace(cost, memory=cost.memory | {"float32 parameters": shard_bytes(weights)})
     # The forward pass is a third of the training FLOPs.
     flops = token_flops(layout, model.block_size) / 3 * B / batch_ways(mesh)
     return replace(cost, model_flops=flops, hbm_bytes=cost.hbm_bytes or sum(counted.values()))

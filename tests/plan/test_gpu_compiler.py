@@ -15,7 +15,7 @@ from helpers import small
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.estimate import estimate
-from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations
+from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations, read_program
 from jaxgpt.plan.plan import compile_decode, compile_step
 from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
 from jaxgpt.trainer.layout import make_layout
@@ -68,6 +68,27 @@ def test_collectives_are_asynchronous_and_weights_are_gathered_during_products()
     assert any("dot" in other.name or other.opcode == "custom-call" for between in gathers for other in between)
 
 
+def test_a_decode_step_reads_the_weights_as_they_are_and_updates_the_cache_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr("jaxgpt.plan.plan.read_program", lambda text: texts.append(text) or read_program(text))
+    run = config(1)
+    compile_decode(run, H100, quick=False)
+    computations, entry = read_computations(texts[0])
+    [loop] = [each for each in computations[entry].values() if each.opcode == "while"]
+    step = computations[loop.find(r"body=%?([\w.-]+)")].values()
+    made = [each for each in step if each.opcode not in ("parameter", "tuple", "get-tuple-element", "bitcast")]
+    assert not [each.name for each in made if each.opcode in ("copy", "transpose")]
+    model, sizes = run.model, Counter(each.shape.split("{")[0] for each in made)
+    D, F, V, H = model.n_embd, model.mlp_width, model.vocab_size, model.head_width
+    weights = {f"[{a},{b}]" for a, b in ((D, D), (D, F), (F, D), (V, D), (D, V))}
+    assert not [shape for shape in sizes if any(size in shape for size in weights)], "conversions of weights"
+    cache = {f"bf16[{ROWS},{model.n_head},{a},{b}]" for a, b in ((model.block_size, H), (H, model.block_size))}
+    assert {shape: sizes[shape] for shape in cache} == dict.fromkeys(cache, LAYERS), "one update of the cache a layer"
+    assert not [shape for shape in sizes if f"f32[{ROWS},{D}]" in shape], "residual stream in float32"
+
+
 def test_plans_of_a_step_and_of_decoding() -> None:
     topology = parse_topology("h100:4")
     run = config(4)
@@ -78,3 +99,4 @@ def test_plans_of_a_step_and_of_decoding() -> None:
     assert step.hbm_bytes == implied.hbm_bytes
     token = compile_decode(replace(run, train=replace(run.train, scan_layers=True)), topology)
     assert token.hbm_bytes == token.memory["parameters"] + token.memory["cache"]
+    assert token.memory["float32 parameters"] > 1.9 * token.memory["parameters"]
