@@ -70,8 +70,8 @@ def started(*args: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def launched(processes: int, *args: str, heartbeat: int = 30) -> Any:
-    own = flags(processes=processes, devices_per_process=1, heartbeat_seconds=heartbeat)
+def launched(processes: int, *args: str) -> Any:
+    own = flags(processes=processes, devices_per_process=1)
     return started("-m", "jaxgpt", "launch", *own, "train", *args)
 
 
@@ -176,8 +176,8 @@ def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: 
         print(f"noticed after {time.monotonic() - at:.1f} s at most")
     assert launcher.returncode == 1
     assert "devices  2 x cpu (cpu): data 2, in 2 processes" in out
-    assert "resume with: jaxgpt train --resume --out killed" in err
-    assert "process 1 was killed by signal 9 (SIGKILL)" in err
+    assert "to resume the run: jaxgpt train --resume --out RUN" in err
+    assert "process 1 was killed by SIGKILL" in err
     assert "Traceback" not in err
     for step, info in checkpoints(Path("killed/checkpoints")).items():
         folder = Path("killed/checkpoints", str(step))
@@ -219,7 +219,6 @@ def test_processes_with_different_settings_all_exit(place: None) -> None:
         (["--processes=2", "sample", "run"], "expected train, not 'sample'"),
         (["trian"], "expected train, not 'trian'"),
         (["--proceses", "2", "train"], "expected train, not '--proceses'"),
-        (["--address", "192.0.2.1", "train"], "cannot listen on --address 192.0.2.1"),
         (["--devices-per-process", "-1", "train"], "devices-per-process must be at least 0"),
     ],
 )
@@ -231,14 +230,36 @@ def test_bad_launches(args: list[str], message: str) -> None:
 
 
 def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(options: Any, command: list[str]) -> Any:
+    def start(command: list[str]) -> None:
         _, _, port = command[-1].partition(":")
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", int(port)))
-        return MagicMock(wait=lambda: 75)
 
-    monkeypatch.setattr("jaxgpt.cli.launch._Fleet", start)
+    monkeypatch.setattr("jaxgpt.cli.launch._Fleet", lambda options: MagicMock(start=start, wait=lambda: 75))
     assert jaxgpt("launch", "train").code == 75
+
+
+def test_a_signal_while_processes_start_reaches_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxgpt.cli import launch as room
+
+    started = list[MagicMock]()
+
+    def start(*args: Any, **options: Any) -> MagicMock:
+        started.append(MagicMock(stderr=[]))
+        if len(started) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(room, "SIGNALS", (signal.SIGTERM,))
+    fleet = room._Fleet(room.Processes(processes=2))
+    monkeypatch.setattr(subprocess, "Popen", start)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        fleet.start(["train"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    for process in started:
+        process.send_signal.assert_called_with(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
