@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxgpt.cli.info import flops_formula
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
-from jaxgpt.config import Config
 from jaxgpt.errors import UserError
 
 
@@ -53,42 +51,40 @@ def bench(
         results = {"name": target} | measure.bench(config, seconds, decode, trace, activity.stage)
     if json:
         print_json(results)
-    else:
-        print(report(config, results))
-        if trace:
-            print(f"trace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev")
+        return 0
+    print(report(results))
+    if trace:
+        print(f"trace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev")
     return 0
 
 
-def report(config: Config, results: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> str:
     """Format the results as text."""
     from jaxgpt.study.trace import WORK
 
-    step, start, limits = (results[name] for name in ("step", "start_seconds", "limits"))
-    train, T = config.train, config.window
-    low, high = (1e3 * seconds for seconds in step["range"])
-    source = "compiled (cached)" if start["from_cache"] else "compiled"
-    lines = [
-        f"{results['name']} on {results['devices']} x {results['device']}, jax {results['jax']}",
-        f"model   {results['parameters']:,} parameters, {results['flops_per_token'] / 1e6:,.1f} MFLOPs per token "
-        f"({flops_formula(config)}), {results['compute_dtype']}",
-        f"start   weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, {source} "
-        f"{start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
-        f"step    {1e3 * step['seconds']:.1f} ms ({low:.1f} to {high:.1f}, {step['steps']} steps of {train.batch_size} x {T}), "
-        f"{step['tokens_per_second']:,.0f} tokens/s",
-        f"peak    {limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products, memory read at "
-        f"{limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}",
-        "where   share of device time in a profiler trace",
-    ]
+    step, start, limits, host = (results[name] for name in ("step", "start_seconds", "limits", "input_seconds"))
+    seconds, (low, high) = step["seconds"], step["range"]
+    where = ["share of device time in a profiler trace"]
     for kind, share in results["where"].items():
         about = WORK.get(kind, "waiting for the host or for other instructions")
-        lines.append(f"  {kind:<14}{share:6.1%} {1e3 * share * step['seconds']:9.1f} ms  {about}")
-    fed = results["input_seconds"]
-    lines.append(f"host    prepares a batch in {1e3 * fed:.2f} ms, {fed / step['seconds']:.1%} of a step")
+        where.append(f"{kind:<14}{share:6.1%} {1e3 * share * seconds:9.1f} ms  {about}")
+    facts = {
+        "model": f"{results['name']}, {results['parameters']:,} parameters, "
+        f"{results['flops_per_token'] / 1e6:,.1f} MFLOPs per token, {results['compute_dtype']}",
+        "device": f"{results['devices']} x {results['device']}, jax {results['jax']}",
+        "start": f"weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, "
+        f"compiled{' (cached)' * start['from_cache']} {start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
+        "step": f"{1e3 * seconds:.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of "
+        f"{step['tokens']:,} tokens), {step['tokens_per_second']:,.0f} tokens/s",
+        "peak": f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products, memory read at "
+        f"{limits['bytes_per_second'] / 1e9:.1f} GB/s: MFU {step['mfu']:.0%}",
+        "where": where,
+        "host": f"prepares a batch in {1e3 * host:.2f} ms, {host / seconds:.1%} of a step",
+    }
     if decode := results.get("decode"):
-        lines.append(
-            f"decode  {decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit "
+        facts["decode"] = (
+            f"{decode['tokens_per_second']:,.0f} tokens/s, {decode['of_limit']:.0%} of the memory limit "
             f"(greedy, batch 1, {decode['prompt']} + {decode['new']} tokens, float32); first token after "
             f"{1e3 * decode['first_token_seconds']:.1f} ms, {decode['first_call_seconds']:.1f} s with compilation"
         )
-    return "\n".join(lines)
+    return aligned(facts)

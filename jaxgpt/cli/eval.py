@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from jaxgpt.cli.output import ERROR_OF_DATA, note, print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import Config, MeshConfig, changes
+from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError, plural
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def eval(
         result = evaluate(program, program.put_params(lm.params), data.val, progress=activity)
         assert result is not None  # None means interrupted, which cannot happen here
         cost: dict[str, float] = {}
+        change = ""
         if weights != "float32":
             activity.stage(f"evaluating {weights}")
             lower = program.put_params(dequantize(quantize(lm.params, lm.config.model, weights)))
@@ -62,10 +63,10 @@ def eval(
             assert result is not None
             difference, stderr = loss_difference(full, result)
             cost = {"loss_float32": full.loss, "loss_change": difference, "loss_change_stderr": stderr}
-    size = data.val_bytes()
-    bits = result.loss / math.log(2) * len(data.val) / size if size else math.nan
+            error = f" +- {stderr:.5f}" if math.isfinite(stderr) else ""
+            change = f"changes the loss by {difference:+.5f}{error}, from {full.loss:.4f}"
     split = "validation split" if data.held_out else "all" if path else "training text"
-    text = f"{data.source} ({split})"
+    text, size = f"{data.source} ({split})", data.val_bytes()
     results = {
         "run": run,
         "model": lm.source,
@@ -75,17 +76,13 @@ def eval(
         "stderr": result.stderr,
         **cost,
         "perplexity": math.exp(min(result.loss, 700.0)),
-        "bits_per_byte": bits,
+        "bits_per_byte": result.loss / math.log(2) * len(data.val) / size if size else math.nan,
         "tokens": result.tokens,
         "windows": result.windows,
     }
     if json:
         print_json({k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)})
         return 0
-    change = ""
-    if cost:
-        error = f" +- {cost['loss_change_stderr']:.5f}" if math.isfinite(cost["loss_change_stderr"]) else ""
-        change = f"changes the loss by {cost['loss_change']:+.5f}{error}, from {cost['loss_float32']:.4f}"
     print_facts(
         {
             "model": lm.source,
@@ -93,7 +90,7 @@ def eval(
             "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
             weights: change,
             "perplexity": f"{results['perplexity']:.3f}",
-            "bits per byte": f"{bits:.4f}" if size else "",
+            "bits per byte": f"{results['bits_per_byte']:.4f}" if size else "",
             "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
         }
     )
@@ -101,22 +98,12 @@ def eval(
 
 
 def _program(config: Config) -> Program:
-    """Build the program of a run, with its mesh and attention kernel if this machine supports them.
-
-    Otherwise, use the default mesh, the default kernel or both, and print a note.
-    """
+    """Build the program of a run; if this machine does not support its mesh or attention kernel, with the default ones."""
     from jaxgpt.trainer.program import build
 
-    kernel = replace(config, train=replace(config.train, attention="auto", remat="none"))
-    reason = ""
-    for each in (config, replace(config, mesh=MeshConfig()), kernel, replace(kernel, mesh=MeshConfig())):
-        try:
-            program = build(each)
-        except UserError as e:
-            reason = reason or str(e)
-            continue
-        if reason:
-            now = ", ".join(f"{name} {value}" for name, (_, value) in changes(config, each).items())
-            note(f"{reason}: evaluating with {now}")
-        return program
-    raise UserError(reason)
+    try:
+        return build(config)
+    except UserError as e:
+        note(f"{e}: evaluating with the default mesh and attention")
+    train = replace(config.train, attention="auto", remat="none")
+    return build(replace(config, mesh=MeshConfig(), train=train))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
-from dataclasses import fields
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Json, Settings
-from jaxgpt.cli.progress import progress
+from jaxgpt.cli.progress import duration, progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
-from jaxgpt.config import Config, MeshConfig
+from jaxgpt.config import Config
 from jaxgpt.errors import UserError, plural
 
 if TYPE_CHECKING:
@@ -20,14 +19,9 @@ if TYPE_CHECKING:
     from jaxgpt.plan.topology import Topology
 
 
+GIB = 2**30
 HOPELESS = 2  # do not compile if the estimate exceeds the available memory by this factor
 CLOSE = 0.45  # suggest compiling above this fraction of memory: programs need up to twice the estimate
-PROGRAMS = {"train": "training step", "decode": "sampler"}
-UNITS = {"train": "step", "decode": "token of each row"}
-LEGEND = """
-total: bytes of all results of a collective. sent: bytes that a device sends for them (a ring; a reduce-scatter sends more than
-its result). collective-permute: part of a collective that the compiler split into steps between neighbors. Lower bounds divide
-FLOPs, memory traffic and bytes sent by the rates of the chip; a step takes at least their maximum."""
 
 
 def plan(
@@ -76,130 +70,106 @@ def plan(
         )
     # The devices of this machine are not used, and libtpu, if installed, would look for TPUs.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from jaxgpt.plan.estimate import resolve_mesh
-    from jaxgpt.plan.topology import parse_topology
+    from jaxgpt.plan import estimate as estimates
+    from jaxgpt.plan.plan import compile_decode, compile_step
+    from jaxgpt.plan.topology import compiler_missing, parse_topology
 
     chips = parse_topology(topology, slices)
-    config, remark = resolve_mesh(config, chips)
-    return _plan(target, config, chips, remark, Options(decode, full, estimate, json))
-
-
-class Options(NamedTuple):
-    """Options of the command."""
-
-    decode: bool
-    full: bool
-    estimate: bool
-    json: bool
-
-
-def _plan(target: str, config: Config, topology: Topology, remark: str, args: Options) -> int:
-    from jaxgpt.plan.estimate import estimate, suggestions
-    from jaxgpt.plan.plan import compile_decode, compile_step
-    from jaxgpt.plan.topology import compiler_missing
-
-    say: Callable[[str], None] = (lambda text: None) if args.json else print
-    why_not = "--estimate is given" if args.estimate else compiler_missing(topology)
-    if args.decode and why_not:
+    config, remark = estimates.resolve_mesh(config, chips)
+    why_not = "--estimate is given" if estimate else compiler_missing(chips)
+    if decode and why_not:
         raise UserError(f"--decode needs the compiler: {why_not}")
-    say(_head(target, config, topology, remark))
+    show: Callable[[str], None] = (lambda text: None) if json else print
+    show(aligned(_head(target, config, chips, remark)))
     with progress("estimating"):
-        steps = {"train": estimate(config, topology)}
-    say("\nestimate from shapes and shardings (parameters and optimizer are exact)")
-    say(table(steps["train"], topology, config.train.steps))
-    if not why_not and steps["train"].total > HOPELESS * topology.chip.hbm:
+        steps = {"train": estimates.estimate(config, chips)}
+    show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
+    show(table(steps["train"], chips, config.train.steps))
+    if not why_not and steps["train"].total > HOPELESS * chips.chip.hbm:
         why_not = f"the estimate exceeds {HOPELESS} times the available memory"
-    programs = {"train": compile_step} | ({"decode": compile_decode} if args.decode else {})
-    for name, compiler in ({} if why_not else programs).items():
-        say("")
-        start = time.monotonic()
-        with progress(f"compiling the {PROGRAMS[name]}"):
-            steps[name] = compiler(config, topology, not args.full)
-        took = f"{time.monotonic() - start:.0f} s; per device and {UNITS[name]}, from the"
-        failed = steps[name].out_of_memory
-        origin = f"out of memory after {took} compiler's message" if failed else f"compiled in {took} compiled program"
-        say(origin + "\n" + table(steps[name], topology, config.train.steps if name == "train" else 0))
-    say(LEGEND)
     if why_not:
-        say(f"\nnot compiled: {why_not}")
-    fits, chip = all(cost.fits for cost in steps.values()), topology.chip
-    advice = [] if fits else suggestions(config, topology)
+        show(f"\nnot compiled: {why_not}")
+    else:
+        with progress("compiling the training step"):
+            steps["train"] = compile_step(config, chips, not full)
+        show(f"\n{_origin(steps['train'])}, per device and step")
+        show(table(steps["train"], chips, config.train.steps))
+    if decode and not why_not:
+        with progress("compiling the sampler"):
+            steps["decode"] = compile_decode(config, chips, not full)
+        show(f"\n{_origin(steps['decode'])}, per device and token of each row")
+        show(table(steps["decode"], chips))
+    fits = all(cost.fits for cost in steps.values())
+    hints = [] if fits else estimates.suggestions(config, chips)
     if not fits:
-        say("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
-        say(
-            "\n".join(f"  {total / 2**30:7.2f}  {flags}{'  (fits)' * (total <= chip.hbm)}" for flags, total in advice)
-            or "  none: use more chips or a smaller model"
+        show("\nThe run does not fit. Options that need less memory (estimate, GiB per device):")
+        for flags, total in hints:
+            show(f"  {total / GIB:7.2f}  {flags}{'  (fits)' * (total <= chips.chip.hbm)}")
+    if json:
+        print_json(
+            {
+                "name": target,
+                "note": remark,
+                "fits": fits,
+                "not_compiled": why_not,
+                "topology": str(chips),
+                "chip": chips.chip.title,
+                "devices": chips.n_devices,
+                "mesh": asdict(config.mesh),
+                "suggestions": [{"flags": flags, "total": total} for flags, total in hints],
+            }
+            | {name: cost.to_json(chips.chip) for name, cost in steps.items()}
         )
-    if args.json:
-        mesh = {f.name: getattr(config.mesh, f.name) for f in fields(MeshConfig)}
-        machine = {"topology": str(topology), "chip": topology.chip.title, "devices": topology.n_devices, "mesh": mesh}
-        costs = {name: step.to_json(topology.chip) for name, step in steps.items()}
-        hints = [{"flags": flags, "total": total} for flags, total in advice]
-        head = {"name": target, "note": remark, "fits": fits, "not_compiled": why_not}
-        print_json(head | machine | costs | {"suggestions": hints})
     return 0 if fits else 1
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     """Format the cost of a step on one device, and the time of a run of this number of steps; 0: omit it."""
-    chip = topology.chip
-    rows = [f"  {kind:<18}{_gib(size)}" for kind, size in cost.memory.items()]
+    facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
     verdict = "fits" if cost.fits else "DOES NOT FIT"
-    if not cost.compiled and CLOSE * cost.available < cost.total <= cost.available:
-        verdict = "close to the limit: compile to be sure" if chip.host else "close to the limit (estimate)"
-    rows.append(f"  {'total':<18}{_gib(cost.total)} of {cost.available / 2**30:.2f} GiB: {verdict}")
+    if not cost.compiled and cost.fits and cost.total > CLOSE * cost.available:
+        verdict = "close to the limit: only compiling shows whether it fits"
+    facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {verdict}"
     if cost.out_of_memory:
-        return "\n".join(rows)
-    count = f"; the compiler counts {_si(cost.compiled_flops)}" if cost.compiled_flops else ""
-    once = " (loop bodies counted once)" if cost.compiled_flops and cost.loops_once else ""
-    rows.append(f"FLOPs               {_si(cost.model_flops)} for the model{count}{once}")
-    rows.append(f"memory traffic      {_si(cost.hbm_bytes)}B")
+        return aligned(facts)
+    once = " (loop bodies counted once)" if cost.loops_once else ""
+    counted = f"; the compiler counts {_si(cost.compiled_flops)}{once}" if cost.compiled_flops else ""
+    facts["FLOPs"] = f"{_si(cost.model_flops)} for the model{counted}"
+    facts["memory traffic"] = f"{_si(cost.hbm_bytes)}B"
     for kind, traffic in cost.traffic.items():
         between = f", {_si(traffic.sent_between_slices)}B to other slices" if traffic.sent_between_slices else ""
-        rows.append(
-            f"{kind:<20}{traffic.count:,} calls, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
-        )
-    seconds, bounds = cost.seconds(chip), cost.bounds(chip)
-    rows.append("lower bounds        " + ", ".join(f"{k} {v * 1e3:.2f} ms" for k, v in seconds.items() if v))
-    rows.append(
-        f"step by roofline    {bounds['seconds_overlapped'] * 1e3:.2f} ms if all overlap (max), "
-        f"{bounds['seconds_serial'] * 1e3:.2f} ms if none do (sum)"
-    )
-    rows.append(f"MFU by roofline     {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}")
-    if steps:
-        times = _duration(steps * bounds["seconds_overlapped"], steps * bounds["seconds_serial"])
-        rows.append(f"run by roofline     {plural(steps, 'step')}: {times}, without evaluation and compilation")
-    return "\n".join(rows)
+        facts[kind] = f"{traffic.count:,} calls, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
+    bounds = cost.bounds(topology.chip)
+    low, high = bounds["seconds_overlapped"], bounds["seconds_serial"]
+    seconds = cost.seconds(topology.chip)
+    facts["lower bounds"] = ", ".join(f"{kind} {1e3 * each:.2f} ms" for kind, each in seconds.items() if each)
+    facts["roofline"] = [
+        f"step: {1e3 * low:.2f} ms if all overlap (max), {1e3 * high:.2f} ms if none do (sum)",
+        f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
+        f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}" if steps else "",
+    ]
+    return aligned(facts)
 
 
-def _head(target: str, config: Config, topology: Topology, remark: str) -> str:
-    chip, mesh, train = topology.chip, config.mesh, config.train
+def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[str, str]:
     from jaxgpt.parallel import microbatches
 
-    tokens, ways = train.batch_size * config.window, mesh.data * mesh.fsdp
+    chip, mesh, train = topology.chip, config.mesh, config.train
+    ways = mesh.data * mesh.fsdp
     count, rows = microbatches(train, ways)
-    lines = [
-        f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
-        f"mesh      data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}",
-        f"step      {train.batch_size:,} x {config.window:,} = {tokens:,} tokens in {count} "
-        f"microbatch{'es' if count > 1 else ''} of {rows // ways} per device, {train.compute_dtype}, remat {train.remat}",
-        f"device    {_si(chip.flops)}FLOP/s, {chip.hbm / 2**30:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
+    return {
+        "run": f"{target} on {topology}: {topology.n_devices:,} x {chip.title}",
+        "mesh": f"data {mesh.data} x fsdp {mesh.fsdp} x tensor {mesh.tensor}",
+        "step": f"{train.batch_size:,} x {config.window:,} = {train.batch_size * config.window:,} tokens, "
+        f"{rows // ways} rows per device {count} times, {train.compute_dtype}, remat {train.remat}",
+        "device": f"{_si(chip.flops)}FLOP/s, {chip.hbm / GIB:.2f} GiB at {_si(chip.hbm_bandwidth)}B/s, "
         f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
-        *([f"note      {remark}"] if remark else []),
-    ]
-    return "\n".join(lines)
+        "note": remark,
+    }
 
 
-def _gib(size: float) -> str:
-    return f"{size / 2**30:9.3f} GiB"
-
-
-def _duration(low: float, high: float) -> str:
-    """Format a range of seconds as `2.2 to 5 h`."""
-    unit, size = next(
-        ((unit, size) for unit, size in (("days", 86400), ("h", 3600), ("min", 60)) if high >= 2 * size), ("s", 1)
-    )
-    return f"{low / size:.2g} to {high / size:.2g} {unit}"
+def _origin(cost: StepCost) -> str:
+    return "the compiler ran out of memory; its message" if cost.out_of_memory else "compiled program"
 
 
 def _si(value: float) -> str:

@@ -18,13 +18,7 @@ def presets(*, json: Json = False) -> int:
     jaxgpt train shakespeare --help  # all settings of this preset
     """
     rows = [
-        {
-            "name": name,
-            "parameters": size(name),
-            "about": it.about,
-            "command": command(name),
-            "expect": it.expect or None,
-        }
+        {"name": name, "parameters": size(name), "about": it.about, "command": command(name), "expect": it.expect}
         for name, it in PRESETS.items()
     ]
     if json:
@@ -32,12 +26,11 @@ def presets(*, json: Json = False) -> int:
         return 0
     for row in rows:
         parameters = f"{row['parameters']:,} parameters" if row["parameters"] else BASE
-        print(f"{row['name']}  ({parameters})")
-        expect = f"    expect: {row['expect']}\n" if row["expect"] else ""
-        print(f"    {row['about']}\n    {row['command']}\n{expect}")
+        print(f"{row['name']}  ({parameters})\n    {row['about']}\n    {row['command']}")
+        print(f"    expect: {row['expect']}\n" if row["expect"] else "")
     return 0
 
 
 def size(name: str) -> int | None:
-    """Return the number of parameters of a preset; None for `finetune`, which trains the model of another run."""
+    """Return the number of parameters of a preset; None for `finetune`, which trains the model of a different run."""
     return None if name == "finetune" else with_vocab(preset(name)).model.parameters

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import print_facts, print_json
+from jaxgpt.cli.output import columns, print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_vocab
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from jaxgpt.study.verify import LawResult
 
 VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json = False) -> int:
@@ -42,25 +39,34 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     from jaxgpt.parallel import use_cores
 
     use_cores(MeshConfig(data=8))
+    import jax
+
+    from jaxgpt.checkpoint.versions import versions
     from jaxgpt.study.verify import LAWS
     from jaxgpt.study.verify import verify as check
 
-    with progress("loading"):
+    with progress("loading") as activity:
         damaged = _damaged(target)
-        lm, what = _model(target, checkpoint)
-    about = {"model": what, "compute_dtype": "float32"} | _machine()
-    rows, table = [], check(lm, LAWS)
-    with progress("verifying") as activity:
+        lm, model = _model(target, checkpoint)
+        rows, results = [], check(lm, LAWS)
         for law in LAWS:
             activity.stage(f"verifying: {law.name}")
-            rows.append(next(table))
+            rows.append(next(results))
+    about = {
+        "model": model,
+        "dtype": "float32, whatever the run computes in",
+        "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind} ({jax.default_backend()})",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
     failed = bool(damaged) or any(row.ok is False for row in rows)
     if json:
-        print_json(about | {"ok": not failed, "damaged": damaged, "rows": [_plain(row) for row in rows]})
-    else:
-        _show(about, rows, lm.config.train.compute_dtype)
-        for reason in damaged:
-            print(f"FAILED: {reason}")
+        print_json(about | {"ok": not failed, "damaged": damaged, "rows": [_as_json(row) for row in rows]})
+        return int(failed)
+    print_facts(about)
+    _print_table(rows)
+    for reason in damaged:
+        print(f"FAILED: {reason}")
     return int(failed)
 
 
@@ -80,56 +86,31 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     from jaxgpt.trainer.metrics import parameter_count
 
     if target in PRESETS:
-        lm, name = fresh(_bare(named_config(target))), f"{target}, random weights"
+        lm, name = fresh(_without_data(named_config(target))), f"{target}, random weights"
     elif target:
         lm, name = load(target, checkpoint), target
     else:
-        small = _bare(preset(DEFAULT)).with_model(n_layer=2, n_embd=64)
-        lm, name = fresh(small), "a small model with random weights (to check another: jaxgpt verify RUN or PRESET)"
+        lm = fresh(_without_data(preset(DEFAULT)).with_model(n_layer=2, n_embd=64))
+        name = "a small model with random weights (to check another: jaxgpt verify RUN or PRESET)"
     return lm, f"{name}; {parameter_count(lm.params):,} parameters"
 
 
-def _bare(config: Config) -> Config:
+def _without_data(config: Config) -> Config:
     """Set the vocabulary size of a preset, and remove its dataset."""
     return replace(with_vocab(config), data=DataConfig(dataset="none"))
 
 
-def _machine() -> dict[str, Any]:
-    import jax
-
-    import jaxgpt
-
-    versions = {"jaxgpt": jaxgpt.__version__, "python": platform.python_version()}
-    device = {"platform": jax.default_backend(), "kind": jax.devices()[0].device_kind, "count": jax.device_count()}
-    versions |= {name: version(name) for name in PACKAGES}
-    return {"versions": versions, "device": device, "flags": {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}}
+def _as_json(row: LawResult) -> dict[str, Any]:
+    finite = row.difference is not None and math.isfinite(row.difference)
+    return row._asdict() | {"difference": row.difference if finite else None}
 
 
-def _plain(row: LawResult) -> dict[str, Any]:
-    fields = row._asdict()
-    difference = fields.pop("difference")
-    finite = difference is not None and math.isfinite(difference)
-    return fields | {"figure": difference if finite else None, "seconds": round(row.seconds, 3)}
-
-
-def _show(about: dict[str, Any], rows: Sequence[LawResult], dtype: str) -> None:
-    device, versions = about["device"], about["versions"]
-    print_facts(
-        {
-            "model": about["model"],
-            "computed": f"in float32{'' if dtype == 'float32' else f' (the run computes in {dtype})'}",
-            "devices": f"{device['count']} x {device['kind']} ({device['platform']})",
-            "versions": ", ".join(f"{name} {v}" for name, v in versions.items()),
-            "XLA_FLAGS": about["flags"]["XLA_FLAGS"],
-        }
-    )
-    width = max((len(row.name) for row in rows), default=0)
-    print(f"\n{'law':<{width}}  difference  tolerance  seconds")
+def _print_table(rows: Sequence[LawResult]) -> None:
+    cells = [["law", "difference", "tolerance", "seconds", ""]]
     for row in rows:
-        difference = "" if row.difference is None else f"{row.difference:.1e}" if row.difference else "0"
-        tolerance = f"{row.tolerance:.0e}" if row.tolerance else "0"
-        print(f"{row.name:<{width}}  {difference:>10}  {tolerance:>9}  {row.seconds:7.1f}  {VERDICTS[row.ok]}")
-    print()
+        difference = "" if row.difference is None else f"{row.difference:.1e}"
+        cells.append([row.name, difference, f"{row.tolerance:.0e}", f"{row.seconds:.1f}", VERDICTS[row.ok]])
+    print(f"\n{columns(cells)}\n")
     for row in rows:
         if row.note:
             print(f"{VERDICTS[row.ok]}: {row.name}: {row.note}")

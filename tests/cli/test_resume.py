@@ -117,11 +117,9 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
     assert state["seconds"] > 0
     [start] = state["starts"]
     assert start.keys() >= {"started", "command", "commit", "host", "versions"}
-    (run / "checkpoints/2/checkpoint.json").write_text("{}")
     printed = jaxgpt("info", "run").out
     assert f"step 4: loss {losses[4]:.4f} (best)\n" in printed
-    assert "step 2: damaged checkpoint.json" in printed
-    assert f"started      step 0: {start['command']}; {start['started']} on {start['host']}; jaxgpt" in printed
+    assert f"started      step 0: {start['command']}; {start['started']}\n" in printed
     assert "step 4/4, 256 tokens in 0:00:0" in printed
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()

@@ -339,12 +339,12 @@ def test_command(tmp_path: Path, few_laws: None) -> None:
     assert "1 of 1 laws hold, 1 skipped" in text.out
     found = jaxgpt("verify", str(run), "--json").json
     assert found["ok"] is True
-    assert [(row["name"], row["figure"], row["ok"]) for row in found["rows"]] == [
+    assert [(row["name"], row["difference"], row["ok"]) for row in found["rows"]] == [
         ("logits ignore later tokens", 0.0, True),
         ("never", None, None),
     ]
-    assert {"model", "compute_dtype", "versions", "device", "flags"} < set(found)
-    assert "-reduce" in found["flags"]["XLA_FLAGS"]
+    assert {"model", "dtype", "versions", "devices"} < set(found)
+    assert "-reduce" in found["XLA_FLAGS"]
     shutil.copytree(run / "checkpoints/0", run / "checkpoints/5")
     text = jaxgpt("verify", str(run), "--checkpoint", "0")
     assert text.code == 1
@@ -369,4 +369,8 @@ def test_command_fails_if_a_law_fails(tmp_path: Path, monkeypatch: Patch) -> Non
     assert "0 of 3 laws hold" in text.out
     found = jaxgpt("verify", str(run_folder(tmp_path / "run", small("gpt2"))), "--json")
     assert found.code == 1
-    assert [(row["figure"], row["ok"]) for row in found.json["rows"]] == [(None, False), (0.5, False), (None, False)]
+    assert [(row["difference"], row["ok"]) for row in found.json["rows"]] == [
+        (None, False),
+        (0.5, False),
+        (None, False),
+    ]
