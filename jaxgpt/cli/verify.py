@@ -41,9 +41,9 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     use_cores(MeshConfig(data=8))
     import jax
 
-    from jaxgpt.checkpoint.versions import versions
     from jaxgpt.study.verify import LAWS
     from jaxgpt.study.verify import verify as check
+    from jaxgpt.trainer.metrics import versions
 
     with progress("loading") as activity:
         damaged = _damaged(target)
