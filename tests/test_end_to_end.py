@@ -22,7 +22,6 @@ import jaxgpt as package
 from jaxgpt.checkpoint.store import checkpoints as checkpoints_of
 from jaxgpt.checkpoint.store import resolve_step
 from jaxgpt.cli import main
-from jaxgpt.presets import PRESETS
 
 TINY = flags(
     model__n_layer=1,
@@ -88,13 +87,6 @@ def test_eval(run: Path) -> None:
     )
 
 
-def test_presets() -> None:
-    rows = jaxgpt("presets", "--json").json["presets"]
-    assert [row["name"] for row in rows] == list(PRESETS)
-    plain = jaxgpt("presets").out
-    assert all(name in plain for name in PRESETS)
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("seeds", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_statquest_answers_correctly_for_most_seeds(seeds: int) -> None:
@@ -135,24 +127,9 @@ def test_interrupted_and_resumed() -> None:
     """Ctrl-C saves and prints the path; the run is resumed later."""
     Path("text.txt").write_text(TEXT)
     more = flags(train__steps=100_000, train__eval_every=20)
-    command = [
-        sys.executable,
-        "-m",
-        "jaxgpt",
-        "train",
-        "shakespeare",
-        "--data.path",
-        "text.txt",
-        "--out",
-        "run",
-        *TINY,
-        *more,
-    ]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
+    words = ["train", "shakespeare", "--data.path", "text.txt", "--out", "run", *TINY, *more]
+    command = [sys.executable, "-m", "jaxgpt", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     # Meanwhile, other processes can read the run but not write to it.
     while not list(checkpoints_of(Path("run/checkpoints"))):

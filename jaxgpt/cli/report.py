@@ -121,12 +121,12 @@ class TrainReport(Report):
             except UserError as e:  # such as too little memory: the run is complete
                 self.note(f"cannot sample: {e}")
         losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run).items())
-        chats = self.data.is_conversations and self.data.tokenizer.special.chat_template is not None
-        chat = command_line("chat", path_word(self.run.path))
+        chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
+        following = command_line("chat", path_word(self.run.path)) if chats else ""
         summary = {
             "baseline": f"{losses} (nats per token)" if losses else "",
             "run": f"{self.run.path} (loss.png, metrics.jsonl, checkpoints)",
-            "next": chat if chats else sample_command(self.run.path, prompt if prompt.strip() else ""),
+            "next": following or sample_command(self.run.path, prompt if prompt.strip() else ""),
         }
         self.console.write(aligned(summary))
 
@@ -140,12 +140,10 @@ class TrainReport(Report):
             return "  ".join([*parts, str(stage)])
         if "lr" in metrics:
             parts.append(f"lr {metrics['lr']:.2e}")
-        if "tokens_per_second" in metrics:
-            parts.append(f"{metrics['tokens_per_second']:,.0f} tok/s")
         if "mfu" in metrics:
             parts.append(f"mfu {metrics['mfu']:.0%}")
-        if "seconds_left" in metrics:
-            parts.append(f"{duration(metrics['seconds_left'])} left")
+        if "tokens_per_second" in metrics:
+            parts += [f"{metrics['tokens_per_second']:,.0f} tok/s", f"{duration(metrics['seconds_left'])} left"]
         return "  ".join(parts)
 
     def _introduction(self, config: Config) -> dict[str, str | list[str]]:

@@ -96,12 +96,6 @@ def test_the_preset_name_in_a_file_is_not_a_path() -> None:
     assert config_file("config.json") == replace(from_json("{}"), preset="custom")
 
 
-@pytest.mark.long
-def test_the_printed_command_works_with_a_short_context() -> None:
-    run_folder(Path("-short run"), SMALL)
-    assert jaxgpt(*shlex.split(sample_command(Path("-short run"), "To"))[1:]).code == 0
-
-
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "ids"])
 @pytest.mark.parametrize("prompt", ["\n", "", "to be", "ZZZ", "-x", "--out", "a\nb 'c' \"d\" $e `f` \\g", "be " * 30])
 def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> None:
