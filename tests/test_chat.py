@@ -25,8 +25,7 @@ from tokenizers import Tokenizer as HFTokenizer
 import jaxgpt
 from jaxgpt.cli import main
 from jaxgpt.config import SamplingParams
-from jaxgpt.data.special_tokens import SpecialTokens
-from jaxgpt.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from jaxgpt.data.tokenizer import ByteTokenizer, SpecialTokens, SubwordTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.lm import LM, Chat, engine
 from jaxgpt.lm.arguments import row_keys

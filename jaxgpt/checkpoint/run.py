@@ -25,7 +25,7 @@ from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
-from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
+from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import read_bytes, sole_writer, write_atomically, write_json
 

@@ -17,8 +17,7 @@ from jaxgpt.convert import llama
 from jaxgpt.convert.files import Stored, Weights
 from jaxgpt.convert.options import Options
 from jaxgpt.data.cuts import LLAMA3
-from jaxgpt.data.special_tokens import SpecialTokens
-from jaxgpt.data.tokenizer import SubwordTokenizer, byte_level, call_tokenizers
+from jaxgpt.data.tokenizer import SpecialTokens, SubwordTokenizer, byte_level, call_tokenizers
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies
 

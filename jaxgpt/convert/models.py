@@ -14,9 +14,17 @@ from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_change, check_weights, load_weights, probe_logits, save_weights
-from jaxgpt.data.special_tokens import GENERATION, IDS, TOKENIZER, SpecialTokens, read_special_tokens
-from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import NoTokenizer, load_tokenizer, make_tokenizer, without_ids_from
+from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
+from jaxgpt.data.tokenizer_files import (
+    GENERATION,
+    IDS,
+    TOKENIZER,
+    NoTokenizer,
+    load_tokenizer,
+    make_tokenizer,
+    read_special_tokens,
+    without_ids_from,
+)
 from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import read_json, write_json
 from jaxgpt.lm import LM, load, save

@@ -17,14 +17,7 @@ def shuffled(positions: np.ndarray, n: int, seed: int, epoch: int, source: str =
 
     Up to `SORTED` items, the order is the cached argsort of n random numbers. For more items, and for the sources of a
     mixture, it is `permute`, which needs memory for the requested positions only. The rule must not change between versions:
-    runs resume within an epoch.
-
-    Args:
-        positions: positions in the order, int64 from 0 to n - 1.
-        n: number of items.
-        seed: seed of the run.
-        epoch: index of the epoch.
-        source: name of the source in a mixture; empty: the only source.
+    runs resume within an epoch. `source` is the name of a source in a mixture, or empty.
     """
     if n > SORTED or source:
         return permute(positions, n, draw(seed, "order" + source, epoch, ROUNDS))
@@ -42,12 +35,7 @@ def permute(positions: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
 
     Each round can be undone, so this permutes the numbers below `a * b`. A result of n or more is permuted again until it
     is below n (cycle walking; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002). `a * b < n + 2 sqrt(n) + 1`,
-    so this is rare.
-
-    Args:
-        positions: numbers below n, int64.
-        n: number of items, below 2**62.
-        keys: int64, one per round.
+    so this is rare. `keys` has one int64 per round.
     """
     a = math.isqrt(max(n - 1, 0)) + 1
     b = -(-n // a)
@@ -77,12 +65,12 @@ def _rounds(numbers: np.ndarray, a: int, b: int, keys: np.ndarray) -> np.ndarray
     halves = list(np.divmod(numbers, sizes[1]))
     for i, key in enumerate(keys.astype(np.uint64)):
         side = i % 2
-        halves[side] = (halves[side] + _mix(halves[1 - side] + key) % sizes[side]) % sizes[side]
+        halves[side] = (halves[side] + mix(halves[1 - side] + key) % sizes[side]) % sizes[side]
     mixed: np.ndarray = halves[0] * sizes[1] + halves[1]
     return mixed
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """Mix the bits of uint64 numbers with the finalizer of splitmix64 (Steele et al., 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jaxgpt.data.special_tokens import GENERATION, TOKENIZER
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import FROM_TEXT, GENERATION, TOKENIZER, load_tokenizer, make_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json, sha256_file, write_atomically

@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import itertools
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from jaxgpt.data.cuts import ANYWHERE, WHITESPACE, Cuts, cut, known_cuts
-from jaxgpt.data.special_tokens import SpecialTokens
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError
 
 T = TypeVar("T")
+TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # names in chat templates
 EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<EOS>", "</s>")
 
 Ids = Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Special tokens of a model. Export writes both files again.
+
+    Attributes:
+        generation: content of generation_config.json, with the ids of config.json that it lacks.
+        tokenizer: tokens and chat template of tokenizer_config.json.
+    """
+
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return tuple(dict.fromkeys(_ids_of(self.generation.get("eos_token_id"))))
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a text, even if the tokenizer does not add it."""
+        return next(iter(_ids_of(self.generation.get("bos_token_id"))), None)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Tokens by their names in chat templates."""
+        return {name: self.tokenizer[name] for name in TOKENS if name in self.tokenizer}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template."""
+        return self.tokenizer.get("chat_template")
 
 
 class Tokenizer(Protocol):
@@ -125,8 +159,7 @@ class WordTokenizer(Tokenizer):
             return np.array([self._ids[w] for w in words], np.int32)
         except KeyError:
             word = next(w for w in words if w not in self._ids)
-            near = did_you_mean(word, self.words)
-            raise UserError(f"word {word!r} is not among the tokenizer's {self.vocab_size} words{near}") from None
+            raise UserError(f"word {word!r} is not among the tokenizer's {self.vocab_size} words") from None
 
     def decode(self, ids: Ids) -> str:
         return self.separator.join(self.words[i] for i in np.asarray(ids, np.int64))
@@ -278,6 +311,12 @@ def byte_vocab() -> dict[str, int]:
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b) if b in visible else chr(256 + hidden.index(b)): b for b in range(256)}
+
+
+def _ids_of(value: Any) -> list[int]:
+    """Return the ids of an id, a list of ids, or None; negative ids mean none."""
+    ids = value if isinstance(value, list) else [-1 if value is None else value]
+    return [i for i in ids if i >= 0]
 
 
 def _utf8(text: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,26 @@ from typing import Any
 from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut
 from jaxgpt.data.hub import reachable
-from jaxgpt.data.special_tokens import read_special_tokens
 from jaxgpt.data.tokenizer import (
     EOS_NAMES,
+    TOKENS,
     ByteTokenizer,
     CharTokenizer,
+    SpecialTokens,
     SubwordTokenizer,
     Tokenizer,
     WordTokenizer,
     byte_level,
     call_tokenizers,
 )
-from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import parse_json, read_bytes
+from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.files import parse_json, read_bytes, read_json
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
+GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"  # since transformers 5 a separate file
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILE_BYTES = 1 << 27  # size limit of a tokenizer file; four times the largest published one
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
@@ -74,6 +78,47 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
+def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
+    """Read generation_config.json, tokenizer_config.json and chat_template.jinja of a directory; all are optional.
+
+    The config.json of a transformers model has the ids that generation_config.json lacks.
+
+    Raises:
+        UserError: if a file cannot be read, or a token or id has the wrong type.
+    """
+    path, template_path = directory / TOKENIZER, directory / TEMPLATE
+    generation = read_json(directory / GENERATION) if (directory / GENERATION).is_file() else {}
+    for name in IDS:
+        value = (config or {}).get(name) if generation.get(name) is None else generation[name]
+        if value is None:
+            continue
+        if any(type(i) is not int for i in (value if isinstance(value, list) else [value])):
+            raise UserError(
+                f"{directory / GENERATION}: {name} must be an integer or a list of integers: {short_repr(value)}"
+            )
+        generation[name] = value
+    values = read_json(path) if path.is_file() else {}
+    template = values.get("chat_template")
+    if isinstance(template, list):
+        named = [each for each in template if isinstance(each, dict)]
+        template = next((each.get("template") for each in named if each.get("name") == "default"), None)
+    if template_path.is_file():
+        try:
+            template = read_bytes(template_path).decode("utf-8")
+        except UnicodeDecodeError as e:
+            raise UserError(f"{template_path} is not UTF-8 text (byte {e.start})") from None
+    tokens = {name: values.get(name) for name in TOKENS} | {"chat_template": template}
+    return SpecialTokens(generation, {n: _token(v, f"{path}: {n}") for n, v in tokens.items() if v is not None})
+
+
+def _token(value: Any, where: str) -> str:
+    """Return the text of a token; older files contain an object."""
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UserError(f"{where} must be a string: {short_repr(value)}")
+    return text
+
+
 def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
     """Remove the added tokens with ids of `vocab_size` or more, such as Gemma 3's `<image_soft_token>`."""
     if tokenizer.vocab_size <= vocab_size or not isinstance(tokenizer, SubwordTokenizer):
@@ -90,15 +135,7 @@ def without_ids_from(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[Sequence[str]], vocab_size: int) -> SubwordTokenizer:
-    """Train a byte-level BPE tokenizer.
-
-    Args:
-        texts: lists of texts; no word of the vocabulary crosses the boundary of two texts.
-        vocab_size: maximum size of the vocabulary, including the 256 bytes and the end-of-text token.
-
-    Raises:
-        UserError: if the vocabulary is too small.
-    """
+    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens, with the 256 bytes and the end-of-text token."""
     from tokenizers import pre_tokenizers, trainers
 
     if vocab_size < 257:

@@ -29,29 +29,15 @@ LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
 
 
 class Split(Protocol):
-    """Token ids of a split, read in windows: `Tokens`, `Packed` or `Mixture`."""
+    """Token ids of a split, read in windows: `Tokens`, which documents the members, `Packed` or `Mixture`."""
 
     @property
-    def segmented(self) -> bool:
-        """Whether windows are `[T, 3]` (input, target, segment id) instead of `[T + 1]`."""
-        ...
-
+    def segmented(self) -> bool: ...
     def __len__(self) -> int: ...
-    def take(self, start: int, n: int) -> np.ndarray:
-        """Return a copy of the ids `start` to `start + n`, int32."""
-        ...
-
-    def starts(self, block_size: int) -> int:
-        """Count the positions at which a complete window can start."""
-        ...
-
-    def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray:
-        """Return the starts of the windows of the whole split, `stride` apart."""
-        ...
-
-    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray:
-        """Read the windows at `starts`, int32."""
-        ...
+    def take(self, start: int, n: int) -> np.ndarray: ...
+    def starts(self, block_size: int) -> int: ...
+    def eval_starts(self, block_size: int, stride: int) -> Sequence[int] | np.ndarray: ...
+    def windows(self, starts: np.ndarray, block_size: int) -> np.ndarray: ...
 
 
 class Tokens:
@@ -73,7 +59,7 @@ class Tokens:
 
     @property
     def segmented(self) -> bool:
-        """Whether windows have segment ids."""
+        """Whether windows are `[T, 3]` (input, target, segment id) instead of `[T + 1]`."""
         return bool(self.end_ids)
 
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
@@ -130,7 +116,7 @@ class Tokens:
         return digest.hexdigest()
 
     def starts(self, block_size: int) -> int:
-        """Count the ids at which a complete window can start."""
+        """Count the positions at which a complete window can start."""
         return len(self) - block_size
 
     def eval_starts(self, block_size: int, stride: int) -> range:
@@ -170,32 +156,23 @@ def split_of(path: Path) -> str:
 
 
 def is_token_path(path: Path) -> bool:
-    """Return whether a path is a `.bin` file, or a directory with one named after a split or with only `.bin` files."""
-    if not path.is_dir():
-        return path.suffix == ".bin"
-    files = _visible(path)
-    bins = [p for p in files if p.suffix == ".bin"]
-    return any(map(split_of, bins)) or 0 < len(bins) == len(files)
+    """Return whether a path is a `.bin` file, or a directory with one named after a split."""
+    return any(_token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
 
 
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
     """Map training and validation ids from a token file, or from a directory with the split in the names of its files.
 
-    A single file, or a directory without validation files, is split at `train_fraction`.
-
-    Returns:
-        Training ids, validation ids, and a one-line description.
+    A single file, or a directory without validation files, is split at `train_fraction`. The third result describes both.
 
     Raises:
-        UserError: if a file is missing, empty, has an unknown format, or has 16-bit ids without a header and the vocabulary
-            is larger.
+        UserError: if a file is missing, empty, damaged, or has 16-bit ids without a header and the vocabulary is larger.
     """
     if not path.exists():
         raise missing(path)
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
-        bins = [p for p in _visible(path) if p.suffix == ".bin"]
-        files = {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
+        files = _token_files(path)
         if not files["train"]:
             raise UserError(
                 f"no token file in {path} has the word 'train' in its name: rename them to train.bin and val.bin"
@@ -237,8 +214,9 @@ def open_tokens(path: Path) -> np.ndarray:
     return np.memmap(path, np.dtype("<u2"), "r")
 
 
-def _visible(directory: Path) -> list[Path]:
-    return sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith("."))
+def _token_files(directory: Path) -> dict[str, list[Path]]:
+    bins = sorted(p for p in directory.glob("[!.]*.bin") if p.is_file())
+    return {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
 
 
 def _will_read(piece: np.ndarray) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from jaxgpt.data import Split
+from jaxgpt.data.order import mix
 from jaxgpt.data.text import Progress
 
 GRAM = 13  # tokens of an n-gram that two texts rarely share by chance
-ODD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # odd constants of splitmix64
+ODD = 0x9E3779B97F4A7C15  # the increment of splitmix64
 SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by one lookup
 
 
@@ -36,13 +37,6 @@ class HashSet:
         return candidates[equal], ranks[equal]
 
 
-def mix(x: np.ndarray) -> np.ndarray:
-    """Spread the bits of uint64 numbers."""
-    x = (x ^ (x >> np.uint64(31))) * np.uint64(ODD[1])
-    mixed: np.ndarray = x ^ (x >> np.uint64(32))
-    return mixed
-
-
 class Grams:
     """64-bit hashes of the n-grams of a row of ids, for any n."""
 
@@ -62,7 +56,7 @@ class Grams:
 
     def _join(self, power: int, apart: int) -> np.ndarray:
         hashes = self._powers[power]
-        factor = np.uint64((ODD[0] * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
+        factor = np.uint64((ODD * (2 * power + 1)) & (2**64 - 1))  # a different odd number for each power
         joined: np.ndarray = hashes[: max(len(hashes) - apart, 0)] * factor + hashes[apart:]
         return joined
 

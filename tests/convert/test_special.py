@@ -10,8 +10,8 @@ import jaxgpt
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.cli import main
 from jaxgpt.convert.models import export_model, import_model
-from jaxgpt.data.special_tokens import SpecialTokens, read_special_tokens
-from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer import SpecialTokens
+from jaxgpt.data.tokenizer_files import load_tokenizer, make_tokenizer, read_special_tokens
 from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import encode_prompt
 

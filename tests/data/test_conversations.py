@@ -20,8 +20,15 @@ from jaxgpt.config import Config, ModelConfig, TrainConfig
 from jaxgpt.data.batches import Batches
 from jaxgpt.data.chat_template import ChatTemplate
 from jaxgpt.data.conversations import Conversation, encode_conversation, load_conversations, pack_conversations
-from jaxgpt.data.special_tokens import SpecialTokens
-from jaxgpt.data.tokenizer import ByteTokenizer, CharTokenizer, SubwordTokenizer, Tokenizer, WordTokenizer, encode_spans
+from jaxgpt.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    SpecialTokens,
+    SubwordTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    encode_spans,
+)
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 
