@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 PIECE = 1 << 16  # characters of a piece: enough to keep a core busy
 
-# Word patterns of Llama 3 and Qwen, as in their tokenizer.json.
+# Word patterns of GPT-2, and of Llama 3 and Qwen as in their tokenizer.json.
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 LLAMA3 = tuple(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
     + numbers
@@ -26,7 +28,6 @@ SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 ANYWHERE = re.compile("")
 WHITESPACE = re.compile(r"\s")  # as in `str.split`
-SPACES = re.compile(SPACE)
 # GPT-2: only words of white space contain a newline.
 GPT2_CUTS = re.compile(rf"{SPACE}|(?<=\S)(?=\n)|{IDEOGRAPH_END}")
 # Llama 3: punctuation and `\s*[\r\n]+` include all newlines that follow; a letter or punctuation after them begins a word.
@@ -44,32 +45,32 @@ def cut(text: str, cuts: Cuts) -> list[str]:
     return [*pieces, text[start:]]
 
 
-def known_cuts(tokenizer_json: str) -> Cuts:
-    """Return the safe cuts of a tokenizer.json with the word pattern of GPT-2, Llama 3 or Qwen; None for other patterns.
-
-    A prefix of the text and normalization other than NFC, which never combines characters across these cuts, are unsafe.
-    """
-    data = json.loads(tokenizer_json)
-    splitter = data.get("pre_tokenizer") or {}
-    steps = splitter.get("pretokenizers", [splitter])
-    # Added tokens are matched before the text is split into words, so they may span a cut.
-    added = [token for token in data["added_tokens"] if not token["special"]]
-    if any(token["rstrip"] or any(map(str.isspace, token["content"])) for token in added):
-        return None
-    if (data["normalizer"] or {}).get("type") not in (None, "NFC") or not all(map(_keeps_words, steps)):
-        return None
-    # The first step finds the words; later steps process one word at a time.
-    pattern = GPT2_CUTS if steps[0].get("use_regex") else LLAMA3_CUTS if steps[0]["type"] == "Split" else None
-    return SPACES if added and pattern else pattern
-
-
 def split_by(pattern: str) -> dict[str, Any]:
     """Return the tokenizer.json entry that splits by a pattern."""
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def _keeps_words(step: dict[str, Any]) -> bool:
-    """Return whether a pre-tokenization step finds the same words in a piece as in the complete text."""
-    if step.get("type") == "ByteLevel":
-        return not step["add_prefix_space"]
-    return any(step == split_by(pattern) for pattern in LLAMA3)
+def word_pattern(value: Mapping[str, Any]) -> str:
+    """Return the word pattern of a tokenizer.json: GPT-2's, Llama 3's or Qwen's; "" for a different one."""
+    match value["pre_tokenizer"]:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return GPT2
+        case {"pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}:
+            return next((pattern for pattern in LLAMA3 if split == split_by(pattern)), "")
+    return ""
+
+
+def known_cuts(tokenizer_json: str) -> Cuts:
+    """Return the safe cuts of a tokenizer.json with a known word pattern, otherwise None.
+
+    Normalization other than NFC, which never combines characters across these cuts, is unsafe.
+    """
+    value = json.loads(tokenizer_json)
+    pattern = word_pattern(value)
+    if not pattern or (value["normalizer"] or {}).get("type") not in (None, "NFC"):
+        return None
+    # Added tokens are matched before the text is split into words, so they may span a cut.
+    added = [token for token in value["added_tokens"] if not token["special"]]
+    if any(token["rstrip"] or any(map(str.isspace, token["content"])) for token in added):
+        return None
+    return re.compile(SPACE) if added else GPT2_CUTS if pattern == GPT2 else LLAMA3_CUTS

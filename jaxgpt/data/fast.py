@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxgpt.data.cuts import LLAMA3, split_by
-from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, Tokenizer, byte_vocab
+from jaxgpt.data.cuts import word_pattern
+from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, Tokenizer, byte_vocab, call_tokenizers
+from jaxgpt.errors import UserError
 
-GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s+(?!\S)|\s+"
 UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
 
 
@@ -25,16 +25,13 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
         import tiktoken
     except ImportError:
         return None
-    data, pattern, bytes_of = json.loads(tokenizer.to_json()), "", byte_vocab()
-    model, added = data["model"], data["added_tokens"]
-    match data["pre_tokenizer"]:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            pattern = GPT2_WORDS
-        case {"pretokenizers": [split, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]}:
-            pattern = next((words for words in LLAMA3 if split == split_by(words)), "")
-    if not isinstance(tokenizer, SubwordTokenizer) or not pattern or not all(token["special"] for token in added):
+    value = json.loads(tokenizer.to_json())
+    model, pattern, bytes_of = value["model"], word_pattern(value), byte_vocab()
+    if not isinstance(tokenizer, SubwordTokenizer) or not pattern or value["normalizer"]:
         return None
-    if data["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
+    if not all(token["special"] for token in value["added_tokens"]):
+        return None
+    if model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
         return None
     merged = [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
@@ -48,11 +45,8 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
 
     def encode(text: str) -> np.ndarray:
         try:
-            ids: np.ndarray = encoding.encode_to_numpy(text, disallowed_special=())
-            return ids
-        except BaseException as e:  # its regular expressions have limits; a panic of Rust is not an Exception
-            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
-                raise
+            return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
+        except UserError:  # its regular expressions have limits
             return tokenizer.encode(text)
 
     return encode

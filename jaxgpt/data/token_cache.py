@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import time
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +17,6 @@ from jaxgpt.files import cache_dir, locked, write_atomically
 
 CACHED = 1 << 20  # bytes of the shortest text with cached ids; shorter ones are encoded within a second
 TOGETHER = 64  # pieces to encode at a time, on all cores
-KEPT_DAYS = 90  # ids that are not used for this time are deleted
 
 
 def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progress) -> Tokens:
@@ -34,17 +31,19 @@ def encode_text(tokenizer: Tokenizer, text: Text, progress: Progress = no_progre
     """
     if isinstance(tokenizer, ByteTokenizer):
         return Tokens([np.frombuffer(text.data, np.uint8)])
+    if isinstance(tokenizer, CharTokenizer) or len(text.data) < CACHED:
+        return Tokens([_encode(tokenizer, text.text, progress)])
+    key = "\0".join((version("tokenizers"), tokenizer.to_json(), text.sha256))
+    path = cache_dir() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
     ids: np.ndarray | None = None
-    if not isinstance(tokenizer, CharTokenizer) and len(text.data) >= CACHED:
-        key = "\0".join((version("tokenizers"), tokenizer.to_json(), text.sha256))
-        path = cache_dir() / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
-        with suppress(OSError):  # the file system is read-only or full
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_suffix(".lock")):  # one process encodes, the others wait
-                if (ids := _load(path)) is None:
-                    ids = _encode(tokenizer, text.text, progress)
-                    _save(path, ids)
-                    ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    with suppress(OSError):  # the file system is read-only or full
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):  # one process encodes, the others wait
+            if path.exists():
+                return Tokens([np.load(path, mmap_mode="r", allow_pickle=False)])
+            ids, file = _encode(tokenizer, text.text, progress), io.BytesIO()
+            np.save(file, ids, allow_pickle=False)
+            write_atomically(path, file.getvalue())
     return Tokens([_encode(tokenizer, text.text, progress) if ids is None else ids])
 
 
@@ -58,22 +57,3 @@ def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> np.ndarray:
         done += len(piece)
         progress(done, len(text))
     return np.concatenate(parts)
-
-
-def _load(path: Path) -> np.ndarray | None:
-    """Memory-map cached ids; None if the file is missing or truncated."""
-    try:
-        ids: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        path.touch()  # records the time of last use
-    except (OSError, ValueError, EOFError):
-        return None
-    return ids
-
-
-def _save(path: Path, ids: np.ndarray) -> None:
-    file = io.BytesIO()
-    np.save(file, ids, allow_pickle=False)
-    write_atomically(path, file.getvalue())
-    for other in path.parent.iterdir():
-        if other.stat().st_mtime < time.time() - KEPT_DAYS * 24 * 3600:
-            other.unlink()

@@ -79,27 +79,11 @@ def test_a_text_is_encoded_once(tokenizer: Tokenizer, monkeypatch: pytest.Monkey
     assert again.parts[0].itemsize == 2
 
 
-@pytest.mark.parametrize("size", [0, 10, 200])
-def test_a_truncated_file_is_replaced(size: int, tokenizer: Tokenizer) -> None:
-    expected = ids_of(encode_text(tokenizer, TEXT))
-    [path] = files()
-    data = path.read_bytes()
-    path.write_bytes(data[:size])
-    assert ids_of(encode_text(tokenizer, TEXT)) == expected
-    assert path.read_bytes() == data
-
-
 def test_concurrent_readers_encode_once(tokenizer: Tokenizer) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: ids_of(encode_text(tokenizer, TEXT)), range(4)))
     assert found == [found[0]] * 4
     assert len(files()) == 1
-
-
-def test_a_cache_that_cannot_be_written_is_not_needed(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    Path(os.environ["JAXGPT_CACHE"]).mkdir(parents=True, exist_ok=True)
-    Path(os.environ["JAXGPT_CACHE"], "tokens").write_text("a file")
-    assert ids_of(encode_text(tokenizer, TEXT)) == tokenizer.encode(TEXT.text).tolist()
 
 
 def test_a_text_is_encoded_once_on_a_full_disk(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,12 +97,5 @@ def test_a_text_is_encoded_once_on_a_full_disk(tokenizer: Tokenizer, monkeypatch
     monkeypatch.setattr(token_cache, "_encode", lambda *args: calls.append(1) or encode(*args))
     assert ids_of(encode_text(tokenizer, TEXT)) == tokenizer.encode(TEXT.text).tolist()
     assert len(calls) == 1
-
-
-def test_unused_files_are_deleted(tokenizer: Tokenizer) -> None:
-    encode_text(tokenizer, TEXT)
-    [old] = files()
-    os.utime(old, (0, 0))
-    encode_text(tokenizer, Text(TEXT.data + b" "))
-    assert old not in files()
-    assert len(files()) == 1
+    monkeypatch.setattr(token_cache, "locked", full)  # a read-only disk
+    assert ids_of(encode_text(tokenizer, TEXT)) == tokenizer.encode(TEXT.text).tolist()
