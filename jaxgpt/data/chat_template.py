@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxgpt.errors import UserError, short_repr
@@ -17,19 +18,15 @@ RENDERED = 1 << 24  # maximum characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
-CharRange = tuple[int, int]
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation.
+    """A rendered conversation."""
 
-    Attributes:
-        text: input for the tokenizer, with special tokens by name.
-        spans: ranges `[begin, end)` of characters that the assistant wrote, if the template marks them.
-    """
-
-    text: str
-    spans: list[CharRange]
+    text: str  # input for the tokenizer, with special tokens by name
+    spans: list[
+        tuple[int, int]
+    ]  # ranges `[begin, end)` of characters that the assistant wrote, if the template marks them
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -43,13 +40,11 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             f'messages must be a list such as [{{"role": "user", "content": "Hi"}}]: {short_repr(messages)}'
         )
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping):
-            raise UserError(f"message {number} must have a role and a content: {short_repr(message)}")
-        role, content = message.get("role"), message.get("content")
-        if role not in ROLES:
-            raise UserError(f"message {number} has the role {short_repr(role)}: use one of {', '.join(ROLES)}")
-        if not isinstance(content, str):
-            raise UserError(f"message {number} ({role}) needs a content that is a string: {short_repr(content)}")
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise UserError(f"message {number} needs a role and a content that is a string: {short_repr(message)}")
+        if message.get("role") not in ROLES:
+            role = short_repr(message.get("role"))
+            raise UserError(f"message {number} has the role {role}: use one of {', '.join(ROLES)}")
     return [dict(message) for message in messages]
 
 
@@ -70,7 +65,6 @@ class ChatTemplate:
         """
         self.source, self.variables, self.date = source, dict[str, Any](variables or {}), date
         self._mark = secrets.token_hex(16)  # surrounds the assistant's text; no message can contain it
-        self._template: Template | None = None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """Render a conversation.
@@ -85,10 +79,8 @@ class ChatTemplate:
         import jinja2
 
         variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
-        variables |= {"add_generation_prompt": add_generation_prompt}
+        variables["add_generation_prompt"] = add_generation_prompt
         try:
-            if self._template is None:
-                self._template = _compile(self.source, self._mark, self.date)
             whole = ""
             for part in self._template.generate(variables):
                 whole += part
@@ -98,7 +90,7 @@ class ChatTemplate:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # a template can raise anything
             raise UserError(f"the chat template cannot render these messages: {e or type(e).__name__}") from None
-        text, spans = "", list[CharRange]()
+        text, spans = "", list[tuple[int, int]]()
         for number, part in enumerate(whole.split(self._mark)):
             spans += [(len(text), len(text) + len(part))] if number % 2 else []
             text += part
@@ -107,9 +99,8 @@ class ChatTemplate:
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
         """Render a complete conversation, and locate the assistant's text, the targets of training.
 
-        If the template has no `{% generation %}`, each prefix of the conversation is rendered: the text of
-        a message is the rendering up to it, minus the rendering before it with the generation prompt, without trailing white
-        space.
+        If the template has no `{% generation %}`, each prefix of the conversation is rendered: the text of a message is the
+        rendering up to it, minus the rendering before it with the generation prompt, without trailing white space.
 
         Raises:
             UserError: as `render`; or if the template changes earlier messages when later ones follow.
@@ -117,25 +108,25 @@ class ChatTemplate:
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:
             return whole
-        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        if 0 in answers:
+        if messages[0]["role"] == "assistant":
             raise UserError("the first message has the role assistant: begin with a message of the user")
         spans = []
-        for number in answers:
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
             before = self.render(messages[:number]).text
             after = self.render(messages[: number + 1], add_generation_prompt=False).text
             if not after.startswith(before) or not whole.text.startswith(after.rstrip()):
-                fault = (
-                    f"changes message {number + 1} when other messages follow"
-                    if after.startswith(before)
-                    else f"does not append message {number + 1} to the messages before it and its generation prompt"
-                )
                 raise UserError(
-                    f"the chat template {fault}, so the assistant's text cannot be located; use a template with "
-                    f"{{% generation %}}"
+                    f"the assistant's text in message {number + 1} cannot be located: the chat template changes earlier "
+                    f"text when a message is added; use a template with {{% generation %}}"
                 )
             spans.append((len(before), max(len(before), len(after.rstrip()))))  # an empty message may add no text
         return Rendered(whole.text, spans)
+
+    @cached_property
+    def _template(self) -> Template:
+        return _compile(self.source, self._mark, self.date)
 
 
 def _compile(source: str, mark: str, date: str) -> Template:
@@ -160,10 +151,8 @@ def _compile(source: str, mark: str, date: str) -> Template:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, **_: Any) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators
-        )  # escapes no <, > and &
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # unlike Jinja's, escapes no <, > and &
 
     def strftime_now(form: str) -> str:
         return (datetime.fromisoformat(date) if date else datetime.now()).strftime(form)

@@ -15,7 +15,7 @@ from jaxgpt.data.packing import Packed
 from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_spans
 from jaxgpt.data.tokens import Tokens
-from jaxgpt.errors import UserError, reported, short_repr
+from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import missing, parse_json
 
 DATE = "2024-07-26"  # date for templates that write it: a batch is a function of (seed, step), not of the day
@@ -24,15 +24,10 @@ EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant"
 
 
 class Conversation(NamedTuple):
-    """An encoded conversation.
+    """An encoded conversation."""
 
-    Attributes:
-        ids: int32, of the complete conversation.
-        is_target: whether the assistant wrote each id, bool.
-    """
-
-    ids: np.ndarray
-    is_target: np.ndarray
+    ids: np.ndarray  # int32, of the complete conversation
+    is_target: np.ndarray  # whether the assistant wrote each id, bool
 
 
 def load_conversations(
@@ -60,18 +55,19 @@ def load_conversations(
             f"no conversation of {path} has an assistant's token among its first {size:,}: raise data.window "
             f"(or model.block_size)"
         )
-    n = min(max(int(train_fraction * len(kept)), 1), len(kept))
+    n = max(int(train_fraction * len(kept)), 1)
     train, val = pack_conversations(kept[:n], block_size), pack_conversations(kept[n:], block_size)
     targets = sum(int(each.is_target[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
-    longer, dropped = sum(len(each.ids) > size for each in conversations), len(truncated) - len(kept)
     notes = [
-        f"{len(kept):,} conversation{'s' * (len(kept) > 1)} in {path}",
+        f"{plural(len(kept), 'conversation')} in {path}",
         f"loss on {targets:.1%} of the tokens",
         f"windows {train.fill(block_size):.1%} full",
-        f"{longer:,} cut at {block_size:,} tokens" * (longer > 0),
-        f"{dropped:,} left out without an assistant's token" * (dropped > 0),
     ]
-    return train, val, "; ".join(filter(None, notes)), sha256
+    if longer := sum(len(each.ids) > size for each in conversations):
+        notes.append(f"{longer:,} cut at {block_size:,} tokens")
+    if dropped := len(truncated) - len(kept):
+        notes.append(f"{dropped:,} left out without an assistant's token")
+    return train, val, "; ".join(notes), sha256
 
 
 def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:
@@ -94,8 +90,8 @@ def read_conversations(
         raise missing(path)
     with reported(f"cannot read {path}"):
         data = path.read_bytes()
-    conversations, done = list[Conversation](), 0
-    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+    conversations, lines = list[Conversation](), data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{path}, line {number}"
             value = parse_json(line, where)
@@ -103,8 +99,7 @@ def read_conversations(
                 conversations.append(encode_conversation(value, tokenizer, template))
             except UserError as e:
                 raise UserError(f"{where}: {e}") from None
-        done += len(line) + 1
-        progress(min(done, len(data)), len(data))
+        progress(number, len(lines))
     if not conversations:
         raise UserError(f"{path} has no conversations: write one per line, as {EXAMPLE}")
     return conversations, hashlib.sha256(data).hexdigest()
@@ -130,10 +125,9 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
                 return _encode_pair(prompt, completion, tokenizer)
             messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
         case _:
-            is_document = isinstance(value, dict) and "text" in value
             raise UserError(
                 f"neither a list of messages nor a prompt and a completion, which are strings: {short_repr(value)}; write "
-                f"{EXAMPLE} or {PAIR}" + "; to train on documents, use jaxgpt data prepare" * is_document
+                f"{EXAMPLE} or {PAIR}; to train on documents, use jaxgpt data prepare"
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
         raise UserError("a message has a weight other than 1, which is not supported: leave out the conversation")
@@ -144,8 +138,6 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
 
 
 def _encode_pair(prompt: str, completion: str, tokenizer: Tokenizer) -> Conversation:
-    if not completion:
-        raise UserError("the completion is empty: write the text to train on")
     before = tokenizer.encode(prompt).tolist()
     whole = tokenizer.encode(tokenizer.separator.join((prompt, completion))).tolist()
     # Some tokenizers add a space to each text, so the ids after the prompt are taken from the whole text if possible.

@@ -128,8 +128,8 @@ def test_a_hostile_template_is_one_line(source: str) -> None:
         ([], "messages must be a list"),
         ("Hi", "messages must be a list"),
         ([{"role": "bot", "content": "x"}], "message 1 has the role 'bot': use one of system, user, assistant, tool"),
-        ([*TALK, {"role": "user"}], r"message 5 \(user\) needs a content"),
-        ([["user", "Hi"]], "message 1 must have a role and a content"),
+        ([*TALK, {"role": "user"}], "message 5 needs a role and a content"),
+        ([["user", "Hi"]], "message 1 needs a role and a content"),
     ],
 )
 def test_malformed_messages_are_named(messages: Any, said: str) -> None:

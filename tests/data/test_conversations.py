@@ -209,8 +209,8 @@ def test_templates_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None
         "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
     )
     for template, said in (
-        (forgets, "does not append message 2 to the messages before it"),
-        (last, "changes message 2 when other messages follow"),
+        (forgets, "text in message 2 cannot be located: the chat template changes earlier text"),
+        (last, "text in message 2 cannot be located"),
         (None, "messages need a chat template, which the model lacks"),
     ):
         with pytest.raises(UserError, match=f"a.jsonl, line 1: .*{said}"):
