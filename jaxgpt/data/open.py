@@ -69,12 +69,9 @@ class Data:
 
     def facts(self) -> dict[str, object]:
         """Return what must be equal in all processes."""
-        return {
-            "the number of training ids": len(self.train),
-            "the number of validation ids": len(self.val),
-            "the fingerprint of the data": self.fingerprint,
-            "the SHA-256 of the tokenizer": hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest(),
-        }
+        sizes = {"the number of training ids": len(self.train), "the number of validation ids": len(self.val)}
+        tokenizer = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
+        return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
 
     def val_bytes(self) -> int:
         """Count the UTF-8 bytes of the decoded validation ids; 0 if decoding does not restore the text."""
@@ -118,7 +115,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     Args:
         config: config of a run or preset; its `data`, `model.vocab_size` and `window` are used.
         tokenizer: tokenizer of an existing run; None: the tokenizer of the data, or `data.tokenizer`.
-        progress: called with the number of characters or bytes tokenized so far, and the total.
+        progress: called with (done, total), in characters, or in lines of conversations.
 
     Raises:
         UserError: if the data cannot be read, or has ids outside the vocabulary of the model.
@@ -134,12 +131,29 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
         )
     if data.mix:
         return _open_mixture(config, tokenizer, progress)
-    opener = _open_conversations if data.conversations else _open_ids if _holds_ids(data) else _open_text
-    opened = _as_documents(config, opener(config, tokenizer, progress))
-    val = opened.val if len(opened.val) else opened.train
+    path, fraction, text = Path(data.path), data.train_fraction, None
+    train: Split
+    val: Split
+    match _kind(data):
+        case "conversations":
+            train, val, source, fingerprint = load_conversations(path, tokenizer, config.window, fraction, progress)
+        case "token ids":
+            size = tokenizer.vocab_size
+            train, val, source = open_splits(path, fraction, size)
+            fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
+        case _:
+            text = read_text(data)
+            ids = Tokens(encode_text(tokenizer, text, progress).parts, tokenizer.vocab_size)
+            train, val = ids.split(int(fraction * len(ids)))
+            source, fingerprint = text.source, text.sha256
+    if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
+        train, val, note = _as_documents(config, train, val, tokenizer.end_ids)
+        source += note
+    held_out = len(val) > 0
+    val = val if held_out else train
     if len(val) < 2:
-        raise UserError(f"{opened.source} has {len(val)} token(s), too few to evaluate on: use a longer text")
-    return replace(opened, val=val, held_out=len(opened.val) > 0, name=data.path or data.dataset)
+        raise UserError(f"{source} has {len(val)} token(s), too few to evaluate on: use a longer text")
+    return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
 
 
 def with_path(config: Config, path: str) -> Config:
@@ -159,26 +173,6 @@ def vocab_size(config: Config) -> int:
     if not (data.path or data.mix) and (data.dataset, data.tokenizer) == ("shakespeare", "char"):
         return SHAKESPEARE_CHARACTERS
     return _tokenizer(config).vocab_size
-
-
-def _open_text(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    text = read_text(config.data)
-    ids = Tokens(encode_text(tokenizer, text, progress).parts, tokenizer.vocab_size)
-    train, val = ids.split(int(config.data.train_fraction * len(ids)))
-    return Data(train, val, True, tokenizer, text.source, text.sha256, text=text)
-
-
-def _open_ids(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    size = tokenizer.vocab_size
-    train, val, source = open_splits(Path(config.data.path), config.data.train_fraction, size)
-    fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
-    return Data(train, val, True, tokenizer, source, fingerprint)
-
-
-def _open_conversations(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    T, fraction = config.window, config.data.train_fraction
-    train, val, source, sha256 = load_conversations(Path(config.data.path), tokenizer, T, fraction, progress)
-    return Data(train, val, True, tokenizer, source, sha256)
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
@@ -210,34 +204,31 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     if given:
         return given
     for each in sources if data.tokenizer in FROM_TEXT else ():
-        if each.conversations or _holds_ids(each):
-            kind = "conversations" if each.conversations else "token ids"
-            documents = f"; to train on documents, use jaxgpt data prepare {each.path}" if each.conversations else ""
+        if (kind := _kind(each)) != "text":
             raise UserError(
-                f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), or "
-                f"start from a model with --init-from RUN{documents}"
+                f"{each.path} holds {kind}, not text: choose their tokenizer with --data.tokenizer (gpt2, ids or PATH), start "
+                f"from a model with --init-from RUN, or tokenize documents with jaxgpt data prepare"
             )
         texts.append(read_text(each).text)
     return make_tokenizer(data.tokenizer, texts, data.vocab_size, config.model.vocab_size)
 
 
-def _holds_ids(data: DataConfig) -> bool:
-    return bool(data.path) and is_token_path(Path(data.path))
+def _kind(data: DataConfig) -> str:
+    if data.conversations:
+        return "conversations"
+    return "token ids" if data.path and is_token_path(Path(data.path)) else "text"
 
 
-def _as_documents(config: Config, data: Data) -> Data:
-    """Mark where documents end, and pack them into windows, as `data.documents` specifies."""
-    setting, T, ends = config.data.documents, config.window, data.tokenizer.end_ids
-    if setting == "flow" or not (isinstance(data.train, Tokens) and isinstance(data.val, Tokens)):
-        return data
+def _as_documents(config: Config, train: Tokens, val: Tokens, ends: tuple[int, ...]) -> tuple[Split, Split, str]:
+    """Mark where documents end, and pack them into windows, as `data.documents` specifies; return a note for `source`."""
+    setting, T = config.data.documents, config.window
     if not ends:
         raise UserError(
             f"data.documents {setting} needs an end-of-text id after each document, but the tokenizer lacks it: choose a "
             f"different tokenizer, or --data.documents flow"
         )
-    train, val = (Tokens(ids.parts, ids.vocab_size, ends) for ids in (data.train, data.val))
+    train, val = (Tokens(ids.parts, ids.vocab_size, ends) for ids in (train, val))
     if setting == "mask":
-        return replace(data, train=train, val=val)
+        return train, val, ""
     packed = pack_documents(train, T)
-    source = f"{data.source}; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
-    return replace(data, train=packed, val=pack_documents(val, T), source=source)
+    return packed, pack_documents(val, T), f"; {packed.documents:,} documents, windows {packed.fill(T):.1%} full"
