@@ -146,8 +146,6 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
     Raises:
         UserError: if `path` contains a run and `overwrite` is not set, or if it cannot be written.
     """
-    if path.name in ("", ".."):
-        raise UserError(f"cannot create {path}: choose a new directory")
     with ExitStack() as lock, _draft(path, config, tokenizer, overwrite, lock) as draft:
         yield draft
 

@@ -24,7 +24,7 @@ from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
-from jaxgpt.trainer.layout import Layout, make_layout
+from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import Program, explain_failure
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
@@ -44,7 +44,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
     Raises:
         UserError: if libtpu is not available, or compilation fails.
     """
-    layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
+    layout = Layout(config, make_mesh(config.mesh, devices_of(topology)))
     layout = layout if ops is None else replace(layout, ops=ops)
     counted, count = argument_bytes(layout), layout.microbatches.accumulation
 
@@ -70,9 +70,9 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
         UserError: if libtpu is not available, or compilation failed.
     """
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
-    layout = make_layout(config, make_mesh(config.mesh, devices_of(topology)))
+    layout = Layout(config, make_mesh(config.mesh, devices_of(topology)))
     model, mesh, B = config.model, layout.mesh, layout.microbatches.rows
-    sampler, rules = Sampler(TextModel(GPT(model, layout.ops))), rules_for(model, mesh)
+    sampler, rules = Sampler(TextModel(GPT(model, layout.decoder_ops))), rules_for(model, mesh)
 
     def begin(params: Any) -> tuple[SamplerState, Rows]:
         rows = Rows(jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32))

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import AXES, microbatches, rules_for, sizes_of
-from jaxgpt.trainer.layout import Layout, make_layout
+from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import objective_of
 
 ELEMENTWISE = frozenset(
@@ -29,7 +29,7 @@ ELEMENTWISE = frozenset(
 def abstract_layout(config: Config, layers: int = 0) -> Layout:
     """Return the layout on devices that are not here, with this number of layers; 0: the config's."""
     config = config.with_model(n_layer=layers) if layers else config
-    return make_layout(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
+    return Layout(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
 
 
 @cache

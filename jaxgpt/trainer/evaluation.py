@@ -64,12 +64,9 @@ def evaluate(
         program: the compiled functions.
         params: trained parameters, on their devices.
         tokens: the split.
-        interrupted: called before each batch; True stops the evaluation.
+        interrupted: called before each batch; True stops the evaluation, which is then None.
         all_windows: evaluate all windows instead of `train.eval_windows`.
         progress: called with the number of evaluated windows and the total.
-
-    Returns:
-        The evaluation, or None if it was interrupted.
 
     Raises:
         UserError: if no token is counted in the loss because all targets are masked.
@@ -115,11 +112,7 @@ def summarize(sums: np.ndarray, counts: np.ndarray, shared: np.ndarray | slice =
     """Compute the mean over all tokens, `loss`, and its standard error.
 
     `stderr = std(sums - loss counts) / mean(counts) / sqrt(windows)`; for equal counts, `std(window means) / sqrt(windows)`.
-
-    Args:
-        sums: summed loss of each window.
-        counts: tokens of each window.
-        shared: indices of the windows for `ranking`.
+    `sums` and `counts` are the loss and the tokens of each window, and `shared` the windows for `ranking`.
 
     Raises:
         UserError: if no token of the shared windows is counted.

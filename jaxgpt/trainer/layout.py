@@ -42,9 +42,9 @@ class Layout:
     Attributes:
         config: settings of the run; the vocabulary is known.
         mesh: the devices; for estimates, which compile nothing, an `AbstractMesh`.
-        own_optimizer: optax transformation that replaces the optimizer of the config, or None.
+        own_optimizer: replaces the optimizer of the config; None: `config.optim`.
         rules: the sharding table.
-        ops: the operations of the decoder.
+        ops: operations of the decoder; None: `jaxgpt.kernels.best(config, mesh)`.
         model: module to train; None: `GPT(config.model, ops)`.
         objective: objective of training and evaluation; None: `next_token_loss`.
     """
@@ -53,7 +53,7 @@ class Layout:
     mesh: Mesh
     own_optimizer: optax.GradientTransformation | None = None
     rules: Rules = field(default_factory=lambda: RULES, hash=False)
-    ops: Ops = Ops()  # noqa: RUF009
+    ops: Ops | None = None
     model: GPT | None = None
     objective: Objective | None = None
 
@@ -61,6 +61,11 @@ class Layout:
     def optimizer(self) -> optax.GradientTransformation:
         """The optimizer, with the numbers of the config as constants."""
         return make_optimizer(self.config, self.own_optimizer)
+
+    @cached_property
+    def decoder_ops(self) -> Ops:
+        """The operations of the decoder."""
+        return self.ops or best(self.config, self.mesh)
 
     @property
     def numbers(self) -> Numbers:
@@ -119,16 +124,6 @@ class Layout:
     def use_mesh(self) -> AbstractContextManager[None]:
         """Map the logical axes of layers to the axes of the mesh within the context."""
         return use_mesh(self.mesh, self.config.model, self.rules)
-
-
-def make_layout(
-    config: Config,
-    mesh: Mesh,
-    optimizer: optax.GradientTransformation | None = None,
-    rules: Rules = RULES,
-) -> Layout:
-    """Make the layout of a config on a mesh, with the optimizer of the config or a given one."""
-    return Layout(config, mesh, optimizer, rules, best(config, mesh))
 
 
 def shardings_of(tree: Any) -> Any:

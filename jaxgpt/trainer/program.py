@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import Objective, next_token_loss
 from jaxgpt.train.optimizer import Numbers, make_optimizer, schedule
 from jaxgpt.train.step import TrainState, eval_step, init_state, train_step
-from jaxgpt.trainer.layout import Layout, compute_sharded, make_layout, shardings_of
+from jaxgpt.trainer.layout import Layout, compute_sharded, shardings_of
 from jaxgpt.trainer.report import Report
 
 
@@ -80,11 +80,13 @@ class Program:
 
     def to_checkpoint(self, state: TrainState) -> TrainState:
         """Unstack the layers of a state. The result is a copy, in device memory until it is written."""
-        return block_on_cpu_mesh(self.layout.mesh, self._unstack(state)) if self._stacks else state
+        if not self.layout.config.train.scan_layers:
+            return state
+        return block_on_cpu_mesh(self.layout.mesh, self._unstack(state))
 
     def from_checkpoint(self, state: TrainState) -> TrainState:
         """Invert `to_checkpoint`."""
-        if not self._stacks:
+        if not self.layout.config.train.scan_layers:
             return state
         stack = jax.jit(self.layout.stacked, out_shardings=shardings_of(self.layout.abstract_state))
         return block_on_cpu_mesh(self.layout.mesh, stack(state))
@@ -118,8 +120,7 @@ class Program:
     ) -> tuple[TrainState, Callable[[], list[dict[str, Any]]]]:
         """Take the next n optimizer steps on the result of `put_batches`. The given state is donated.
 
-        Returns:
-            The next state, and a function that blocks on the metrics of the steps and returns them.
+        Returns the next state, and a function that blocks on the metrics of the steps and returns them.
         """
         if not self._several(batches):
             state, metrics = self.step(state, batches)
@@ -155,10 +156,6 @@ class Program:
     def _several(self, batches: Any) -> bool:
         """Return whether there is an axis of steps."""
         return batches.ndim > len(self.layout.batch().shape)
-
-    @property
-    def _stacks(self) -> bool:
-        return self.layout.config.train.scan_layers
 
     @cached_property
     def _unstack(self) -> Any:
@@ -210,14 +207,9 @@ class Program:
 
 
 def objective_of(layout: Layout, frozen: Any = ()) -> Objective:
-    """Return the objective of a layout; by default the next-token loss of a GPT with the operations of its devices.
-
-    Args:
-        layout: config, mesh and operations.
-        frozen: the frozen weights, if adapters are trained: the loss is then a function of the adapters.
-    """
+    """Return the objective of a layout, by default the next-token loss. With `frozen` weights, it is a function of adapters."""
     config, alpha = layout.config, layout.config.lora.alpha
-    model = layout.model or GPT(config.model, layout.ops, POLICIES[config.train.remat])
+    model = layout.model or GPT(config.model, layout.decoder_ops, POLICIES[config.train.remat])
     objective = layout.objective or next_token_loss(model.apply, config.train.loss_chunk)
     if not config.lora.rank:
         return objective
@@ -225,15 +217,8 @@ def objective_of(layout: Layout, frozen: Any = ()) -> Objective:
 
 
 def bound_step(layout: Layout, frozen: Any = (), numbers: Numbers | None = None) -> Any:
-    """Return the train step of a layout, `(state, batch) -> (state, metrics)`.
-
-    Args:
-        layout: config, mesh and operations.
-        frozen: as in `objective_of`.
-        numbers: numbers of the optimizer; None: the config's, as constants.
-    """
-    config, numbers = layout.config, numbers or layout.numbers
-    own = layout.own_optimizer
+    """Return the train step of a layout, `(state, batch) -> (state, metrics)`, with the config's `numbers` by default."""
+    config, numbers, own = layout.config, numbers or layout.numbers, layout.own_optimizer
     return partial(
         train_step,
         objective=objective_of(layout, frozen),
@@ -254,40 +239,27 @@ def train_steps(
     *,
     step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]],
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """Take `n` optimizer steps in a loop on the devices, compiled once for any n. Results do not depend on the steps per call.
+    """Take `n` optimizer steps on the first of K batches, in a loop on the devices that is compiled once for any n.
 
-    Args:
-        state: the current state.
-        windows_KBT1: int32, the batches of up to K steps.
-        n: number of steps, at most K.
-        step: `train_step` with all but its first two arguments.
-
-    Returns:
-        The next state, and the metrics of each step, `[K, ...]`; zero beyond n.
+    Returns the next state, and the metrics of each step, `[K, ...]`; zero beyond n.
     """
     shapes = jax.eval_shape(step, state, windows_KBT1[0])[1]
     zeros = jax.tree.map(lambda x: jnp.zeros((len(windows_KBT1), *x.shape), x.dtype), shapes)
 
     def one(i: jax.Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, all_metrics = carry
-        state, metrics = step(state, windows_KBT1[i])
-        return state, jax.tree.map(lambda row, x: row.at[i].set(x), all_metrics, metrics)
+        state, metrics = step(carry[0], windows_KBT1[i])
+        return state, jax.tree.map(lambda row, x: row.at[i].set(x), carry[1], metrics)
 
     result: tuple[TrainState, Any] = jax.lax.fori_loop(0, n, one, (state, zeros))
     return result
 
 
 @contextmanager
-def compiling(program: Program, report: Report, needed: bool = True) -> Iterator[None]:
+def compiling(program: Program, report: Report) -> Iterator[None]:
     """Compile the train step in a thread while the context makes the state. JAX caches the result for `step`.
 
-    Leaving the context waits for the compiler, even after an error, and raises its error. A run without steps left does not
-    need the step.
+    Leaving the context waits for the compiler, even after an error, and raises its error.
     """
-    if not needed:
-        report.stage("reading the checkpoint")
-        yield
-        return report.stage("")
     began, layout = time.perf_counter(), program.layout
     report.stage("compiling")
     batches = layout.batch(layout.config.train.steps_per_call)
@@ -338,8 +310,8 @@ def build(
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
-        UserError: if a rule has an unknown axis, or splits two axes of an array along the same mesh axis; if the mesh does
-            not fit the devices, the batch or the model; or if the devices do not support a setting.
+        UserError: if a rule has an unknown axis, or splits two axes of an array along the same mesh axis; or if the mesh or a
+            setting does not fit the devices, the batch or the model.
     """
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")
     mesh = make_mesh(sizes)
@@ -352,8 +324,7 @@ def build(
         )
     _, kernel_note = choose_attention(config, device)
     optim_note = config.optim.ignored if optimizer is None else ""
-    layout = make_layout(config, mesh, optimizer, change_rules(rules or {}))
-    layout = replace(layout, model=model, objective=objective, ops=layout.ops if ops is None else ops)
+    layout = Layout(config, mesh, optimizer, change_rules(rules or {}), ops, model, objective)
     if rules:
         _ = layout.abstract_state, layout.abstract_base  # applies the rules to every array, which checks them
     if base is not None:
@@ -362,10 +333,7 @@ def build(
 
 
 def sums_by_device(layout: Layout) -> bool:
-    """Return whether each device adds the gradients of its rows first: on CPUs, if each has all weights.
-
-    Dropout masks are drawn for the whole batch, so a batch with dropout is not divided.
-    """
+    """Return whether each device adds the gradients of its rows first: on CPUs, if each has all weights, without dropout."""
     mesh = layout.mesh
     if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or layout.config.model.dropout:
         return False

@@ -87,10 +87,9 @@ def check_resumable(run: Run) -> None:
 
 
 def reopen(run: Run, config: Config, data: Data, base: FrozenBase | None, note: Callable[[str], None]) -> Info | None:
-    """Find the checkpoint to continue from, and write the changed settings. The caller holds the lock of the run.
+    """Return the checkpoint to continue from (None: train from step 0), and write the changed settings.
 
-    Returns:
-        The checkpoint; None: train from step 0.
+    The caller holds the lock of the run.
 
     Raises:
         UserError: if there is no valid checkpoint, or it was trained on other data or on adapters of a different base.

@@ -128,8 +128,7 @@ def open_for_training(
 ) -> Iterator[tuple[Run, Info | None]]:
     """Create the run, or open the run to resume, as its only writer; process 0 does it for all processes.
 
-    Yields:
-        The run, and the checkpoint to resume from; None: train from step 0.
+    Yields the run, and the checkpoint to resume from; None: train from step 0.
 
     Raises:
         UserError: if another process writes the run, or it cannot be resumed with these settings, data and base.

@@ -72,7 +72,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     ):
         first, evaluation = last.step if last else 0, None
         report.started(program, data, run, first)
-        with compiling(program, report, first < end):
+        with compiling(program, report):
             state = first_state(program, run, last, weights.params)
         weights = Weights()  # the devices have copies
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
@@ -108,7 +108,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], jax.Array]:
     """Return a function that puts the batches of steps on the devices.
 
-    A run that was resumed with a different batch size continues after the windows that it has used.
+    A run resumed with a different batch size continues after the windows that it has used.
     """
     config = program.layout.config
     used = last.tokens // config.window - last.step * config.train.batch_size if last else 0

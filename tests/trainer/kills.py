@@ -143,7 +143,8 @@ def differences(a: Path, b: Path) -> list[str]:
         pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
         found += [f"{step}: {path}" for (path, x), y in pairs if np.asarray(x).tobytes() != np.asarray(y).tobytes()]
     names = {p.name for p in b.rglob("*") if not p.is_relative_to(b / "checkpoints")} | {"checkpoints"}
-    return found + sorted(names ^ {p.name for p in a.iterdir()})
+    drawn = {"loss.png", "baselines.json"}  # missing if a process is killed after its last checkpoint
+    return found + sorted((names ^ {p.name for p in a.iterdir()}) - drawn)
 
 
 def _start(folder: Path, name: str, always: bool, kill_at_event: int) -> BaseProcess:

@@ -124,28 +124,6 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
     assert lines[-2]["tokens"] == 8 * 8 * 16
 
 
-def test_speed_excludes_the_first_step_and_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes a second and an evaluation an hour, so the speed is the tokens of a batch per second."""
-    now = [0.0]
-    monkeypatch.setattr("jaxgpt.trainer.speed.time.perf_counter", lambda: now[0])
-    step = Program.step
-
-    def slow(self: Program, state, windows):  # type: ignore[no-untyped-def]
-        now[0] += 100.0 if int(state.step) == 0 else 1.0
-        return step(self, state, windows)
-
-    def evaluate_slowly(*args, **kwargs):  # type: ignore[no-untyped-def]
-        now[0] += 3600.0
-        result = evaluate(*args, **kwargs)
-        return result and result._replace(seconds=3600.0)
-
-    monkeypatch.setattr(Program, "step", slow)
-    monkeypatch.setattr("jaxgpt.trainer.train.evaluate", evaluate_slowly)
-    run(small_run(), "out")
-    last = [line for line in read_metrics(Path("out/metrics.jsonl")) if "loss" in line][-1]
-    assert last["tokens_per_second"] == pytest.approx(8 * 16)
-
-
 def test_a_reporter_is_called_for_every_step_and_stage() -> None:
     """Whatever log_every is; otherwise the bar of a slow model would not move for hours."""
     heard: list[object] = []
@@ -292,11 +270,8 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
 
 
-@pytest.mark.parametrize("eval_windows", [0, 3])
-def test_an_evaluated_batch_has_no_more_rows_than_the_split_has_windows(
-    eval_windows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, data = prepare(small_run(eval_batch_size=10**6, eval_windows=eval_windows))
+def test_an_evaluated_batch_has_no_more_rows_than_the_split_has_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, data = prepare(small_run(eval_batch_size=10**6, eval_windows=3))
     shapes = []
 
     def recorded(params: Any, windows: jax.Array) -> tuple[jax.Array, jax.Array]:

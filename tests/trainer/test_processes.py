@@ -426,20 +426,3 @@ def test_no_orphans(place: None) -> None:
             time.sleep(0.1)
     done = max(line["step"] for line in comparable("run") if "loss" in line) + 1
     assert max(checkpoints(Path("run/checkpoints"))) == done
-
-
-@pytest.mark.long
-def test_slurm(place: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX's own detection, from the variables that srun sets."""
-    monkeypatch.setenv("SLURM_JOB_ID", str(free_port()))
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    pipe, processes = subprocess.PIPE, []
-    for n in range(2):
-        command = [sys.executable, "-m", "jaxgpt", "train", "shakespeare", *TINY, "--train.steps", "4", "--out", "run"]
-        variables = os.environ | {"SLURM_PROCID": str(n), "SLURM_LOCALID": str(n)}
-        processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=variables))
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "in 2 processes" in outputs[0][0]
-    assert printed(outputs[1][0]) == ""

@@ -23,7 +23,7 @@ from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
 from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance, same_bits
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.layout import make_layout
+from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import Program
 
 
@@ -124,7 +124,7 @@ def _program(config: Config, devices: Sequence[jax.Device]) -> Program:
     """Build the program of a config on as many of the devices as its mesh has."""
     shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     grid = np.array(devices[: int(np.prod(shape))]).reshape(shape)
-    return Program(make_layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
+    return Program(Layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
 
 
 def split(config: Config, n_devices: int) -> MeshConfig:
