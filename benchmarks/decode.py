@@ -30,7 +30,7 @@ SHAPES = {"gpt2": (12, 12, 768), "gpt2-xl": (48, 25, 1600), "toy": (1, 2, 32)}  
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--shape", choices=SHAPES, default="gpt2")
-    parser.add_argument("--layers", type=int, default=0, help="0: those of the shape")
+    parser.add_argument("--layers", type=int, default=0, help="0: the number of the shape")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=128)
@@ -38,8 +38,10 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="CPU devices over which our weights are split")
     parser.add_argument("--kinds", nargs="+", default=["float32", "bfloat16", "int8"])
     parser.add_argument("--compiled", action="store_true", help="also transformers with a static cache, compiled")
-    parser.add_argument("--top-k", type=int, default=0, help="sample from so many tokens on both sides; 0: greedy")
-    parser.add_argument("--long", type=int, default=0, help="also time a token after 16 and after so many")
+    parser.add_argument("--top-k", type=int, default=0, help="top-k on both sides; 0: greedy")
+    parser.add_argument(
+        "--long", type=int, default=0, help="also compare the time of a token after 16 and after this number of tokens"
+    )
     args = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared

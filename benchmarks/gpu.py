@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--text", default="", help="tinyshakespeare as a text file")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--minutes", type=float, default=1e9, help="start no slice after so many minutes")
+    parser.add_argument("--minutes", type=float, default=1e9, help="minutes after which no slice starts")
     parser.add_argument("--run", choices=RUNS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:

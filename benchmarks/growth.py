@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--sizes", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of steps, for each size")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measured time per size")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--layers", type=int, default=12, help="for --memory")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)

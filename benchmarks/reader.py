@@ -60,7 +60,7 @@ def table(folder: Path, n: int, args: argparse.Namespace) -> None:
                     ids = rng.integers(0, END, min(CHUNK, n // files - start), np.uint16)
                     ids[rng.random(len(ids)) < 1 / DOCUMENT] = END
                     ids.tofile(file)
-    print(f"{n:,} tokens; memory before reading {_resident():.0f} MB, of which mapped files {_mapped():.0f} MB\n")
+    print(f"{n:,} tokens; memory before reading {_resident():.0f} MB, mapped files {_mapped():.0f} MB\n")
     print("files  documents  order   batch   M tokens/s")
     for files in (1, 10):
         parts = [open_tokens(folder / f"{files}_{i}.bin") for i in range(files)]

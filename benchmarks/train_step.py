@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round of a side")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of products")
-    parser.add_argument("--in-turn", action="store_true", help="run one side after another instead of alternating")
+    parser.add_argument("--in-turn", action="store_true", help="run the sides sequentially instead of alternating")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:

@@ -44,8 +44,8 @@ def _lines() -> Iterator[str]:
     yield "# Reference\n\nGenerated from the code by `python docs/generate.py`.\n"
     yield "[Commands](#commands), [settings](#settings), [presets](#presets)\n"
     yield "## Commands\n"
-    yield "Options without a value in the second column are switches. The last part of a name is enough if it is"
-    yield "unambiguous: `--steps` means `--train.steps`.\n"
+    yield "Options without a value in the second column are switches. The last part of an unambiguous name is enough:"
+    yield "`--steps` means `--train.steps`.\n"
     yield f"{ENVIRONMENT}\n"
     for name in COMMANDS:
         function = command(name)

@@ -193,7 +193,7 @@ def _check_params(params: Any, expected: Any) -> None:
         if np.shape(leaf) != want.shape:
             raise UserError(
                 f"{name} has shape {list(np.shape(leaf))}, and {list(want.shape)} in the model of lm.config: "
-                f"give the config that the weights were made with"
+                f"pass the config that they were trained with"
             )
         if (dtype := getattr(leaf, "dtype", type(leaf).__name__)) != want.dtype:
             raise UserError(f"{name} is {dtype}, and weights are saved in {want.dtype}: convert them with astype")

@@ -198,7 +198,7 @@ def _weights_are_causal(out_TH: Array, q_TH: Array, k_TH: Array, v_TH: Array) ->
     sums = out_TH.sum(-1)
     wrong = np.flatnonzero(np.abs(sums - 1) > 1e-3)
     if len(wrong):
-        return f"the weights of a query do not sum to 1: those of query {wrong[0]} sum to {sums[wrong[0]]:.3g}"
+        return f"the weights of a query do not sum to 1: the weights of query {wrong[0]} sum to {sums[wrong[0]]:.3g}"
     return None
 
 
@@ -387,7 +387,7 @@ BLOCK = Exercise(
     reference=block,
     inputs=lambda: {
         "random vectors": (3 * normal(0, 5, 8) + 1, *_sublayers(8)),
-        "small vectors, for which the 1e-5 matters": (1e-3 * normal(1, 5, 8), *_sublayers(8)),
+        "small vectors, where the 1e-5 matters": (1e-3 * normal(1, 5, 8), *_sublayers(8)),
         "a vector of equal numbers": (_with_an_equal_row(normal(2, 5, 8)), *_sublayers(8)),
         "one position": (normal(3, 1, 8), *_sublayers(8)),
     },

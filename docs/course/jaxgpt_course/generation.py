@@ -86,7 +86,7 @@ GREEDY = Exercise(
         ),
         ("it takes the least probable token: argmax, not argmin", _generate(lambda logits: int(logits[-1].argmin()))),
         (
-            "it reads the logits of the first position: those of the last one (logits[-1]) predict the next token",
+            "it reads the logits of the first position: the last position (logits[-1]) predicts the next token",
             _generate(lambda logits: int(logits[0].argmax())),
         ),
         (
@@ -151,9 +151,7 @@ def _is_the_smallest_set(out_V: Array, logits_V: Array, p: float) -> str | None:
     if p_V[kept_V].sum() < p - 1e-6:
         return f"the tokens that are kept have a probability of {p_V[kept_V].sum():.3f}, less than p = {p:g}: keep one more"
     if p_V[kept_V].sum() - p_V[kept_V].min() > p + 1e-6:
-        return (
-            f"it keeps {kept_V.sum()} tokens, but fewer reach p = {p:g}: stop at the token with which the sum reaches p"
-        )
+        return f"it keeps {kept_V.sum()} tokens, but fewer reach p = {p:g}: stop when the sum reaches p"
     return None
 
 
@@ -175,7 +173,7 @@ TOP_P = Exercise(
     },
     mistakes=(
         (
-            "the token with which the sum reaches p is removed: it belongs to the set, which must sum to at least p",
+            "the token that brings the sum to p is removed: the kept set must sum to at least p",
             _top_p(lambda sorted_p, p: np.cumsum(sorted_p) <= p),
         ),
         (
@@ -187,7 +185,7 @@ TOP_P = Exercise(
             _top_p(_smallest_set, order=1),
         ),
         (
-            "it keeps one token too many: stop at the token with which the sum reaches p",
+            "it keeps one token too many: stop when the sum reaches p",
             _top_p(lambda sorted_p, p: np.cumsum(sorted_p) - sorted_p - np.append(0, sorted_p[:-1]) < p),
         ),
         ("the result is in sorted order: put each logit back at its id", _in_sorted_order),
@@ -379,7 +377,7 @@ CACHE = Exercise(
             "the token does not see itself: attend to slots 0 to `length`, both included",
             _extend(seen=lambda slots, length: slots < length),
         ),
-        ("the returned cache is the old one: return the one with the new key and value", _extend(old_cache=True)),
+        ("the old cache is returned: return the cache with the new key and value", _extend(old_cache=True)),
         ("the new key and value are not written: put them into slot `length`, then attend", _not_written),
         (
             "it writes to slot `length - 1`, over the last token: the first free slot is `length`",
@@ -396,7 +394,7 @@ CACHE = Exercise(
         ("the weights average keys: they average the values, weights @ v_SH", _extend(keys_for_values=True)),
         ("the scale 1 / sqrt(H) is missing", _extend(scale=lambda H: 1.0)),
         (
-            "the cache grows with each token: return all S slots, so that shapes stay the same and nothing is compiled anew",
+            "the cache grows with each token: return all S slots, so that shapes stay the same and nothing is compiled again",
             _growing,
         ),
     ),

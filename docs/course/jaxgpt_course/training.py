@@ -198,10 +198,13 @@ STEP = Exercise(
     inputs=_states,
     mistakes=(
         (
-            "the loss is that of the new parameters: return the value that jax.value_and_grad computed, before the update",
+            "the loss is computed with the new parameters: return the value that jax.value_and_grad computed, before the update",
             _step(loss_after=True),
         ),
-        ("the optimizer's state is not updated: return the one that optimizer.update returns", _step(keep_state=True)),
+        (
+            "the optimizer's state is not updated: return the state that optimizer.update returns",
+            _step(keep_state=True),
+        ),
         (
             "the parameters do not change: return optax.apply_updates(params, updates)",
             _step(update=lambda params, updates, grads: params),
