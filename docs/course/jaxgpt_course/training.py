@@ -198,7 +198,7 @@ STEP = Exercise(
     inputs=_states,
     mistakes=(
         (
-            "the loss is computed with the new parameters: return the value that jax.value_and_grad computed, before the update",
+            "the loss is computed with new parameters: return the value that jax.value_and_grad computed, before the update",
             _step(loss_after=True),
         ),
         (
