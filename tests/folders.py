@@ -87,17 +87,8 @@ def run_folder(path, model, seed=0):
 def llama_tokenizer(names=()):
     """A tokenizer.json as in Llama 2: words begin with a marked space, a text's first space is stripped, other
     characters are bytes. With `names`, adds special tokens `<s>`, `</s>` and `names`, and texts begin with `<s>`."""
-    words = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{byte:02X}>" for byte in range(256)),
-        "\u2581",
-        *"ab",
-        "ab",
-        "\u2581a",
-        "\u00e9",
-    ]
+    byte_names = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["<unk>", "<s>", "</s>", *byte_names, "\u2581", *"ab", "ab", "\u2581a", "\u00e9"]
     steps = [
         {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
         {"type": "ByteFallback"},

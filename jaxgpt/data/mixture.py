@@ -37,9 +37,6 @@ class Mixture:
         of the m rows come from the second source, and so on. So a formula counts the rows of each source before any row,
         shares are exact up to about one row at any time, and sources alternate as evenly as possible.
 
-        Args:
-            rows: indices of rows from the start of the run, int64.
-
         Returns:
             The index of the source of each row, and the number of rows of that source before it.
         """

@@ -116,11 +116,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
 
 
 def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Pack items of 1 to `size` into bins: the longest first, each into the fullest bin with enough space (best fit).
-
-    Returns:
-        The indices of the items in each bin.
-    """
+    """Return the items of 1 to `size` in each bin: the longest first, each into the fullest bin with space (best fit)."""
     bins: list[list[int]] = []
     spaces: list[int] = []  # distinct free spaces of bins, sorted
     bins_by_space: dict[int, list[int]] = defaultdict(list)

@@ -169,11 +169,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _check_ids(value: Any) -> None:
-    """Check the ids before the library loads them: to write a vocabulary, it counts up to the largest id.
-
-    Raises:
-        ValueError: if an id is too large, or two tokens have the same one.
-    """
+    """Check the ids before the library loads them: to write a vocabulary, it counts up to the largest id."""
     vocab = value["model"]["vocab"]
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):
@@ -184,11 +180,7 @@ def _check_ids(value: Any) -> None:
 
 
 def _known(library: Any) -> Tokenizer:
-    """Return the faster tokenizer with the same tokenizer.json, if there is one.
-
-    Raises:
-        ValueError: if the vocabulary is empty.
-    """
+    """Return the faster tokenizer with the same tokenizer.json, if there is one."""
     vocab, value = library.get_vocab(), json.loads(library.to_str())
     if not vocab:
         raise ValueError("it has no tokens")

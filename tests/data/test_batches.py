@@ -47,11 +47,6 @@ def test_epochs_differ_in_order_and_phase() -> None:
     assert not (np.argsort(epochs[0]) == np.argsort(epochs[1])).all()
 
 
-def test_a_stride_keeps_documents_whole() -> None:
-    w = batches(12, 5, 1, stride=6)
-    assert sorted(np.concatenate([starts(w, 0), starts(w, 1)])) == [0, 6]
-
-
 def test_any_step_without_the_steps_before() -> None:
     a, b = batches(), batches()
     later = a.at(7)[:]

@@ -99,14 +99,6 @@ def test_overlap_equals_that_of_sets(train: np.ndarray, val: np.ndarray, n: int,
     assert overlap(gram_hashes(val, n), blocks) == pytest.approx(expected)
 
 
-def test_overlap_of_a_copy_and_of_other_text() -> None:
-    ids = np.random.default_rng(0).integers(0, 1000, 20_000)
-    hashes = gram_hashes(ids[:5000])
-    assert len(np.unique(hashes)) == len(hashes)
-    assert overlap(hashes, [gram_hashes(ids)]) == 1
-    assert overlap(hashes, [gram_hashes(ids[5000:])]) == 0
-
-
 def test_compressed_bits() -> None:
     random.seed(0)
     noise, words = random.randbytes(5000), b"to be or not to be, that is the question. " * 100
