@@ -54,7 +54,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
             rows.append(next(results))
     about = {
         "model": model,
-        "dtype": "float32, whatever the run computes in",
+        "dtype": "float32, regardless of train.compute_dtype",
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind} ({jax.default_backend()})",
         "versions": ", ".join(f"{name} {version}" for name, version in versions().items()),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
