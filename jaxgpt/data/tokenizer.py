@@ -244,9 +244,9 @@ class SubwordTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         _utf8(text)
-        encode = lambda: self.library.encode_batch_fast(cut(text, self.cuts), add_special_tokens=False)  # noqa: E731
-        parts = [np.array(encoding.ids, np.int32) for encoding in call_tokenizers(encode, "this text")]
-        return np.concatenate(parts)
+        pieces = cut(text, self.cuts)
+        encoded = call_tokenizers(lambda: self.library.encode_batch_fast(pieces, add_special_tokens=False), "this text")
+        return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encoded])
 
     def encode_special(self, text: str) -> np.ndarray:
         return np.array(self.encode_offsets(text).ids, np.int32)
