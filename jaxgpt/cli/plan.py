@@ -144,7 +144,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     seconds = cost.seconds(topology.chip)
     facts["lower bounds"] = ", ".join(f"{kind} {1e3 * each:.2f} ms" for kind, each in seconds.items() if each)
     facts["roofline"] = [
-        f"step: {1e3 * low:.2f} ms if all overlap (max), {1e3 * high:.2f} ms if none do (sum)",
+        f"step: {1e3 * low:.2f} ms with full overlap (max), {1e3 * high:.2f} ms without (sum)",
         f"MFU: {bounds['mfu_overlapped']:.0%} to {bounds['mfu_serial']:.0%}",
         f"{plural(steps, 'step')}: {duration(steps * low)} to {duration(steps * high)}" if steps else "",
     ]

@@ -61,7 +61,7 @@ def plot(
     known = [found for run in opened.values() if (found := read_baselines(run))]
     same = all(found == known[0] for found in known)
     if not same:
-        note("the baselines of the runs differ, because their data or tokenizers do: they are left out")
+        note("the baselines of the runs differ, because their data or tokenizers do: they are omitted")
     save(losses(lines, x, baselines=known[0] if known and same else None, title=title), path)
     print(table({name: flat(run.config()) for name, run in opened.items()}, lines))
     print(f"wrote {path}: {plural(len(opened), 'run')}")

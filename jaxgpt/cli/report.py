@@ -67,7 +67,7 @@ class TrainReport(Report):
         if is_leader():
             if not run.baselines.exists() and (found := baselines(data)):
                 write_json(run.baselines, found)
-            self._stack.callback(self._draw)  # also if the run is stopped or fails
+            self._stack.callback(self._draw)  # even if the run is stopped or fails
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
         if self._stage is None or self._stage.name != name:
