@@ -118,8 +118,7 @@ def runs_near(path: Path) -> str:
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
     """Create a run in `out`, or in the first unused one of `runs/PRESET`, `runs/PRESET-2`, ..., and lock it in the context.
 
-    The directory appears with its settings in it: a process killed at any moment leaves either no run, or a run that
-    `--resume` can continue.
+    The directory appears with its settings: a process killed at any moment leaves no run, or a run that can be resumed.
 
     Raises:
         UserError: if `out` contains a run and `overwrite` is not set, or if it cannot be written.

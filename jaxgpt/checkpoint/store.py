@@ -39,7 +39,7 @@ from jaxgpt.parallel.processes import is_leader, is_peer_failure
 if TYPE_CHECKING:
     from jaxgpt.train.step import TrainState
 
-# Functions that need Orbax or optax import them: both are slow to import, and listing checkpoints needs neither.
+# Functions that need Orbax or optax import them, as both are slow to import.
 
 SEAL = "checkpoint.json"
 PARTS = ("params", "opt_state", "skip", "ema")
@@ -60,7 +60,7 @@ class Info:
     sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path in the checkpoint
 
     def config(self) -> Config:
-        """Return the settings with which the checkpoint was written."""
+        """Return the settings of the run when the checkpoint was written."""
         return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
 
 
@@ -178,9 +178,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read the weights of a checkpoint, and return them with its step.
-
-    `which` is `best`, `last` or a step; `like` has shapes and shardings; `part` is `ema` for the average of the weights.
+    """Read the weights of a checkpoint (`best`, `last` or a step), or `part` "ema"; return them with the step.
 
     Raises:
         UserError: if the checkpoint does not exist or is damaged.
@@ -231,9 +229,7 @@ def resolve_step(directory: Path, which: str) -> int:
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the info of the last intact checkpoint, or None if the run has no checkpoint yet.
-
-    Damaged newer checkpoints are renamed and reported through `note`.
+    """Return the last intact checkpoint, or None if the run has none yet. Damaged newer ones are renamed and noted.
 
     Raises:
         UserError: if all checkpoints are damaged.

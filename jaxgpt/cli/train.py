@@ -112,7 +112,7 @@ def resumed_config(
     old = run.config()
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")
-    if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0]:
+    if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0].absolute():
         started = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
         raise UserError(f"--init-from {init_from}: {path} {started}; omit it, or start a new run")
     config = with_settings(old, settings)

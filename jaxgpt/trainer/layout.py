@@ -89,7 +89,7 @@ class Layout:
 
     @cached_property
     def fresh(self) -> Any:
-        """Map a seed to random weights and trainable parameters, with their logical axes, and the first state. Traced once."""
+        """Map a seed to random weights and trained parameters, with their logical axes, and the first state. Traced once."""
         return jax.jit(lambda seed: self.stacked(_fresh_per_layer(self, seed)))
 
     @cached_property

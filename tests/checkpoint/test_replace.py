@@ -1,4 +1,4 @@
-"""Replace a run: at every moment the old or the new run can be read, also after a kill or a failed write."""
+"""Replace a run: the old or the new run is readable at every moment, including after a kill or a failed write."""
 
 from __future__ import annotations
 
