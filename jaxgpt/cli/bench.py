@@ -73,7 +73,7 @@ def report(results: dict[str, Any]) -> str:
         f"{results['flops_per_token'] / 1e6:,.1f} MFLOPs per token, {results['compute_dtype']}",
         "device": f"{results['devices']} x {results['device']}, jax {results['jax']}",
         "start": f"weights {start['weights']:.1f} s, step traced {start['traced']:.1f} s, "
-        f"compiled{' (cached)' * start['from_cache']} {start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
+        f"compiled or loaded from the cache {start['compiled']:.1f} s, first step {start['first_step']:.2f} s",
         "step": f"{1e3 * seconds:.1f} ms ({1e3 * low:.1f} to {1e3 * high:.1f}, {step['steps']} steps of "
         f"{step['tokens']:,} tokens), {step['tokens_per_second']:,.0f} tokens/s",
         "peak": f"{limits['flops_per_second'] / 1e9:,.0f} GFLOP/s in matrix products, memory read at "

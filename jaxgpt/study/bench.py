@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,7 +31,6 @@ from jaxgpt.trainer.record import LAG
 
 PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
 TRACED = 1.0  # seconds of steps in a trace, at least 2 and at most 10 calls
-HIT = "/jax/compilation_cache/cache_hits"
 
 
 def bench(
@@ -67,9 +65,8 @@ def bench(
     start = {"weights": clock()}
     lowered = program.lower(steps.state, steps.batch())
     start["traced"] = clock()
-    with _cache_hits() as hits:
-        compiled = compile_lowered(program.layout, lowered)
-    start |= {"compiled": clock(), "from_cache": bool(hits)}
+    compiled = compile_lowered(program.layout, lowered)
+    start["compiled"] = clock()  # or loaded from the compilation cache
     steps.run(1, each=1)
     start["first_step"] = clock()
     say(f"training for {seconds:g} s")
@@ -141,27 +138,24 @@ class _Steps:
         return self.program.put_batches([self.batches.at(step) for step in range(self.step, self.step + each)])
 
     def run(self, calls: int, each: int = 0) -> list[float]:
-        """Run training steps and return the seconds per step of each call.
-
-        Args:
-            calls: number of calls.
-            each: steps per call; 0: `train.steps_per_call`.
-        """
+        """Run training steps and return the seconds per step of each call, of `each` steps; 0: `train.steps_per_call`."""
         each = each or self.each
         pending: deque[Any] = deque()
         times: list[float] = []
         clock = _Clock()
-        for call in range(calls + LAG):
-            if call < calls:
-                host = _Clock()
-                batch = self.batch(each)
-                self.input_seconds.append(host() / each)
-                self.state, metrics = self.program.steps(self.state, batch, each)
-                self.step += each
-                pending.append(metrics)
-            if call >= LAG and pending:
+        for call in range(calls):
+            host = _Clock()
+            batch = self.batch(each)
+            self.input_seconds.append(host() / each)
+            self.state, metrics = self.program.steps(self.state, batch, each)
+            self.step += each
+            pending.append(metrics)
+            if call >= LAG:
                 pending.popleft()()
                 times.append(clock() / each)
+        for metrics in pending:
+            metrics()
+            times.append(clock() / each)
         # The first call started on idle devices, and the last ones may have ended before they were read.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
@@ -205,19 +199,3 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
         "weight_bytes": weight_bytes,
         "of_limit": weight_bytes / bandwidth / token,
     }
-
-
-@contextmanager
-def _cache_hits() -> Iterator[list[str]]:
-    """Collect one event for each program that is loaded from the compilation cache."""
-    hits: list[str] = []
-
-    def listen(event: str, **_: Any) -> None:
-        if event == HIT:
-            hits.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    try:
-        yield hits
-    finally:
-        jax.monitoring.unregister_event_listener(listen)

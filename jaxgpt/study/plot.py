@@ -45,14 +45,11 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
         pattern: attention weights, `[N, T, S]` or `[T, S]`: a row for each query position, a column for each key position.
         tokens: the text of each key position, `[S]`; the queries are the last T of them. None: positions.
         title: figure title.
-
-    Raises:
-        UserError: if the array is empty or has other dimensions, or the number of tokens differs.
     """
-    weights = _array("pattern", pattern, (2, 3))
+    weights = np.asarray(pattern, np.float64)
     T, S = weights.shape[-2:]
-    names = _names(tokens, S)
     if weights.ndim == 2:
+        names = _names(tokens, S)
         margin = 1.0 + 0.07 * max(map(len, names))
         figure = new_figure(min(max(3.0, 0.28 * S + margin + 0.3), 18.0), min(max(2.6, 0.28 * T + margin), 18.0))
         figure.set_layout_engine("compressed")
@@ -86,21 +83,15 @@ def lens(
         tokens: the tokens read, `[T]`.
         words: the token predicted by each layer at each position, `[L][T]`, to write into the cells.
         title: figure title.
-
-    Raises:
-        UserError: if `probabilities` is not a matrix, or the lengths of other arguments differ.
     """
-    numbers = _array("probabilities", probabilities, (2,))
-    L, T = numbers.shape
-    if words is not None and (len(words) != L or any(len(row) != T for row in words)):
-        raise UserError(f"words must have {L} rows of {T} tokens, as probabilities has")
+    numbers = np.asarray(probabilities, np.float64)
     image = _by_layer(numbers, tokens, SEQUENTIAL, (0.0, 1.0), title, 0.85 if words else 0.4)
     luminance = image.to_rgba(numbers)[..., :3] @ [0.2126, 0.7152, 0.0722]
-    for (layer, position), light in np.ndenumerate(luminance if words else ()):
-        text = token_label(words[layer][position])  # type: ignore[index]
-        color = "white" if light < DARK else "#111827"
-        size = 8 if len(text) <= 8 else 6
-        image.axes.text(position, layer, text, ha="center", va="center", fontsize=size, color=color, **TEXT)
+    for layer, row in enumerate(words or ()):
+        for position, text in enumerate(map(token_label, row)):
+            color = "white" if luminance[layer, position] < DARK else "#111827"
+            size = 8 if len(text) <= 8 else 6
+            image.axes.text(position, layer, text, ha="center", va="center", fontsize=size, color=color, **TEXT)
     return _with_bar(image, [image.axes], "probability")
 
 
@@ -114,11 +105,8 @@ def patching(
         tokens: the tokens, `[T]`.
         label: meaning of the numbers.
         title: figure title.
-
-    Raises:
-        UserError: if `effect` is not a matrix, or the number of tokens differs.
     """
-    numbers = _array("effect", effect, (2,))
+    numbers = np.asarray(effect, np.float64)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
     image = _by_layer(numbers, tokens, DIVERGING, (-most, most), title, 0.4)
     return _with_bar(image, [image.axes], label)
@@ -157,21 +145,13 @@ def losses(
     handles: list[Line2D] = []
     for axes, kind in zip(panels, kinds, strict=True):
         scale = divide if kind == "seconds" else 1
-        for number, (name, (train, val)) in enumerate(curves.items()):
+        for number, (train, val) in enumerate(curves.values()):
             line: dict[str, Any] = {"color": RUNS[number % len(RUNS)], "linestyle": STYLES[number // len(RUNS) % 4]}
             both = len(val["loss"]) > 0
             drawn = axes.plot(train[kind] / scale, train["loss"], **line, **(TRAINING if both else {"linewidth": 1}))
             if both:
                 drawn = axes.plot(val[kind] / scale, val["loss"], **line, **VALIDATION)
             handles += drawn if axes is panels[0] else []
-            at = train if len(train["loss"]) else val
-            for step, what in _changes(runs[name]).items():
-                x_changed = np.interp(step, at["step"], at[kind]) / scale
-                axes.axvline(x_changed, color=line["color"], linewidth=0.8, linestyle=":", zorder=0.5)
-                axes.annotate(
-                    drawable(what), (x_changed, 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
-                    textcoords="offset points", rotation=90, va="top", fontsize=7, color=GRAY, **TEXT,
-                )  # fmt: skip
             if both and len(curves) == 1:
                 best = val["loss"].argmin()
                 point = val[kind][best] / scale, val["loss"][best]
@@ -184,16 +164,15 @@ def losses(
         draw_baselines(axes, baselines or {}, labels=axes is panels[-1])
     panels[0].set_ylabel("loss (nats per token)")
     figure.suptitle(drawable(title), fontsize=11, **TEXT)
-    names = list(map(drawable, runs))
+    names = [*runs]
     if any(len(train["loss"]) and len(val["loss"]) for train, val in curves.values()):
         handles += [Line2D([], [], color=GRAY, **kind) for kind in (TRAINING, VALIDATION)]
         names += ["training (single batch)", "validation"]
     numbers = list(map(str, range(len(handles))))  # replaced by the names: a legend omits labels that begin with "_"
-    legend = figure.legend(
-        handles, numbers, loc="outside upper left", ncols=min(len(numbers), 4), frameon=False, fontsize=9
-    )
+    place: dict[str, Any] = {"loc": "outside upper left", "ncols": min(len(names), 4)}
+    legend = figure.legend(handles, numbers, **place, frameon=False, fontsize=9)
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set(text=name, **TEXT)
+        text.set(text=drawable(name), **TEXT)
     return figure
 
 
@@ -252,57 +231,33 @@ def _curves(name: str, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np
 
     Evaluations have the tokens and time of the last step before them.
     """
-    number = lambda value: type(value) in (int, float) and math.isfinite(value)  # noqa: E731
 
-    def column(field: str, points: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        return np.array([point[field] for point in points], float)
+    def columns(*fields: str) -> list[np.ndarray]:
+        """Return the columns of the lines that have all of these fields."""
+        rows = [[line.get(field) for field in ("step", *fields)] for line in lines]
+        known = [row for row in rows if all(type(value) in (int, float) for value in row)]
+        numbers = np.array(known, float).reshape(-1, 1 + len(fields))
+        return list(numbers[np.isfinite(numbers).all(1)].T)
 
-    train, val = ([line for line in lines if number(line.get(field))] for field in ("loss", "val_loss"))
-    if not train and not val:
+    done, tokens, seconds = columns("tokens", "elapsed_seconds")
+
+    def curve(field: str, offset: int) -> dict[str, np.ndarray]:
+        step, loss = columns(field)
+
+        def at(values: np.ndarray) -> np.ndarray:
+            return np.interp(step + offset, done + 1, values) if len(done) else np.full(len(step), np.nan)
+
+        return {"step": step, "loss": loss, "tokens": at(tokens), "seconds": at(seconds)}
+
+    train, val = curve("loss", 1), curve("val_loss", 0)
+    if not len(train["loss"]) + len(val["loss"]):
         raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no complete line")
-    known = [line for line in train if number(line.get("tokens")) and number(line.get("elapsed_seconds"))]
-    done = column("step", known) + 1
-
-    def curve(points: list[Mapping[str, Any]], field: str, offset: int) -> dict[str, np.ndarray]:
-        step = column("step", points)
-
-        def at(field: str) -> np.ndarray:
-            return np.interp(step + offset, done, column(field, known)) if known else np.full(len(step), np.nan)
-
-        return {"step": step, "loss": column(field, points), "tokens": at("tokens"), "seconds": at("elapsed_seconds")}
-
-    return curve(train, "loss", 1), curve(val, "val_loss", 0)
-
-
-def _changes(lines: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Return the settings that changed when a run was resumed, by step: `{300: "learning_rate 0.001"}`."""
-    changed = {line["step"]: line["changed"] for line in lines if isinstance(line.get("changed"), Mapping)}
-    texts = {
-        step: ", ".join(f"{name.rpartition('.')[2]} {value[-1]}" for name, value in values.items() if value)
-        for step, values in changed.items()
-    }
-    return {step: text for step, text in texts.items() if text}
-
-
-def _array(name: str, values: ArrayLike, dimensions: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(values, np.float64)
-    if array.ndim not in dimensions or not array.size:
-        expected = " or ".join(map(str, dimensions))
-        raise UserError(f"{name} must have {expected} dimensions and not be empty: its shape is {list(array.shape)}")
-    return array
+    return train, val
 
 
 def _names(tokens: Sequence[str] | None, n: int) -> list[str]:
-    """Return the labels of n positions.
-
-    Raises:
-        UserError: if there are not `n` tokens.
-    """
-    if tokens is None:
-        return [str(i) for i in range(n)]
-    if len(tokens) != n:
-        raise UserError(f"tokens has {len(tokens)} items, and the array {n}: pass one for each")
-    return [token_label(token) for token in tokens]
+    """Return the labels of n positions: their tokens, or their numbers."""
+    return [str(i) for i in range(n)] if tokens is None else [token_label(token) for token in tokens]
 
 
 def _by_layer(

@@ -6,7 +6,7 @@ import re
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,13 +54,12 @@ def instruction_kinds(program: str) -> dict[str, str]:
     kinds = {}
     for body in computations.values():
         parts = {name: _part(instruction, computations) for name, instruction in body.items()}
-        # The own time of the loop of several steps per call is overhead.
-        parts = {
-            name: part for name, part in parts.items() if part.instruction.opcode != "while" or "jvp(" in part.path
-        }
         for name, part in parts.items():
+            # The own time of the loop of several steps per call is overhead.
+            if part.instruction.opcode == "while" and "jvp(" not in part.path:
+                continue
             # The CPU compiler splits the products of attention and drops their source paths.
-            paths = [part.path] if part.path or not part.product else _paths_around(part, parts)
+            paths = [part.path] if part.path or not part.product else _paths_around(name, parts)
             kinds[name] = _kind(part, paths)
     return kinds
 
@@ -156,21 +155,18 @@ def _is_product(instruction: Instruction) -> bool:
     )
 
 
-def _paths_around(part: _Part, parts: Mapping[str, _Part]) -> list[str]:
-    """Return the paths of an instruction's operands and users, looking up to two steps past those without a path."""
-    paths, seen, without_path = [], {part.instruction.name}, [part.instruction]
-    for _ in range(3):
-        operands = {name for each in without_path for name in each.operands}
-        names = {each.name for each in without_path}
-        near = [p for name, p in parts.items() if name in operands or not names.isdisjoint(p.instruction.operands)]
-        near = [each for each in near if each.instruction.name not in seen]
-        seen |= {each.instruction.name for each in near}
-        paths += [each.path for each in near]
-        without_path = [each.instruction for each in near if not each.path]
-    return paths
+def _paths_around(name: str, parts: Mapping[str, _Part]) -> list[str]:
+    """Return the paths of the operands and users of an instruction, and of their own if they have no path."""
+    near, without_path = {name}, {name}
+    for _ in range(2):
+        operands = {each for other in without_path for each in parts[other].instruction.operands if each in parts}
+        users = {other for other, part in parts.items() if not without_path.isdisjoint(part.instruction.operands)}
+        without_path = {each for each in operands | users if not parts[each].path} - near
+        near |= operands | users
+    return [parts[each].path for each in near]
 
 
-def _kind(part: _Part, paths: Sequence[str]) -> str:
+def _kind(part: _Part, paths: Iterable[str]) -> str:
     if part.instruction.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return "communication"
     if any("/attn/" in path and "_proj" not in path for path in paths):

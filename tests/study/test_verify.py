@@ -26,7 +26,7 @@ from jaxgpt.model import attention, embedding, gpt
 from jaxgpt.ops import norms
 from jaxgpt.ops.attention import Positions, Visible
 from jaxgpt.study.verify import LAWS, Law, forward, fresh, training, verify
-from jaxgpt.study.verify.subject import Skipped, distance, same_bits
+from jaxgpt.study.verify.subject import Skipped, distance
 from jaxgpt.train import step
 
 OURS = LAWS[:-1]  # without transformers, which is slow to import
@@ -280,6 +280,7 @@ def test_a_broken_build_fails_the_right_rows_and_no_others(
     break_: Callable[[Patch], None], failing: set[str], laws: tuple[Law, ...], monkeypatch: Patch
 ) -> None:
     lm = tiny()
+    jax.clear_caches()  # programs without the fault
     break_(monkeypatch)
     assert {name for name, row in rows(lm, laws).items() if row.ok is False} == failing
 
@@ -298,7 +299,13 @@ def test_distance_is_relative_and_infinite_for_non_finite_numbers() -> None:
     for bad in (jnp.nan, jnp.inf):
         assert distance(jnp.array([bad]), jnp.array([bad])) == float("inf")
     assert distance(jnp.zeros(2), jnp.zeros(3)) == float("inf")
-    assert same_bits(a, a) == 0 < same_bits(a, b) == pytest.approx(1 / 3)
+
+
+def test_the_precision_is_set_only_while_a_law_is_measured() -> None:
+    law = Law("precision", lambda _: float(jax.config.jax_default_matmul_precision != "highest"), 0.0)
+    for row in verify(tiny(), [law, law]):
+        assert row.ok
+        assert jax.config.jax_default_matmul_precision is None
 
 
 def test_lower_precision_raises() -> None:

@@ -26,25 +26,18 @@ from jaxgpt.runtime import SAFE_FLAG
 from jaxgpt.study.verify import files, forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
 
-BITS = 0.0  # the same program or the same bytes: the bits must be equal
+EQUAL = 0.0  # the same program or the same bytes
 SUMS = 1e-5  # the same sums in another order, in a forward pass
 GRADIENTS = 1e-4  # the same, forward and backward, including leaves whose terms cancel (see FLOOR)
 
 
 class Law(NamedTuple):
-    """An equivalence of two computations.
+    """An equivalence of two computations."""
 
-    Attributes:
-        name: left side = right side.
-        measure: computes the difference of the two sides; raises `Skipped` if the law does not apply.
-        tolerance: the largest difference that passes.
-        fix: advice for the user if the law fails.
-    """
-
-    name: str
-    measure: Callable[[Subject], float]
-    tolerance: float
-    fix: str = ""
+    name: str  # left side = right side
+    measure: Callable[[Subject], float]  # the difference of the two sides; raises `Skipped` if the law does not apply
+    tolerance: float  # the largest difference that passes
+    fix: str = ""  # advice for the user if the law fails
 
 
 class LawResult(NamedTuple):
@@ -71,7 +64,7 @@ LAWS = (
     Law("cached = uncached", forward.cached, SUMS),
     Law("padded batch = single prompts", forward.padded, SUMS),
     Law("sampler loop = unrolled", forward.sampler_loop, SUMS),
-    Law("logits ignore later tokens", forward.causal, BITS),
+    Law("logits ignore later tokens", forward.causal, EQUAL),
     Law("tied head = token table", forward.tied, SUMS),
     Law("packed documents = each alone", forward.documents, SUMS),
     Law("fast operations = definitions", training.operations, GRADIENTS),
@@ -87,19 +80,15 @@ LAWS = (
         SUMS,
         f"start Python with {SAFE_FLAG} in XLA_FLAGS, or import jaxgpt before JAX is used",
     ),
-    Law("checkpoint read = written", files.saved, BITS),
-    Law("resumed = uninterrupted", training.resumed, BITS),
-    Law("export read = written", files.exported, BITS),
+    Law("checkpoint read = written", files.saved, EQUAL),
+    Law("resumed = uninterrupted", training.resumed, EQUAL),
+    Law("export read = written", files.exported, EQUAL),
     Law("logits = transformers", files.transformers, SUMS),
 )
 
 
 def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
     """Yield the result of each law when it is measured, in float32 regardless of the run's compute dtype.
-
-    Args:
-        lm: the model, with float32 weights.
-        laws: the laws to check.
 
     Raises:
         UserError: if the weights are not float32.
@@ -110,8 +99,8 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
 
 
 def _results(lm: LM, laws: Sequence[Law]) -> Iterator[LawResult]:
-    with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("highest"):
-        subject = Subject(lm, Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        subject = Subject(lm, Path(directory))
         for law in laws:
             yield _result(law, subject)
 
@@ -121,7 +110,8 @@ def _result(law: Law, subject: Subject) -> LawResult:
     difference: float | None = None
     ok, note = None, ""
     try:
-        difference = law.measure(subject)
+        with jax.default_matmul_precision("highest"):
+            difference = law.measure(subject)
         ok = difference <= law.tolerance
         note = "" if ok else law.fix
     except Skipped as e:

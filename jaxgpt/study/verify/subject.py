@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxgpt.config import Config, ModelConfig
 from jaxgpt.kernels import best
-from jaxgpt.lm import LM, load, save
+from jaxgpt.lm import LM, save
 from jaxgpt.model import GPT
 from jaxgpt.train import step
 from jaxgpt.train.loss import next_token_loss
@@ -31,32 +31,18 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """The model under test, and the tokens and results that several laws share.
+    """The model under test, and the tokens and results that several laws share."""
 
-    Attributes:
-        lm: the model, with float32 weights on one device.
-        folder: an empty directory for exports and checkpoints.
-    """
-
-    lm: LM
-    folder: Path
+    lm: LM  # with float32 weights on one device
+    directory: Path  # an empty directory for exports and checkpoints
 
     @cached_property
     def config(self) -> Config:
         """The run's config with float32, without dropout, remat, microbatches, layer scan and loss chunks."""
         config = self.lm.config.with_model(dropout=0.0)
-        return replace(
-            config,
-            train=replace(
-                config.train,
-                attention="auto",
-                compute_dtype="float32",
-                remat="none",
-                accumulation=1,
-                scan_layers=False,
-                loss_chunk=0,
-            ),
-        )
+        plain: dict[str, Any] = {"remat": "none", "accumulation": 1, "scan_layers": False, "loss_chunk": 0}
+        train = replace(config.train, attention="auto", compute_dtype="float32", **plain)
+        return replace(config, train=train)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -98,42 +84,27 @@ class Subject:
         top = below or self.model_config.vocab_size
         return jnp.asarray(np.random.Generator(np.random.Philox(0)).integers(0, top, shape, np.int32))
 
-    def gradient(self, params: Any, windows_BT1: jax.Array, model: GPT, accumulation: int = 1) -> Any:
+    def gradient(self, model: GPT, params: Any, windows_BT1: jax.Array, accumulation: int = 1) -> Any:
         """Compute the mean loss and its gradient as the train step does."""
         objective = next_token_loss(model.apply)
         means, gradient = step.gradients(params, windows_BT1, None, objective=objective, accumulation=accumulation)
         return means["loss"], gradient
 
+    def compiled_gradient(self, model: GPT, accumulation: int = 1) -> Any:
+        """Compute the same for this model's weights and windows in one compiled program."""
+        compute = jax.jit(lambda params, windows: self.gradient(model, params, windows, accumulation))
+        return jax.device_get(compute(self.params, self.windows))
+
     @cached_property
     def plain_gradient(self) -> Any:
         """Mean loss and gradient of the whole batch, compiled, without remat."""
-        return jax.device_get(jax.jit(lambda p, w: self.gradient(p, w, self.model))(self.params, self.windows))
+        return self.compiled_gradient(self.model)
 
     @cached_property
     def saved(self) -> Path:
         """The model saved as a run directory."""
-        save(self.lm._replace(config=self.config), self.folder / "run")
-        return self.folder / "run"
-
-    @cached_property
-    def exported(self) -> Path:
-        """The model exported as a directory for transformers.
-
-        Raises:
-            Skipped: transformers has no equivalent architecture.
-        """
-        from jaxgpt.convert.models import export_model
-        from jaxgpt.errors import UserError
-
-        try:
-            export_model(self.saved, self.folder / "exported")
-        except UserError as e:
-            raise Skipped(str(e)) from None
-        return self.folder / "exported"
-
-    def read_back(self) -> Any:
-        """Read the weights of the saved run directory."""
-        return load(self.saved).params
+        save(self.lm._replace(config=self.config), self.directory / "run")
+        return self.directory / "run"
 
 
 def distance(found: Any, expected: Any) -> float:
@@ -146,9 +117,8 @@ def distance(found: Any, expected: Any) -> float:
     Returns:
         0 if the trees are equal; infinity if a number is not finite or shapes differ.
     """
-    pairs = [
-        (np.asarray(a), np.asarray(b)) for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    ]
+    leaves = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)] for tree in (found, expected))
+    pairs = list(zip(*leaves, strict=True))
     sizes = [float(np.abs(b).max(initial=0)) for _, b in pairs]
     worst = 0.0
     for (a, b), size in zip(pairs, sizes, strict=True):
@@ -158,17 +128,3 @@ def distance(found: Any, expected: Any) -> float:
         scale = max(size, FLOOR * max(sizes))
         worst = max(worst, difference / scale if scale else float("inf") if difference else 0.0)
     return worst
-
-
-def same_bits(found: Any, expected: Any) -> float:
-    """Compute the share of numbers whose bits differ: 0 if the trees are equal."""
-    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True))
-    arrays = [(np.asarray(a), np.asarray(b)) for a, b in pairs]
-    if any((a.shape, a.dtype) != (b.shape, b.dtype) for a, b in arrays):
-        return 1.0
-    differ = sum(int((_bits(a) != _bits(b)).sum()) for a, b in arrays)
-    return differ / sum(a.size for a, _ in arrays)
-
-
-def _bits(a: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(a, np.float32).view(np.uint32)

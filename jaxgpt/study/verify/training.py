@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel import resolve
 from jaxgpt.parallel.mesh import AXES
-from jaxgpt.study.verify.subject import BATCH_LENGTH, ROWS, Skipped, Subject, distance, same_bits
+from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import Program
@@ -29,14 +30,12 @@ from jaxgpt.trainer.program import Program
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
     """Compare the gradient with rematerialization to that without."""
-    model = s.model.clone(remat=POLICIES[policy])
-    return distance(jax.jit(lambda p, w: s.gradient(p, w, model))(s.params, s.windows), s.plain_gradient)
+    return distance(s.compiled_gradient(s.model.clone(remat=POLICIES[policy])), s.plain_gradient)
 
 
 def operations(s: Subject) -> float:
     """Compare the loss and gradient of the operations that training uses with those of their definitions."""
-    definition = GPT(s.model_config, Ops())
-    return distance(s.plain_gradient, jax.jit(lambda p, w: s.gradient(p, w, definition))(s.params, s.windows))
+    return distance(s.plain_gradient, s.compiled_gradient(GPT(s.model_config, Ops())))
 
 
 def scanned(s: Subject) -> float:
@@ -44,21 +43,20 @@ def scanned(s: Subject) -> float:
     c = s.model_config
     if len(set(c.windows)) > 1:
         raise Skipped(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
-    stacked = jax.jit(lambda p, w: s.gradient(p, w, s.model))
+    stacked = jax.jit(lambda params, windows: s.gradient(s.model, params, windows))
     loss, gradient = stacked(stack_layers(s.params), s.windows)
-    return distance((loss, unstack_layers(gradient, s.model_config.n_layer)), s.plain_gradient)
+    return distance((loss, unstack_layers(gradient, c.n_layer)), s.plain_gradient)
 
 
 def accumulation(s: Subject) -> float:
     """Compare the loss and gradient of four microbatches with different numbers of tokens to those of the whole batch."""
-    accumulated = jax.jit(lambda p, w: s.gradient(p, w, s.model, 4))
-    return distance(accumulated(s.params, s.windows), s.plain_gradient)
+    return distance(s.compiled_gradient(s.model, accumulation=4), s.plain_gradient)
 
 
 def compiled(s: Subject) -> float:
     """Compare the compiled loss and gradient to the same operations executed one by one."""
     with jax.disable_jit():
-        return distance(s.plain_gradient, s.gradient(s.params, s.windows, s.model))
+        return distance(s.plain_gradient, s.gradient(s.model, s.params, s.windows))
 
 
 def devices(s: Subject) -> float:
@@ -70,18 +68,10 @@ def devices(s: Subject) -> float:
     found = jax.devices() if jax.device_count() > 1 else jax.devices("cpu")
     if len(found) < 2:
         raise Skipped("needs at least 2 devices: set JAX_NUM_CPU_DEVICES=8")
-    smooth = OptimConfig(
-        learning_rate=1000.0,
-        schedule="constant",
-        warmup_steps=0,
-        beta1=0.0,
-        beta2=0.0,
-        eps=1.0,
-        weight_decay=0.0,
-        grad_clip=0.0,
-    )
+    plain: dict[str, Any] = {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0, "grad_clip": 0.0}
+    smooth = OptimConfig(learning_rate=1000.0, beta1=0.0, beta2=0.0, eps=1.0, **plain)
     config = replace(s.config, optim=smooth, train=replace(s.config.train, batch_size=ROWS))
-    windows = np.asarray(s.random_ids((ROWS, min(BATCH_LENGTH, s.model_config.block_size) + 1)))
+    windows = np.asarray(s.random_ids((ROWS, s.windows.shape[1])))
     params = jax.device_get(s.params)
 
     def update(config: Config) -> tuple[Any, Any]:
@@ -91,12 +81,12 @@ def devices(s: Subject) -> float:
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
 
     one = update(replace(config, mesh=MeshConfig(data=1)))
-    many = update(replace(config, mesh=split(config, len(found))))
+    many = update(replace(config, mesh=_split(config, len(found))))
     return max(distance(a, b) for a, b in zip(many, one, strict=True))
 
 
 def resumed(s: Subject) -> float:
-    """Train four steps, and again from the state saved after two; compare the bits of the final states.
+    """Train four steps, and again from the state saved after two; compare the final states.
 
     With dropout and a weight average, so that all parts of a state matter.
     """
@@ -104,7 +94,7 @@ def resumed(s: Subject) -> float:
     train = replace(config.train, batch_size=ROWS)
     config = replace(config, train=train, optim=replace(config.optim, ema_decay=0.9), mesh=MeshConfig(data=1))
     program = _program(config, jax.devices()[:1])
-    windows = np.asarray(s.random_ids((4, ROWS, min(BATCH_LENGTH, s.model_config.block_size) + 1)))
+    windows = np.asarray(s.random_ids((4, ROWS, s.windows.shape[1])))
 
     def steps(state: TrainState, batches: np.ndarray) -> TrainState:
         for batch in batches:
@@ -112,12 +102,12 @@ def resumed(s: Subject) -> float:
         return state
 
     middle = steps(program.init(jax.device_get(s.params)), windows[:2])
-    directory = s.folder / "checkpoints"
+    directory = s.directory / "checkpoints"
     with store.Saver(directory, config.train) as saver:
         saver.save(program.to_checkpoint(middle), store.Info(2))
     straight = jax.device_get(steps(middle, windows[2:]))
     saved = store.restore(directory, 2, program.layout.abstract_checkpoint)
-    return same_bits(steps(program.from_checkpoint(saved), windows[2:]), straight)
+    return distance(steps(program.from_checkpoint(saved), windows[2:]), straight)
 
 
 def _program(config: Config, devices: Sequence[jax.Device]) -> Program:
@@ -127,17 +117,13 @@ def _program(config: Config, devices: Sequence[jax.Device]) -> Program:
     return Program(Layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
 
 
-def split(config: Config, n_devices: int) -> MeshConfig:
+def _split(config: Config, n_devices: int) -> MeshConfig:
     """Return a mesh of up to 8 devices that uses as many mesh axes as the model's shapes allow."""
     n = max(n for n in (2, 4, 8) if n <= n_devices)
-    shapes = [(d, f, n // d // f) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if n % (d * f) == 0]
-    for data, fsdp, tensor in sorted(shapes, key=lambda shape: (max(shape), shape)):
-        mesh = MeshConfig(data=data, fsdp=fsdp, tensor=tensor)
-        try:
-            return resolve(replace(config, mesh=mesh), n_devices)[0]
-        except UserError:
-            continue
-    raise Skipped(f"the model's shapes cannot be divided among {n} devices")
+    for fsdp, tensor in ((2, 2), (2, 1), (1, 2)):
+        with suppress(UserError):
+            return resolve(replace(config, mesh=MeshConfig(data=-1, fsdp=fsdp, tensor=tensor)), n)[0]
+    return MeshConfig(data=n)
 
 
 def fused_reductions(s: Subject) -> float:
@@ -146,10 +132,9 @@ def fused_reductions(s: Subject) -> float:
     XLA's CPU backend can miscompile these fused reductions.
     """
     E = np.random.Generator(np.random.Philox(0)).standard_normal((128, 128), np.float32)
-    worst = 0.0
+    wide, worst = E.astype(np.float64), 0.0
     for axis in (0, 1):
         reduction: Callable[[jax.Array], jax.Array] = jax.jit(partial(_reduce_product, axis=axis))
-        wide = E.astype(np.float64)
         worst = max(worst, distance(reduction(jnp.asarray(E)), ((wide @ np.full_like(wide, 0.5)) * wide).sum(axis)))
     return worst
 
