@@ -54,11 +54,7 @@ class Piece(NamedTuple):
     read: int = 0  # bytes of the sources read from disk so far
 
     def text(self) -> str:
-        """Parse the text.
-
-        Raises:
-            UserError: if the text cannot be read.
-        """
+        """Parse the text; raise `UserError` if it cannot be read."""
         value: Any = self.content
         if isinstance(value, UserError):
             raise value
@@ -84,25 +80,12 @@ class Piece(NamedTuple):
 
 
 def list_sources(names: Sequence[str]) -> list[Source]:
-    """List the files of each source, or the revision of a dataset.
-
-    Args:
-        names: files, directories, or names of Hugging Face datasets after `hf:`.
-
-    Raises:
-        UserError: if a source does not exist, or is empty.
-    """
+    """List the files of each source, or the revision of a dataset; raise `UserError` if a source is missing or empty."""
     return [_dataset(name) if name.startswith(HUB) else _files(name) for name in names]
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
-    """Yield all documents. The first document is for training.
-
-    Args:
-        sources: sources from `list_sources`.
-        params: `field`, and for datasets `subset` and `split`, are used.
-        cuts: safe places to cut a long text (`Tokenizer.cuts`).
-    """
+    """Yield all documents, with long texts cut at `cuts`. The first document is for training."""
     read = documents = 0
     for size, pieces in _contents(sources, params, cuts):
         for piece in pieces:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -142,11 +142,7 @@ class _Output:
             self._saved = time.monotonic()
 
     def finish(self) -> None:
-        """Complete the last shards and the index.
-
-        Raises:
-            UserError: if there are no training documents.
-        """
+        """Complete the last shards and the index; raise `UserError` if there are no training documents."""
         if not self._splits["train"].entry["documents"]:
             skipped = self._index["skipped"]["documents"]
             raise UserError(f"no documents for training ({skipped:,} skipped): use other sources")
@@ -157,8 +153,7 @@ class _Output:
 
     def close(self) -> None:
         for split in self._splits.values():
-            with suppress(OSError):  # on a full disk, closing fails too
-                split.close()
+            split.close()
 
 
 def _named_tokenizer(name: str) -> Tokenizer:

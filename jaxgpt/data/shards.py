@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -88,9 +89,10 @@ class ShardWriter:
         self._file, self._tokens = None, 0
 
     def close(self) -> None:
-        """Close the file of the unfinished shard."""
-        if self._file:
-            self._file.close()
+        """Close the file of the unfinished shard. On a full disk, closing fails too."""
+        with suppress(OSError):
+            if self._file:
+                self._file.close()
 
     @property
     def _path(self) -> Path:
@@ -136,11 +138,7 @@ def read_index(directory: Path) -> dict[str, Any] | None:
 
 
 def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
-    """Load the tokenizer of a directory.
-
-    Raises:
-        UserError: if the file has changed.
-    """
+    """Load the tokenizer of a directory; raise `UserError` if the file has changed."""
     path = directory / TOKENIZER_FILE
     if not path.is_file() or sha256_file(path) != index["tokenizer"]["sha256"]:
         raise UserError(f"{path} is missing or does not match {INDEX}: prepare the data again")
@@ -148,11 +146,7 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
 
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
-    """Compare the files of a directory with the sizes, or the checksums too, in its index.
-
-    Raises:
-        UserError: if they differ.
-    """
+    """Raise `UserError` if the files of a directory differ from the sizes, or the checksums too, in its index."""
     fix = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
     itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
@@ -166,23 +160,6 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
         raise UserError(f"{directory / others[0]} is not in {INDEX}: {fix}")
 
 
-def complete_index(path: Path) -> dict[str, Any] | None:
-    """Read the index of a directory written by `jaxgpt data prepare`, and compare it with the sizes of the files.
-
-    Returns:
-        The index, or None if the path is something else.
-
-    Raises:
-        UserError: if the index contradicts the files, or the directory is unfinished.
-    """
-    index = read_index(path)
-    if index and not index["complete"]:
-        raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
-    if index:
-        check_files(path, index)
-    return index
-
-
 def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
     """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None if the path is something else.
 
@@ -192,11 +169,14 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
         tokenizer: an existing tokenizer that must match, such as the tokenizer of a resumed run.
 
     Raises:
-        UserError: if the tokenizers differ, or the index contradicts the files.
+        UserError: if the directory is unfinished, the index contradicts the sizes of the files, or the tokenizers differ.
     """
-    index = complete_index(path)
+    index = read_index(path)
     if index is None:
         return None
+    if not index["complete"]:
+        raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
+    check_files(path, index)
     own, used = saved_tokenizer(path, index), index["tokenizer"]["name"]
     named = "the tokenizer of the model" if tokenizer else f"data.tokenizer {kind}"
     if tokenizer is None and kind in (*FROM_TEXT, used):
@@ -213,6 +193,6 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
     """Return whether two tokenizers give the same ids: equal vocabularies, merges, and ids of a probe."""
-    models = [json.loads(each.to_json())["model"] for each in (a, b)]
-    is_equal = all(models[0].get(key) == models[1].get(key) for key in ("type", "vocab", "merges"))
+    one, other = (json.loads(each.to_json())["model"] for each in (a, b))
+    is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

@@ -22,8 +22,7 @@ from helpers import TEXT
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import documents as module
 from jaxgpt.data import load_tokenizer, open_data
-from jaxgpt.data.cuts import GPT2_CUTS
-from jaxgpt.data.documents import list_sources, read_pieces, sample_text
+from jaxgpt.data.documents import list_sources, sample_text
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.tokenizer_files import make_tokenizer, train_bpe
 from jaxgpt.errors import UserError
@@ -457,15 +456,3 @@ def test_a_dataset_that_cannot_be_reached_is_one_line(params: PrepareParams, mon
     monkeypatch.setattr("huggingface_hub.dataset_info", lambda *args, **options: 1 / 0)
     with pytest.raises(UserError, match="cannot find hf:no/where on the Hugging Face Hub: division by zero"):
         run(params, names=["hf:no/where"])
-
-
-def test_a_suffix_means_one_thing() -> None:
-    """The same objects give the same documents in every format, with any compression."""
-    texts = documents(20)
-    lines = "\n".join(json.dumps({"text": text}) for text in texts).encode()
-    names = {"a.jsonl": lines, "a.ndjson": b"\n\n" + lines + b"\r\n"}
-    for name, data in names.items():
-        for suffix, compress in (("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)):
-            Path(name + suffix).write_bytes(compress(data))
-            pieces = read_pieces(list_sources([name + suffix]), PrepareParams(), GPT2_CUTS)
-            assert [piece.text() for piece in pieces] == texts
