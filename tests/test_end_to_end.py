@@ -48,6 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert f"\nrun       {out} (" in result.out
     (folder / "next").write_text(result.out[result.out.index("\nnext ") + len("\nnext ") :])
     assert "validation loss" in result.out
+    assert "seeds" in result.out
     return out
 
 

@@ -13,7 +13,7 @@ import jax
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
 from jaxgpt.cli.console import Console
-from jaxgpt.cli.output import aligned, command_line, note, path_word
+from jaxgpt.cli.output import ERROR_OF_DATA, aligned, command_line, note, path_word
 from jaxgpt.cli.plot import draw_run, read_baselines
 from jaxgpt.cli.progress import Activity, duration, progress, shown
 from jaxgpt.config import Config, TrainConfig
@@ -84,6 +84,8 @@ class TrainReport(Report):
     def evaluated(self, step: int, result: Evaluation) -> None:
         kind = "validation" if self.data.held_out else "training text"
         self.console.write(f"step {step:>5}: {kind} loss {result} ({result.tokens:,} tokens)")
+        if step == self._total and math.isfinite(result.stderr):
+            self.console.write(f"            {ERROR_OF_DATA}")
         if is_leader() and time.monotonic() - self._drawn > PLOT_EVERY:
             self._draw()
 
