@@ -3,9 +3,9 @@
 python benchmarks/start.py                  the default preset, 3 processes of each, medians
 python benchmarks/start.py --repeats 1      a quick check
 
-Cold: without the cache of compiled programs (`--no-cache`). Warm: with the cache filled by an earlier process. The
-time ends when the first line is in metrics.jsonl, or `jaxgpt sample --stream` prints a character. Files are in the
-page cache.
+Cold: without the cache of compiled programs (`JAX_ENABLE_COMPILATION_CACHE=false`). Warm: with the cache filled by an
+earlier process. The time ends when the first line is in metrics.jsonl, or `jaxgpt sample --stream` prints a character.
+Files are in the page cache.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def main() -> None:
         subprocess.run([*command, *sample], env=env, check=True, capture_output=True)
         seconds: dict[str, list[float]] = {}
         for repeat in range(args.repeats):
-            for kind, flags in (("cold", ["--no-cache"]), ("warm", [])):
+            for kind, cached in (("cold", "false"), ("warm", "true")):
+                env["JAX_ENABLE_COMPILATION_CACHE"] = cached
                 out = root / f"{kind}{repeat}"
-                train = ["train", args.preset, "--out", str(out), *flags]
+                train = ["train", args.preset, "--out", str(out)]
                 seconds.setdefault(f"first step, {kind}", []).append(first_step([*command, *train], env, out))
-                streamed = first_character([*command, *sample, *flags], env)
+                streamed = first_character([*command, *sample], env)
                 seconds.setdefault(f"first character, {kind}", []).append(streamed)
             for words in (["--help"], ["train", "--help"]):
                 start = time.perf_counter()

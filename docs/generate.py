@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from cyclopts.argument import Argument
 
-from jaxgpt.cli import COMMANDS, command
-from jaxgpt.cli.parse import parser
+from jaxgpt.cli.parse import COMMANDS, EVERY, make_app
 from jaxgpt.cli.presets import BASE, size
 from jaxgpt.config import Config, flat
 from jaxgpt.presets import PRESETS, preset
@@ -22,8 +21,7 @@ COLUMNS = ("option", "value", "default", "meaning")
 KINDS = {int: "INT", float: "FLOAT", str: "STR"}
 SECTIONS = tuple(f"--{field.name}." for field in fields(Config) if field.name not in ("preset", "init_from"))
 ENVIRONMENT = """\
-`-h` or `--help` prints the help of a command, `--no-cache` disables the cache of compiled programs, and `jaxgpt --version`
-prints the version.
+`-h` or `--help` prints the help of a command, and `jaxgpt --version` prints the version.
 
 The exit code is 0 for success, 1 for a failure, 2 for invalid usage or input, 75 for a run that was stopped before its
 last step, and 130 after Ctrl-C.
@@ -31,6 +29,7 @@ last step, and 130 after Ctrl-C.
 | environment variable | meaning |
 |---|---|
 | `JAXGPT_CACHE` | directory of caches (compiled programs, token ids, downloads); default: `~/.cache/jaxgpt` |
+| `JAX_ENABLE_COMPILATION_CACHE=false` | do not use the cache of compiled programs |
 | `JAX_PLATFORMS=cpu` | use the CPU, although there is an accelerator |
 | `JAX_NUM_CPU_DEVICES=8` | simulate 8 devices on the CPU |"""
 
@@ -48,16 +47,17 @@ def _lines() -> Iterator[str]:
     yield "`--steps` means `--train.steps`.\n"
     yield f"{ENVIRONMENT}\n"
     for name in COMMANDS:
-        function = command(name)
-        app = parser(name, function)
+        words = name.split()
+        app = make_app([*words, "--help"]).parse_commands(words)[1][-1]
         arguments = [
             each
-            for each in app.assemble_argument_collection(parse_docstring=True)
-            if each.show and not is_dataclass(each.hint)
+            for each in app.assemble_argument_collection(default_parameter=EVERY, parse_docstring=True)
+            if each.show and not each.children
         ]
-        about, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0].partition("\n\njaxgpt ")
+        about, _, examples = (
+            inspect.cleandoc(app.default_command.__doc__).partition("\n\nArgs:")[0].partition("\n\njaxgpt ")
+        )
         yield f"### jaxgpt {name}\n"
-        yield f"`{str(app.usage).removeprefix('Usage: ')}`\n"
         yield f"{about}\n"
         yield f"```sh\njaxgpt {examples}\n```\n"
         takes_settings = any(each.names[0].startswith("--train.") for each in arguments)
@@ -98,7 +98,7 @@ def _table(arguments: Iterable[Argument]) -> Iterator[str]:
         (
             each.names,
             _kind(each.hint),
-            each.show_default if isinstance(each.show_default, str) else "",
+            _default(each),
             each.parameter.help,
         )
         for each in arguments
@@ -107,10 +107,17 @@ def _table(arguments: Iterable[Argument]) -> Iterator[str]:
         yield from _rows(rows)
 
 
+def _default(argument: Argument) -> str:
+    shown = argument.show_default
+    return str((shown(argument.field_info.default) if callable(shown) else shown) or "")
+
+
 def _table_of_settings(section: str, default: Any) -> Iterator[str]:
-    app = parser("train", command("train"))
+    app = make_app(["train", "--help"])["train"]
     of_section = [
-        each for each in app.assemble_argument_collection(parse_docstring=True) if each.names[0].startswith(section)
+        each
+        for each in app.assemble_argument_collection(default_parameter=EVERY, parse_docstring=True)
+        if each.names[0].startswith(section)
     ]
     values = [getattr(default, field.name) for field in fields(default)]
     shown = [

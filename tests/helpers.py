@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import io
 import json
@@ -21,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgpt.cli import command, main
-from jaxgpt.cli.parse import run
+from jaxgpt.cli import main
+from jaxgpt.cli.parse import parse
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.model import GPT
 from jaxgpt.model.params import abstract_params
@@ -178,17 +177,11 @@ def jaxgpt(*args: str) -> Result:
 
 
 def parsed(name: str, *words: str) -> dict[str, Any]:
-    """Return the arguments that the function of a command would receive; {} if help is printed instead."""
-    function, given = command(name), dict[str, Any]()
-
-    @functools.wraps(function)
-    def spy(*args: Any, **options: Any) -> None:
-        bound = inspect.signature(function).bind(*args, **options)
-        bound.apply_defaults()
-        given.update(bound.arguments)
-
-    run(name, spy, words)
-    return given
+    """Return the arguments that the function of a command would receive; for help, those of the function that prints it."""
+    function, args, options = parse([*name.split(), *words])
+    bound = inspect.signature(function).bind(*args, **options)
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def jaxgpt_process(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ import pytest
 from helpers import TEXT, jaxgpt, parsed, repository
 
 import jaxgpt as package
-from jaxgpt.cli import COMMANDS
+from jaxgpt.cli.parse import COMMANDS
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.presets import PRESETS
 from jaxgpt.trainer.metrics import read_metrics

@@ -158,10 +158,10 @@ def test_interrupted_and_resumed() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["trian"], "unknown command 'trian' (did you mean train?)"),
+        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
         (["train", "shakspeare"], "no preset or run 'shakspeare' (did you mean shakespeare?)"),
         (["train", "--model.n-layers", "3"], "Unknown option: --model.n-layers. Did you mean --model.n-layer?"),
-        (["train", "--model.n-layer", "three"], "--model.n-layer: 'three' is not an integer"),
+        (["train", "--model.n-layer", "three"], "--model.n-layer must be an integer, not 'three'"),
         (["train", "--model.n-layer"], "--model.n-layer requires an argument"),
         (["train", "--model.norm", "batch"], "batch"),
         (["train", "--model.n-head", "3"], "jaxgpt: model.n_head 3 does not divide model.n_embd 128"),
@@ -192,7 +192,7 @@ def test_interrupted_and_resumed() -> None:
         ),
         (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
         (["sample", ".", "--prompt", "x"], ". is not a run: it has no config.json"),
-        (["sample", "--prompt", "x"], "RUN requires an argument (see jaxgpt sample --help)"),
+        (["sample", "--prompt", "x"], "RUN requires an argument. See jaxgpt sample --help."),
         (["eval", "taken"], "taken is not a run: it has no tokenizer.json"),
         (["info", "gpt3"], "no preset or run 'gpt3' (did you mean gpt2?)"),
         (["presets", "--jsn"], "Unknown option: --jsn. Did you mean --json?"),
@@ -259,7 +259,7 @@ def test_training_continues_after_its_pipe_is_closed(both: bool) -> None:
 
 
 def test_no_command_shows_help() -> None:
-    for args in ([], ["--help"], ["help"]):
-        assert jaxgpt(*args).out.startswith("usage: jaxgpt COMMAND")
-    assert jaxgpt("--version").out.startswith("jaxgpt 0.")
+    for args in ([], ["--help"]):
+        assert jaxgpt(*args).out.startswith("Usage: jaxgpt COMMAND")
+    assert jaxgpt("--version").out.startswith("0.")
     assert jaxgpt_process("--version").returncode == 0

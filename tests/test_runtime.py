@@ -50,14 +50,6 @@ def test_commands_run_without_a_cache_that_cannot_be_used(
     assert words == [["presets"]]
 
 
-def test_no_cache(words: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["jaxgpt", "train", "--no-cache", "--out", "x"])
-    with pytest.raises(SystemExit, match="0"):
-        cli.entry()
-    assert words == [["train", "--out", "x"]]
-    assert not any(name in os.environ for name in VARIABLES)
-
-
 def test_cache_settings_of_the_user_are_respected(words: list[list[str]]) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = "elsewhere"
     keep_compiled()

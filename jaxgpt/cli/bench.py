@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from jaxgpt.cli.output import aligned, print_json
-from jaxgpt.cli.parse import Json, Settings
+from jaxgpt.cli.parse import NO_SETTINGS, ON, Json, Settings
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.errors import UserError
@@ -16,10 +16,10 @@ def bench(
     /,
     *,
     seconds: float = 5.0,
-    decode: bool = True,
+    decode: Annotated[bool, ON] = True,
     trace: str = "",
     json: Json = False,
-    settings: Settings,
+    settings: Settings = NO_SETTINGS,
 ) -> int:
     """Measure training and generation speed on this machine, its peak rates, and where the time goes.
 

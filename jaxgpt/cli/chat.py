@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxgpt.cli.output import note, print_json
-from jaxgpt.cli.parse import Checkpoint, Json, Seed, Weights
+from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Weights
 from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, SamplingParams
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, reported
+from jaxgpt.files import write_atomically
 from jaxgpt.signals import stop_on_signal
 
 if TYPE_CHECKING:
-    from jaxgpt.lm import Chat, Generation
+    from jaxgpt.lm import Chat
 
-HELP = """/system TEXT  replace the system message
-/reset        clear the conversation except for the system message
+HELP = """/reset        clear the conversation except for the system message
 /save FILE    write the conversation as JSON
 /quit         quit (or Ctrl-D); Ctrl-C stops an answer, and pressed twice quits"""
 
@@ -38,7 +37,7 @@ def chat(
     weights: Weights = "float32",
     checkpoint: Checkpoint = "best",
     json: Json = False,
-    sampling: SamplingParams,
+    sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
 ) -> int:
     """Chat with a model that has a chat template, such as an imported instruction-tuned model.
 
@@ -59,14 +58,17 @@ def chat(
     lm = load_model(run, checkpoint, weights)
     from jaxgpt.lm import Chat
 
-    conversation = Chat(lm, _system(system))
+    conversation = Chat(lm, [{"role": "system", "content": system}] if system else [])
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:
         key = (seed + number) % 2**32  # the seed increases by 1 with each answer
         return conversation.answer(text, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, key=key)
 
     if json:
-        print_json({"run": run, "model": lm.source} | _complete(conversation, answer(once)))
+        *_, last = answer(once)
+        result = {"messages": conversation.messages, "answer": last.done.text, "tokens": len(last.done.ids)}
+        reason = {"finish_reason": last.done.finish_reason, "prompt_tokens": conversation.prompt_tokens}
+        print_json({"run": run, "model": lm.source} | result | reason)
     elif once:
         _print(answer(once))
     else:
@@ -104,73 +106,39 @@ def _print(pieces: Iterator[Any]) -> None:
     print(" [stopped]" if stop.requested else "", flush=True)
 
 
-def _complete(conversation: Chat, pieces: Iterator[Any]) -> dict[str, Any]:
-    began = time.perf_counter()
-    *_, last = pieces
-    done: Generation = last.done
-    return {
-        "messages": conversation.messages,
-        "answer": done.text,
-        "finish_reason": done.finish_reason,
-        "prompt_tokens": conversation.prompt_tokens,
-        "tokens": len(done.ids),
-        "seconds": time.perf_counter() - began,
-    }
-
-
-def _system(text: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": text}] if text else []
-
-
 def _lines(terminal: bool) -> Iterator[str]:
-    """Yield the non-empty lines."""
-    if not terminal:
-        try:
-            yield from filter(None, (line.rstrip("\r\n") for line in sys.stdin))
-        except UnicodeDecodeError as e:
-            raise UserError(f"standard input is not {e.encoding} text (byte {e.start})") from None
-        return
+    """Yield the non-empty lines of standard input."""
     while True:
         try:
-            line = input("> ").strip()
+            line = input("> " if terminal else "").strip()
         except EOFError:
-            print()
+            print(end="\n" if terminal else "")
             return
+        except UnicodeDecodeError as e:
+            raise UserError(f"standard input is not {e.encoding} text (byte {e.start})") from None
         except KeyboardInterrupt:
+            if not terminal:
+                raise
             print("\nuse /quit or Ctrl-D to quit", file=sys.stderr)
-            continue
-        if line:
-            yield line
+        else:
+            if line:
+                yield line
 
 
 def _command(line: str, conversation: Chat) -> bool:
     """Run a command; return False to quit."""
-    name, _, argument = line.partition(" ")
-    argument = argument.strip()
-    system = [message for message in conversation.messages if message["role"] == "system"]
+    name, _, file = line.partition(" ")
     match name:
-        case "/quit" | "/exit":
+        case "/quit":
             return False
         case "/help":
             print(HELP)
         case "/reset":
-            conversation.messages = system
-        case "/system":
-            conversation.messages = _system(argument) + conversation.messages[len(system) :]
-        case "/save":
-            _save(argument, conversation)
+            conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
+        case "/save" if file:
+            with reported(f"cannot write {file}"):
+                write_atomically(Path(file), dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
+            note(f"saved {len(conversation.messages)} messages in {file}")
         case _:
-            raise UserError(f"unknown command {name}: /help lists the commands")
+            raise UserError(f"unknown command {line}: /help lists the commands")
     return True
-
-
-def _save(name: str, conversation: Chat) -> None:
-    from jaxgpt.files import write_atomically
-
-    if not name:
-        raise UserError("/save needs a file name, as in /save chat.json")
-    try:
-        write_atomically(Path(name), dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
-    except OSError as e:
-        raise UserError(f"cannot write {name}: {e.strerror}") from None
-    note(f"saved {len(conversation.messages)} messages in {name}")

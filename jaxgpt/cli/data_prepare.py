@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jaxgpt.cli.output import command_line, note, path_word, print_json
-from jaxgpt.cli.parse import Json
+from jaxgpt.cli.parse import FLAT, Json
 from jaxgpt.cli.progress import Activity, progress
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
@@ -17,7 +17,9 @@ WINDOW = 1024  # tokens of a window
 MIN_WINDOWS = 50  # validation windows below which losses are too noisy to compare runs
 
 
-def data_prepare(*sources: str, out: str, json: Json = False, params: PrepareParams) -> int:
+def data_prepare(
+    *sources: str, out: str, json: Json = False, params: Annotated[PrepareParams, FLAT] = PrepareParams()
+) -> int:
     """Tokenize documents to shards of token ids that jaxgpt, nanoGPT and llm.c read, with an index.
 
     Memory is bounded. A killed command continues when it is run again, and ends with the same bytes. Train on the result

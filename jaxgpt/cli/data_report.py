@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from jaxgpt.cli.output import print_json
-from jaxgpt.cli.parse import Json, Settings
+from jaxgpt.cli.parse import NO_SETTINGS, DataSettings, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.errors import UserError, did_you_mean
@@ -16,7 +16,7 @@ from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 
-def data_report(target: str, /, *, json: Json = False, settings: Annotated[Settings, "data"]) -> int:
+def data_report(target: str, /, *, json: Json = False, settings: DataSettings = NO_SETTINGS) -> int:
     """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it.
 
     It has tokens, documents, repetitions, the overlap of validation with training, and baselines to compare a loss with:

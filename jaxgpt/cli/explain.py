@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxgpt.cli.output import print_json
-from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
+from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
 from jaxgpt.cli.settings import load_model, note_if_empty
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxgpt.lm.explain import Choice
 
 
 def explain(
@@ -19,11 +23,11 @@ def explain(
     special: Special = False,
     seed: Seed = SEED,
     key: tuple[int, ...] = (),
-    show: int = 10,
+    show: Count = 10,
     weights: Weights = "float32",
     checkpoint: Checkpoint = "best",
     json: Json = False,
-    sampling: SamplingParams,
+    sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
 ) -> int:
     """Show how the next token is sampled: the tokens each filter removes, the remaining candidates, and the random number.
 
@@ -37,9 +41,6 @@ def explain(
         key: key to use instead of a seed, as printed by this command
         show: number of most probable tokens to list
     """
-    if show < 0:
-        raise UserError(f"--show must be at least 0, not {show}")
-
     lm = load_model(run, checkpoint, weights)
     import jax
     import numpy as np
@@ -54,40 +55,30 @@ def explain(
         words = jax.random.key_data(jax.random.key(0)).size
         if len(key) != words or not all(0 <= word < 2**32 for word in key):
             raise UserError(
-                f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by jaxgpt explain, not {key}"
+                f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by this command, not {key}"
             )
         random = jax.random.wrap_key_data(jax.numpy.array([key], jax.numpy.uint32))
     encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
     choice = explain_token(lm, encoded.ids, key=random, **asdict(sampling))
 
-    def text_of(token: int) -> str:
-        return TextStream(lm.tokenizer.decode, 1, prompt=encoded.text_ids).add([token])
+    def described(token: int) -> dict[str, Any]:
+        text = TextStream(lm.tokenizer.decode, 1, prompt=encoded.text_ids).add([token])
+        return {"id": token, "text": text, "probability": float(choice.probability_V[token])}
 
     top = np.argsort(-choice.probability_V, kind="stable")[:show]
-    candidates = [
-        {"id": int(i), "text": text_of(int(i)), "probability": float(choice.probability_V[i])}
-        for i in top
-        if choice.probability_V[i] > 0
-    ]
-    token = {
-        "id": choice.token,
-        "text": text_of(choice.token),
-        "probability": float(choice.probability_V[choice.token]),
-    }
-    if json:
-        result = {
-            "run": run,
-            "prompt": prompt,
-            "key": choice.key,
-            "stages": [stage._asdict() for stage in choice.stages],
-            "candidates": candidates,
-            "uniform": choice.uniform,
-            "before": choice.before,
-            "token": token,
-            "total": float(choice.probability_V.sum()),
-        }
-        print_json(result)
+    candidates = [described(int(i)) for i in top if choice.probability_V[i] > 0]
+    if not json:
+        _print(choice, candidates, described(choice.token))
         return 0
+    chosen = {"uniform": choice.uniform, "before": choice.before, "token": described(choice.token)}
+    stages = {"stages": [stage._asdict() for stage in choice.stages], "candidates": candidates}
+    print_json(
+        {"run": run, "prompt": prompt, "key": choice.key, "total": float(choice.probability_V.sum())} | stages | chosen
+    )
+    return 0
+
+
+def _print(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, Any]) -> None:
     print(f"vocabulary     {len(choice.probability_V):,} tokens")
     for stage in choice.stages:
         mass = f"{stage.removed_mass:.2%} of the probability mass"
@@ -99,10 +90,8 @@ def explain(
         print(f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})")
     if choice.uniform is None:
         print(f"chosen         {token['text']!r} ({token['id']}), the most probable")
-        return 0
-    key_words = " ".join(map(str, choice.key))
-    print(f"random number  {choice.uniform:.8f} (repeat with --key {key_words})")
-    end = choice.before + float(choice.probability_V[choice.token])
+        return
+    print(f"random number  {choice.uniform:.8f} (repeat with --key {' '.join(map(str, choice.key))})")
+    end = choice.before + token["probability"]
     span = f"cumulative probability {choice.before:.8f} to {end:.8f}, in order of id"
     print(f"sampled        {token['text']!r} ({token['id']}): {span}")
-    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import use_one_device
-from jaxgpt.errors import UserError
+from jaxgpt.errors import TrainingFailed, UserError
 
 
 def export(
@@ -49,8 +48,7 @@ def export(
             else:
                 done = export_model(run, Path(directory), checkpoint)
     except RuntimeError as e:
-        print(f"jaxgpt: {e}", file=sys.stderr)
-        return 1
+        raise TrainingFailed(str(e)) from None
     if json:
         print_json({"run": run, "directory": directory} | asdict(done))
         return 0

@@ -61,7 +61,7 @@ def import_(
         raise UserError(f"--init-from is for LoRA adapters, and {source} has no {CONFIG}: leave out --init-from")
     if adapter and (tokenizer or accept_option):
         raise UserError(
-            "--tokenizer and --accept-option do not apply to an adapter, which has the tokenizer of its base"
+            "an adapter has the tokenizer and options of its base: leave out --tokenizer and --accept-option"
         )
     with progress("importing"):
         if adapter:

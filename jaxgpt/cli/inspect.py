@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxgpt.cli.output import print_json
-from jaxgpt.cli.parse import Checkpoint, Json, Seed
+from jaxgpt.cli.parse import Checkpoint, Count, Json, Seed
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import load_model, note_if_empty
 from jaxgpt.config import SEED
-from jaxgpt.errors import UserError
+from jaxgpt.files import write_atomically
 
 if TYPE_CHECKING:
     from jaxgpt.study.inspection import Inspection
@@ -21,7 +21,7 @@ def inspect(
     /,
     *,
     prompt: str = "",
-    max_new_tokens: int = 20,
+    max_new_tokens: Count = 20,
     temperature: float = 0.0,
     seed: Seed = SEED,
     checkpoint: Checkpoint = "best",
@@ -43,13 +43,7 @@ def inspect(
         temperature: divide the logits by this; 0: take the most probable token (greedy)
         html: write a page to this file
     """
-    if max_new_tokens < 0:
-        raise UserError(f"--max-new-tokens must be at least 0, not {max_new_tokens}")
-    if html and not Path(html).absolute().parent.is_dir():
-        raise UserError(f"cannot write {html}: no such directory; create it, or choose a different path")
-
     lm = load_model(run, checkpoint)
-    from jaxgpt.files import write_atomically
     from jaxgpt.study import inspection, page
 
     note_if_empty(lm, [prompt])

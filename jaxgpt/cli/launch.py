@@ -19,6 +19,7 @@ from typing import IO, Annotated, Any
 from cyclopts import Parameter
 
 from jaxgpt.cli.output import note
+from jaxgpt.cli.parse import FLAT
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
 from jaxgpt.settings import Section, setting
@@ -37,7 +38,9 @@ class Processes(Section):
     devices_per_process: int = setting(0, "CPU devices per process; 0: an equal share of the cores", 0, 4096)
 
 
-def launch(*command: Annotated[str, Parameter(allow_leading_hyphen=True)], options: Processes) -> int:
+def launch(
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)], options: Annotated[Processes, FLAT] = Processes()
+) -> int:
     """Train in several processes on this machine.
 
     jaxgpt launch --processes 2 train shakespeare

@@ -1,191 +1,166 @@
-"""Commands are functions, parsed by cyclopts: the signature declares arguments and options, the docstring is the help.
+"""Commands are functions that cyclopts parses: the signature declares arguments and options, the docstring is the help.
 
-Parameters before `/` are arguments, the others options. A `Section` declares one option per field, and `Settings` one per
-setting of a run: `--train.steps`, or `--steps` if the last part is unambiguous.
+`--train.steps` is the setting `steps` of the section `train`; `--steps` alone is enough, because no other section has it.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
+import jaxgpt
+from jaxgpt.config import Config
 from jaxgpt.errors import UserError, one_line
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import Section, check_text
 
-Json = Annotated[bool, Parameter(help="print one JSON object instead of text", negative=())]
+COMMANDS = {
+    "train": "train a model, or resume a run",
+    "launch": "train in several processes on this machine",
+    "sample": "generate text from a run",
+    "chat": "chat with an instruction-tuned model",
+    "explain": "show how the next token is sampled",
+    "inspect": "show what a model computes for a text, as tables or a page",
+    "eval": "compute the loss of a run on its validation split or a text",
+    "data prepare": "tokenize documents to shards of token ids",
+    "data report": "describe a dataset, and compute baselines of its loss",
+    "plot": "draw the losses of runs in one picture",
+    "info": "print parameters, FLOPs and bytes of a run or preset",
+    "presets": "list the presets with their expected results",
+    "import": "convert a transformers or nanoGPT model to a run",
+    "export": "convert a run to a transformers model",
+    "verify": "check the numerical consistency of jaxgpt on this machine",
+    "plan": "plan a run on hardware you do not have: memory, traffic, speed",
+    "bench": "measure training and generation speed on this machine",
+}
+HELP = frozenset({"-h", "--help"})
+
+
+def _shown(value: Any) -> str | None:
+    """Format the default of an option; one that is empty or off is not shown."""
+    return repr(value).strip("'") if value else None
+
+
+EVERY = Parameter(  # defaults of all options
+    consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=_shown
+)
+FLAT = Parameter(name="*")  # the fields of a dataclass are options of their own: --top-k
+ON = Parameter(negative_bool="no-")  # --no-NAME turns the option off
+Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
 Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
 Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
 Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
 
-SWITCH = ("true", "false")
+# Settings given on the command line, by dotted name: {"train.steps": 10}.
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+if TYPE_CHECKING:
+    Settings: TypeAlias = Mapping[str, Any]
+    DataSettings: TypeAlias = Mapping[str, Any]
+else:
+    Settings = FLAT(TypedDict("Settings", {}, total=False))  # `_declare` adds the settings
+    DataSettings = FLAT(TypedDict("DataSettings", {}, total=False))
+
 PEERS = {  # options of other programs
     "lr": "--optim.learning-rate",
     "optimizer": "--optim.name",
     "max-iters": "--train.steps",
-    "max-steps": "--train.steps",
     "eval-interval": "--train.eval-every",
     "dtype": "--train.compute-dtype",
     "context-length": "--model.block-size",
     "out-dir": "--out",
-    "output-dir": "--out",
-    "max-tokens": "--max-new-tokens",
     "data": "--data.path",
-    "mesh.context": "--mesh.tensor",
-    "mesh.sequence": "--mesh.tensor",
 }
 
 
-class Settings(dict[str, Any]):
-    """Settings given on the command line, by dotted name: `{"train.steps": 10}`."""
-
-
-def run(name: str, command: Callable[..., int | None], words: Sequence[str]) -> int:
-    """Call a command with the words of a command line, or print its help.
+def run(words: Sequence[str]) -> int:
+    """Run the words of a command line, and return the exit code.
 
     Raises:
-        UserError: if an option or argument is unknown, missing or invalid.
+        UserError: if a command, option or argument is unknown, missing or invalid.
     """
-    for word in words:
-        check_text("argument", word)
-    app = parser(name, command, next((word for word in words if word in PRESETS), DEFAULT))
-    if name == "launch" and "train" in words:  # all that follows belongs to train
+    command, args, options = parse(words)
+    return command(*args, **options) or 0
+
+
+def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], tuple[Any, ...], dict[str, Any]]:
+    """Return the function of a command, or the one that prints help, and its arguments."""
+    app = make_app(words)
+    if not HELP.isdisjoint(words):
+        return app.help_print, ([word for word in words[:2] if not word.startswith("-")],), {}
+    if words[:1] == ["launch"] and "train" in words:  # all that follows belongs to train
         words = [*words[: words.index("train")], "--", *words[words.index("train") :]]
-    if {"-h", "--help"} & set(words[: words.index("--")] if "--" in words else words):
-        app.help_print([])
-        return 0
-    options = [option for argument in app.assemble_argument_collection() for option in argument.names]
     try:
-        call, bound, _ = app.parse_args(spell(words, options), exit_on_error=False, print_error=False)
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:
-        raise UserError(f"{one_line(e).rstrip('.')} (see jaxgpt {name} --help)") from None
-    if "" in bound.args:
-        raise UserError(
-            f"an argument is empty, as of an unset variable; omit it, or write ./ (see jaxgpt {name} --help)"
-        )
-    return call(*bound.args, **bound.kwargs) or 0
+        name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
+        option = (e.token.keyword or e.token.value) if isinstance(e, UnknownOptionError) else ""
+        peer = PEERS.get(option.partition("=")[0].lstrip("-").replace("_", "-"))
+        about = f"Unknown option: {option}. Did you mean {peer}?" if peer else one_line(e)
+        raise UserError(f"{about} See {name} --help.") from None
+    return command, bound.args, bound.kwargs
 
 
-def spell(words: Sequence[str], names: Collection[str]) -> list[str]:
-    """Write options in full, and as `--name=value` if the value begins with a hyphen or turns a switch on or off.
+def make_app(words: Sequence[str]) -> App:
+    """Return the parser of these words: a command with its options, and the names of the other commands.
 
-    Raises:
-        UserError: if a part of a name is ambiguous, or the option is known from a different program.
+    The help shows the defaults of the preset among the words, and full names of settings only.
     """
-    left, done = list(words), list[str]()
-    while left and left[0] != "--":
-        option = re.fullmatch(r"(--[A-Za-z][^\s=]*)(=.*)?", word := left.pop(0), re.DOTALL)
-        if option and not option[2] and left and (left[0].lower() in SWITCH or re.match(r"-(?!-\w|-$)", left[0])):
-            done.append(f"{_full_name(option[1], names)}={left.pop(0)}")
-        else:
-            done.append(_full_name(option[1], names) + (option[2] or "") if option else word)
-    return done + left
-
-
-def _full_name(name: str, names: Collection[str]) -> str:
-    name = name.replace("_", "-")
-    if name in names:
-        return name
-    if PEERS.get(name[2:]) in names:
-        raise UserError(f"unknown option {name} (did you mean {PEERS[name[2:]]}?)")
-    if section := [full for full in names if full.startswith(f"{name}.")]:
-        raise UserError(f"{name} is a section of settings: add the name of one, such as {section[0]}")
-    same = [full for full in names if full.rpartition(".")[2] == name[2:]]
-    if len(same) > 1:
-        raise UserError(f"{name} is ambiguous: use {' or '.join(same)}")
-    return same[0] if same else name
-
-
-def parser(name: str, command: Callable[..., Any], shown: str = DEFAULT) -> App:
-    """Return the cyclopts app of a command.
-
-    Args:
-        name: name of the command, such as "data prepare".
-        command: function of the command.
-        shown: preset that provides the defaults in the help.
-    """
-    hints, signature = get_type_hints(command, include_extras=True), inspect.signature(command)
-    parameters, kinds = list[inspect.Parameter](), dict[str, Any]()
-    keys: dict[str, tuple[str, str]] = {}  # option of a section -> parameter of the command, and the key in it
-    for each in signature.parameters.values():
-        hint = hints[each.name]
-        kind, *details = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        if not (isinstance(kind, type) and issubclass(kind, (Settings, Section))):
-            switch = Parameter(negative=() if each.default is False else None)
-            parameters.append(each.replace(annotation=Annotated[hint, switch, _details(kind, each.default)]))
-            continue
-        kinds[each.name] = kind
-        sections = [kind()] if issubclass(kind, Section) else _sections(shown, details)
-        for key, option in (pair for section in sections for pair in _options(section)):
-            parameters.append(option)
-            keys[option.name] = each.name, key if kind is Settings else key.rpartition(".")[2]
-
-    def call(*args: Any, **options: Any) -> Any:
-        given: dict[str, dict[str, Any]] = {owner: {} for owner in kinds}
-        for option in keys.keys() & options.keys():
-            owner, key = keys[option]
-            given[owner][key] = options.pop(option)
-        return command(*args, **options, **{owner: kind(**given[owner]) for owner, kind in kinds.items()})
-
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__doc__ = command.__doc__
-    arguments = [each for each in parameters if each.kind is not each.KEYWORD_ONLY]
-    words = [each.name.upper() if each.default is each.empty else f"[{each.name.upper()}]" for each in arguments]
+    _declare(preset(next((word for word in words if word in PRESETS), DEFAULT)), short=HELP.isdisjoint(words))
     app = App(
-        name=f"jaxgpt {name}",
-        usage=" ".join(["Usage: jaxgpt", name, *words, "[OPTIONS]"]),
+        name="jaxgpt",
+        help="Train, sample and study decoder-only transformers.",
+        version=jaxgpt.__version__,
         help_format="plaintext",
-        help_flags=[],
-        version_flags=[],
-        default_parameter=Parameter(consume_multiple=True, negative_iterable=(), allow_repeating=True),
+        default_parameter=EVERY,
+        config=_check,
     )
-    app.default(call)
+    app.command(App(name="data", help="prepare and describe training data"))
+    for name, about in COMMANDS.items():
+        *group, last = path = name.split()
+        function = "import_" if name == "import" else name.replace(" ", "_")
+        (app["data"] if group else app).command(
+            f"jaxgpt.cli.{function}:{function}",
+            name=last,
+            help=None if list(words[: len(path)]) == path else about,  # its docstring has more
+        )
     return app
 
 
-def _sections(name: str, wanted: Collection[Any]) -> list[Section]:
-    """Return the sections of a preset: all, or those named in `wanted`."""
-    sections = [value for value in vars(preset(name)).values() if isinstance(value, Section)]
-    return [each for each in sections if each.prefix in wanted] or sections
+def _declare(base: Config, short: bool) -> None:
+    """Declare one option per setting; the help shows the values of `base` as defaults."""
+    sections = {name: section for name, section in vars(base).items() if isinstance(section, Section)}
+    count = Counter([*sections, *(field.name for section in sections.values() for field in fields(section))])
+    for name, section in sections.items():
+        hints, group = get_type_hints(type(section)), Group.create_ordered(name.capitalize())
+        for field in fields(section):
+            names = [f"{name}.{field.name}"] + [field.name] * (short and count[field.name] == 1)
+            about = Parameter(
+                name=[f"--{each.replace('_', '-')}" for each in names],
+                help=field.metadata["help"],
+                group=group,
+                show_default=_shown(getattr(section, field.name)) or False,
+            )
+            for kind in (Settings, DataSettings) if name == "data" else (Settings,):
+                kind.__annotations__[names[0]] = Annotated[hints[field.name], about, ON]
 
 
-def _options(section: Section) -> Iterator[tuple[str, inspect.Parameter]]:
-    """Yield the dotted name and the option of each setting of a section; the help shows its values as defaults."""
-    hints = get_type_hints(type(section))
-    title = (section.prefix or type(section).__name__.removesuffix("Params")).capitalize()
-    group = Group.create_ordered(title, inspect.cleandoc(section.__doc__ or "").split("\n")[0])
-    for field in fields(section):
-        key = f"{section.prefix}.{field.name}".lstrip(".")
-        about = Parameter(name=f"--{key.replace('_', '-')}", help=field.metadata["help"], group=group)
-        kind: Any = hints[field.name]
-        hint = Annotated[kind, about, _details(kind, getattr(section, field.name))]
-        yield (
-            key,
-            inspect.Parameter(key.replace(".", "__"), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint),
-        )
-
-
-def _details(kind: Any, default: Any) -> Parameter:
-    """Return how an option is converted, and how its default is shown: as on the command line, unless it is empty or off."""
-    shown = default if isinstance(default, str) and default.strip() == default else repr(default)
-    hidden = default in ("", (), None, False) or default is inspect.Parameter.empty
-    whole = int in (kind, *get_args(kind))
-    return Parameter(
-        show_default=not hidden and (shown.lower() if default is True else shown), converter=_whole if whole else None
-    )
-
-
-def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Convert integers strictly: cyclopts rounds 1.5."""
-    for token in tokens:
-        if not re.fullmatch(r"[+-]?\d+", token.value):
-            raise ValueError(f"{token.value!r} is not an integer")
-    return convert(kind, tokens)
+def _check(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Check the words of each option, before cyclopts converts them: it would round 1.5 to an integer."""
+    for argument in arguments:
+        for token in argument.tokens:
+            name = token.keyword or argument.name
+            check_text(name, token.value)
+            if int in (argument.hint, *get_args(argument.hint)) and not re.fullmatch(r"[+-]?\d+", token.value):
+                raise UserError(f"{name} must be an integer, not {token.value!r}")
+            if not (token.keyword or token.value):
+                raise UserError(f"{name} is empty, as of an unset variable: omit it, or write ./")

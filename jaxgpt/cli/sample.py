@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import note, print_json
-from jaxgpt.cli.parse import Checkpoint, Json, Seed, Special, Weights
+from jaxgpt.cli.output import note, print_facts, print_json
+from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Special, Weights
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import load_model, note_if_empty
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
@@ -35,9 +35,9 @@ def sample(
     checkpoint: Checkpoint = "best",
     check_memorized: bool = False,
     json: Json = False,
-    text: TextParams,
-    sampling: SamplingParams,
-    beams: BeamParams,
+    text: Annotated[TextParams, FLAT] = TextParams(),
+    sampling: Annotated[SamplingParams, FLAT] = SamplingParams(),
+    beams: Annotated[BeamParams, FLAT] = BeamParams(),
 ) -> int:
     """Generate text from a run.
 
@@ -53,53 +53,43 @@ def sample(
         stream: print the text as it is generated
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
-    prompts = _read_prompts(prompts_file) if prompts_file else [prompt]
     if prompt and prompts_file:
         raise UserError("--prompt and --prompts-file cannot be combined: choose one")
+    prompts = _read_prompts(prompts_file) if prompts_file else [prompt]
     if stream and (json or beams.num_beams > 1 or len(prompts) * beams.num_return_sequences > 1):
         raise UserError(
             "--stream prints a single sample: leave out --json, --num-beams, --num-return-sequences and further prompts"
         )
-    settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
 
     lm = load_model(run, checkpoint, weights)
     from jaxgpt.lm import generate
-    from jaxgpt.lm.arguments import encode_prompts
 
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
-    for number, line in enumerate(prompts if prompts_file else (), 1):
-        try:
-            lm.tokenizer.encode(line)
-        except UserError as e:
-            raise UserError(f"{prompts_file}: line {number}: {e}") from None
     note_if_empty(lm, prompts)
-    inputs: list[Any] = list(prompts)
-    if special:
-        encoded = encode_prompts(lm.tokenizer, lm.config.model.vocab_size, prompts, special=True)
-        inputs = [each.ids if each.text_ids else "" for each in encoded]
+    inputs = [_encoded(lm, text, special, f"{prompts_file}: line {n}: ") for n, text in enumerate(prompts, 1)]
+    settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
     began = time.perf_counter()
     if stream:
-        outs = [_stream(lm, prompts[0], inputs[0], settings)]
+        outs = [_stream(lm, prompt, inputs[0], settings)]
     else:
         with progress("sampling") as activity:
             outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
     seconds = time.perf_counter() - began
     note(f"sampled from {lm.source}")
-    for number, out in enumerate(outs, 1):
-        if out.finish_reason == "exhausted":
-            which, n = f"sample {number}" if len(outs) > 1 else "the sample", sampling.no_repeat_ngram_size
-            note(f"{which} ended after {len(out.ids)} tokens: no-repeat-ngram-size {n} forbids every token")
     repeated = [prompt for prompt in prompts for _ in range(beams.num_return_sequences)]
-    rows = [{"prompt": prompt} | out._asdict() for prompt, out in zip(repeated, outs, strict=True)]
+    rows: list[dict[str, Any]] = [
+        {"prompt": prompt} | out._asdict() for prompt, out in zip(repeated, outs, strict=True)
+    ]
     results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows, "seconds": seconds}
     if check_memorized:
         from jaxgpt.report.memorized import find_memorized
 
         with progress("searching the training data") as activity:
             spans, validation = find_memorized([out.ids for out in outs], data, activity)
-        results["samples"] = [row | {"memorized": asdict(span)} for row, span in zip(rows, spans, strict=True)]
+        for row, span in zip(rows, spans, strict=True):
+            row["memorized"] = asdict(span)
         results["validation_tokens"] = validation
     if json:
         print_json(results)
@@ -126,12 +116,19 @@ def _read_prompts(name: str) -> list[str]:
     return lines
 
 
-def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
-    """Read the training data of a run.
+def _encoded(lm: LM, prompt: str, special: bool, place: str) -> list[int] | str:
+    """Encode a prompt, unless it is empty; `place` begins the error of a line of a file."""
+    from jaxgpt.lm.arguments import encode_prompt
 
-    Raises:
-        UserError: if the run has no data, or the data cannot be read or have changed since the checkpoint.
-    """
+    try:
+        encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
+    except UserError as e:
+        raise UserError(f"{place.removeprefix(': line 1: ')}{e}") from None
+    return encoded.ids if encoded.text_ids else ""
+
+
+def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
+    """Read the training data of a run, which must not have changed since the checkpoint."""
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.checkpoint.store import read_info, resolve_step
     from jaxgpt.data import open_data
@@ -161,8 +158,7 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
             continue
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
         print(f"longest span of {which} in the training data: {size}, at {span.location}")
-        for label in ("text", "before", "after"):
-            print(f"  {label:<7} {getattr(span, label)!r}")
+        print_facts({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")})
     if validation is not None:
         print(f"for comparison, validation text of this length: {validation:g} tokens (median of {PIECES} pieces)")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.parse import Settings
+from jaxgpt.cli.parse import NO_SETTINGS, Settings
 from jaxgpt.cli.settings import config_file, named_config, with_settings
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
@@ -23,8 +23,8 @@ def train(
     overwrite: bool = False,
     config: str = "",
     init_from: str = "",
-    distributed: DistributedConfig,
-    settings: Settings,
+    distributed: DistributedConfig = DistributedConfig(),
+    settings: Settings = NO_SETTINGS,
 ) -> int:
     """Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run.
 

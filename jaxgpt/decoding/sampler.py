@@ -35,7 +35,7 @@ class Sampler:
     """
 
     model: Decoder
-    sampling: SamplingParams = SamplingParams()  # noqa: RUF009
+    sampling: SamplingParams = SamplingParams()
     stop_ids: tuple[int, ...] = ()
 
 

@@ -76,7 +76,7 @@ class Chat:
         text: str,
         *,
         max_new_tokens: int | None = None,
-        sampling: SamplingParams = SamplingParams(),  # noqa: B008
+        sampling: SamplingParams = SamplingParams(),
         stop: str | Sequence[str] = (),
         key: int | jax.Array = SEED,
     ) -> Generator[Piece, None, None]:

@@ -126,19 +126,6 @@ def test_python_and_the_command_line_give_the_same_sample(run: str, capsys: pyte
     assert len(out.ids) == 29  # the remainder of the context
 
 
-def test_a_sample_that_ends_early_reports_why(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["sample", run, "--prompt", "abc", "--no-repeat-ngram-size", "1"]
-    for more in ([], ["--stream"]):
-        assert main([*flags, *more]) == 0
-        said = capsys.readouterr()
-        notes = [
-            "the sample ended after 15 tokens: no-repeat-ngram-size 1 forbids every token",
-            f"sampled from {run}, step 2",
-        ]
-        assert sorted(said.err.splitlines(), reverse=True) == [f"jaxgpt: {note}" for note in notes]
-        assert sorted(said.out.removesuffix("\n")) == sorted(set(TEXT))
-
-
 def test_load_takes_any_integer_and_checks_its_arguments(run: str) -> None:
     plain = jaxgpt.load(run).params
     for checkpoint in ("last", "2", 2, np.int64(2)):

@@ -15,7 +15,7 @@ from folders import LLAMA, OF_FAMILIES, SMALL, run_folder
 from mutations import HARD, Make, changed, changed_bytes, changed_json
 from safetensors.numpy import save
 
-from jaxgpt.cli import COMMANDS
+from jaxgpt.cli.parse import COMMANDS
 from jaxgpt.config import Config, DataConfig, MeshConfig, ModelConfig, OptimConfig, TrainConfig
 from jaxgpt.convert import gpt2
 from jaxgpt.convert.models import FAMILIES

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import SEAL, latest_valid, read_info, seal
-from jaxgpt.cli import COMMANDS
+from jaxgpt.cli.parse import COMMANDS
 from jaxgpt.cli.plot import draw_run
 from jaxgpt.cli.settings import with_settings
 from jaxgpt.config import Config, ModelConfig, from_json, to_json

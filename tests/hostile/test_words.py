@@ -9,8 +9,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
-from jaxgpt.cli import COMMANDS, command
-from jaxgpt.cli.parse import parser
+from jaxgpt.cli.parse import COMMANDS, make_app
 
 WORDS = ("\udcff", "a\0b", "", "x" * 100_000, "a\nb", "-1", "--", str(10**30), "nan", "/", "%s{}[*]\u2028")
 # Arguments besides the hostile word. No file or preset has these names, so no command starts its work.
@@ -20,8 +19,9 @@ GIVEN |= {"launch": ["nowhere"], "plan": ["nowhere", "--topology", "h100:8"]}
 
 def options(name: str) -> list[str]:
     """Return the options of a command that take a value; settings of a run only for `train`."""
-    arguments = parser(name, command(name)).assemble_argument_collection()
-    names = [each.names[0] for each in arguments if each.hint is not bool]
+    command = make_app(name.split()).parse_commands(name.split())[1][-1]
+    arguments = command.assemble_argument_collection()
+    names = [each.names[0] for each in arguments if each.hint is not bool and not each.children]
     return [each for each in names if each.startswith("--") and (name == "train" or "." not in each)]
 
 

@@ -158,7 +158,7 @@ def test_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["reprot", "x"], "did you mean jaxgpt data prepare or jaxgpt data report?"),
+        (["reprot", "x"], 'Did you mean "report"?'),
         (["report", "nosuch"], "no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "gpt2"], "no text is named: add --data.path FILE"),
