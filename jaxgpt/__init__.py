@@ -28,33 +28,6 @@ if TYPE_CHECKING:
     from jaxgpt.trainer.program import build
 
 __version__ = "0.1.0"
-__all__ = [
-    "GPT",
-    "LM",
-    "Config",
-    "ModelConfig",
-    "OptimConfig",
-    "TrainConfig",
-    "TrainState",
-    "attend",
-    "batches",
-    "build",
-    "chat",
-    "explain",
-    "generate",
-    "init_params",
-    "init_state",
-    "load",
-    "make_optimizer",
-    "next_token_loss",
-    "preset",
-    "save",
-    "schedule",
-    "stream",
-    "study",
-    "train_step",
-]
-
 set_compiler_flags()
 
 # Imported on first access, so that `import jaxgpt` is fast and initializes no device.
@@ -81,16 +54,17 @@ _HOME = {
     "save": "jaxgpt.lm",
     "schedule": "jaxgpt.train.optimizer",
     "stream": "jaxgpt.lm",
+    "study": "jaxgpt.study",
     "train_step": "jaxgpt.train.step",
 }
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name == "study":
-        return importlib.import_module("jaxgpt.study")
-    raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxgpt' has no attribute {name!r}")
+    module = importlib.import_module(_HOME[name])
+    return module if name == "study" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

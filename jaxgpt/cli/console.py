@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import rich.console
-from rich.console import ConsoleOptions, RenderResult
-from rich.segment import Segment
+from rich.segment import Segment, Segments
 
 from jaxgpt.cli.output import discard
 
@@ -19,17 +18,9 @@ class Console(rich.console.Console):
 
     def write(self, text: str) -> None:
         """Print a line verbatim, tabs and control characters included, above any live display."""
-        self.print(_Verbatim(text + "\n"), end="")
+        self.print(Segments([Segment(text + "\n")]), end="")
 
     def on_broken_pipe(self) -> None:
         """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
         self.quiet = True
         discard((sys.stderr if self.stderr else sys.stdout).fileno())
-
-
-class _Verbatim:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __rich_console__(self, console: rich.console.Console, options: ConsoleOptions) -> RenderResult:
-        yield Segment(self.text)
