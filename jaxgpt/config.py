@@ -51,9 +51,7 @@ class ModelConfig(Section):
     n_inner: int = setting(0, "F, hidden width of the MLP; 0: 4 * n_embd", 0)
     positions: Literal["learned", "sinusoidal", "rope", "none"] = setting("learned", "position encoding")
     rope_theta: float = setting(10_000.0, "RoPE: base of the wavelengths", 1e-6, 1e12)
-    rope_local_theta: float = setting(
-        0.0, "RoPE: base in layers with a sliding window, without Llama 3 scaling; 0: rope_theta", 0.0, 1e12
-    )
+    rope_local_theta: float = setting(0.0, "RoPE: base in layers with a sliding window; 0: rope_theta", 0.0, 1e12)
     rope_fraction: float = setting(1.0, "RoPE: fraction of a head's channels that are rotated", above=0.0, high=1.0)
     rope_factor: float = setting(1.0, "Llama 3 scaling of RoPE: factor of long wavelengths; 1: off", 1e-6, 1e12)
     rope_low_freq_factor: float = setting(1.0, "Llama 3: scale wavelengths above original context / this", 1e-6, 1e12)
@@ -89,58 +87,38 @@ class ModelConfig(Section):
     def check(self) -> None:
         if not self.head_dim and self.n_embd % self.n_head:
             raise UserError(
-                f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: "
-                f"choose a divisor, or set model.head_dim"
+                f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: set model.head_dim"
             )
         if self.n_head % self.kv_heads:
-            raise UserError(
-                f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
-            )
+            raise UserError(f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}")
         if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
-            raise UserError(
-                f"model.attn_proj is off, so n_head * head_dim {self.n_head * self.head_width} must equal "
-                f"model.n_embd {self.n_embd}"
-            )
-        if self.positions == "rope" and self.rope_fraction == 1.0 and self.head_width % 2:
-            raise UserError(f"model.positions 'rope' needs an even head_dim, not {self.head_width}")
+            raise UserError(f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}")
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
+            rotated = f"rotates {self.rotary_width} of the {self.head_width} channels of a head"
             raise UserError(
-                f"model.rope_fraction {self.rope_fraction:g} rotates {self.rotary_width} of the {self.head_width} channels "
-                f"of a head: choose a fraction that gives an even number above 0"
+                f"model.rope_fraction {self.rope_fraction:g} {rotated}: the number must be even and above 0"
             )
         if self.positions == "sinusoidal" and self.n_embd % 2:
             raise UserError(f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}")
         if self.tie_embeddings and self.head_bias:
             raise UserError("model.head_bias needs an untied head: set model.tie_embeddings to false")
         if self.parallel_residual and self.norm_position == "post":
-            raise UserError(
-                "model.parallel_residual does not support model.norm_position post: use pre, output or both"
-            )
-        self._check_windows()
+            raise UserError("model.parallel_residual needs model.norm_position pre, output or both, not post")
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
             raise UserError(
-                f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below "
-                f"model.rope_high_freq_factor {self.rope_high_freq_factor}"
+                f"model.rope_low_freq_factor must be below rope_high_freq_factor {self.rope_high_freq_factor}"
             )
-        if self.parameters > MAX_PARAMETERS:
-            raise UserError(
-                f"the model would have {self.parameters:.1e} parameters, {4 * self.parameters / 1e12:,.0f} TB in "
-                f"float32: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd, n_layer, n_inner or block_size"
-            )
-
-    def _check_windows(self) -> None:
-        pattern = self.window_pattern
-        if not pattern or set(pattern) - set("LG") or len(pattern) > MAX_LAYERS:
-            raise UserError(
-                f"model.window_pattern must consist of the letters L (local) and G (global), at most {MAX_LAYERS} of them, "
-                f"not {short_repr(pattern)}"
-            )
+        if not re.fullmatch(f"[LG]{{1,{MAX_LAYERS}}}", self.window_pattern):
+            letters = f"the letters L (local) and G (global), at most {MAX_LAYERS} of them"
+            raise UserError(f"model.window_pattern must consist of {letters}, not {short_repr(self.window_pattern)}")
         for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
             if getattr(self, name) != default and not self.sliding_window:
-                raise UserError(
-                    f"model.{name} {short_repr(getattr(self, name))} needs a model.sliding_window: set one, or "
-                    f"set model.{name} to {default}"
-                )
+                raise UserError(f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}")
+        if self.parameters > MAX_PARAMETERS:
+            size = f"{self.parameters:.1e} parameters, {4 * self.parameters / 1e12:,.0f} TB in float32"
+            raise UserError(
+                f"the model would have {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"
+            )
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -197,7 +175,7 @@ class DataConfig(Section):
     tokenizer: str = setting("char", "char, word, byte, gpt2, bpe (trained on the text), ids, or a tokenizer.json")
     vocab_size: int = setting(4096, "vocabulary size of a BPE tokenizer trained on the text", 2, MAX_VOCAB)
     train_fraction: float = setting(
-        0.9, "leading fraction of the tokens to train on; 1: train and evaluate on all", above=0.0, high=1.0
+        0.9, "leading fraction to train on; 1: train and evaluate on all", above=0.0, high=1.0
     )
     sampling: Literal["epoch", "random"] = setting("epoch", "epoch: windows without replacement; random: independent")
     window: int = setting(0, "T, tokens per training window; 0: model.block_size", 0, 2**24)
@@ -208,9 +186,8 @@ class DataConfig(Section):
 
     def check(self) -> None:
         if self.stride and (self.conversations or self.documents == "pack"):
-            what = "conversations" if self.conversations else "documents"
             raise UserError(
-                f"data.stride {self.stride} does not apply to {what}, which are packed whole into windows: set it to 0"
+                f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
             )
         if self.path and self.mix:
             raise UserError(f"data.path {self.path} and data.mix both name the data: leave one of them out")
@@ -230,9 +207,7 @@ class DataConfig(Section):
         words = [word.rpartition("=") for word in self.mix]
         for word, (path, _, weight) in zip(self.mix, words, strict=True):
             if not path or not re.fullmatch(r"\d+\.?\d*|\.\d+", weight) or not 0 < float(weight) <= 1e6:
-                raise UserError(
-                    f"data.mix needs PATH=WEIGHT with a weight above 0 and at most 1e6, not {short_repr(word)}"
-                )
+                raise UserError(f"data.mix needs PATH=WEIGHT with a weight above 0, at most 1e6: {short_repr(word)}")
         exact = [Fraction(weight) for _, _, weight in words]
         total = math.lcm(*(weight.denominator for weight in exact))
         if sum(exact) * total > MIX_PARTS:
@@ -273,15 +248,10 @@ class OptimConfig(Section):
         "adamw", "muon: Muon for matrices of the blocks, AdamW for the remaining weights"
     )
     learning_rate: float = setting(
-        1e-3,
-        "peak; muon: of embeddings, head and vectors; lion: about 1/10 of AdamW's; adafactor: relative to a weight's RMS",
-        above=0.0,
-        high=1e3,
+        1e-3, "peak; muon: of embeddings, head and vectors; adafactor: relative to a weight's RMS", above=0.0, high=1e3
     )
     min_lr: float = setting(1e-4, "final learning rate of the schedule", 0.0, 1e6)
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = setting(
-        "cosine", "learning rate; wsd: warmup, stable, then linear decay"
-    )
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: stable, then linear decay")
     warmup_steps: int = setting(100, "linear warmup, starting at learning_rate / (warmup_steps + 1)", 0)
     decay_steps: int = setting(0, "step at which min_lr is reached; 0: train.steps", 0)
     cooldown_steps: int = setting(0, "wsd: steps of the final decay; 0: a fifth of decay_steps", 0)
@@ -290,21 +260,13 @@ class OptimConfig(Section):
     eps: float = setting(1e-8, "AdamW: epsilon added to the root of the second moment", above=0.0, high=1e3)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", 0.0, 1e6)
     grad_clip: float = setting(1.0, "clip gradients to this global norm; 0: off", 0.0, 1e6)
-    muon_ratio: float = setting(
-        5.0, "Muon: learning rate of the blocks' matrices, as a multiple of learning_rate", above=0.0, high=1e3
-    )
+    muon_ratio: float = setting(5.0, "Muon: learning rate of matrices, times learning_rate", above=0.0, high=1e3)
     muon_momentum: float = setting(0.95, "Muon: momentum decay rate", 0.0, below=1.0)
     muon_steps: int = setting(5, "Muon: Newton-Schulz iterations", 1, 100)
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")
-    ema_decay: float = setting(
-        0.0, "decay rate of an EMA of the weights, which evaluation uses; 0: off", 0.0, below=1.0
-    )
-    not_finite: Literal["stop", "skip"] = setting(
-        "stop", "on a non-finite loss or gradient: stop training or skip the step"
-    )
-    spike_factor: float = setting(
-        0.0, "skip steps with a loss or gradient norm above this multiple of its mean; 0: off", 0.0, 1e6
-    )
+    ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
+    not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop or skip")
+    spike_factor: float = setting(0.0, "skip steps with a loss or norm above this x its mean; 0: off", 0.0, 1e6)
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 
     def check(self) -> None:
@@ -358,9 +320,7 @@ class TrainConfig(Section):
     )
     scan_layers: bool = setting(False, "compile one block for all layers: faster to compile, slower on a CPU")
     loss_chunk: int = setting(0, "compute logits of this many positions at a time, to save memory; 0: all at once", 0)
-    prompt: str = setting(
-        "\n", "prompt of the sample printed at the end; newline: the beginning of the validation data"
-    )
+    prompt: str = setting("\n", "prompt of the final sample; newline: the beginning of the validation data")
     sample_tokens: int = setting(300, "number of tokens in that sample; 0: no sample", 0)
 
     def check(self) -> None:
@@ -380,10 +340,8 @@ class MeshConfig(Section):
 
     def check(self) -> None:
         for f in fields(self):
-            if getattr(self, f.name) < 1 and getattr(self, f.name) != -1:
-                raise UserError(
-                    f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not {getattr(self, f.name)}"
-                )
+            if getattr(self, f.name) == 0:
+                raise UserError(f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not 0")
         if self.fsdp == self.tensor == -1:
             raise UserError("only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)")
 
@@ -396,9 +354,7 @@ class LoraConfig(Section):
 
     rank: int = setting(0, "rank of the adapters; 0: no adapters, train all weights", 0, 2**24)
     alpha: float = setting(16.0, "scale of the adapters, divided by the rank", above=0.0, high=1e6)
-    targets: str = setting(
-        "q_proj,v_proj", "matrices to adapt, separated by commas, named as in info or transformers; or all-linear"
-    )
+    targets: str = setting("q_proj,v_proj", "matrices to adapt, comma-separated, or all-linear")
 
     def check(self) -> None:
         names = self.targets.replace("+", ",").split(",")
@@ -420,9 +376,7 @@ class SamplingParams(Section):
     top_k: int = setting(0, "keep the k most probable tokens; 0: off", 0)
     top_p: float = setting(1.0, "keep the smallest set of tokens with total probability >= p; 1: off", 0.0, 1.0)
     min_p: float = setting(0.0, "drop tokens below min_p x the top probability; 0: off", 0.0, 1.0)
-    repetition_penalty: float = setting(
-        1.0, "divide positive, multiply negative logits of tokens in the text by this; 1: off", above=0.0
-    )
+    repetition_penalty: float = setting(1.0, "lower the logits of tokens in the text by this factor; 1: off", above=0.0)
     no_repeat_ngram_size: int = setting(0, "forbid a second occurrence of n-grams of this size; 0: off", 0, MAX_TOKENS)
 
     @property
@@ -435,28 +389,21 @@ class SamplingParams(Section):
 class TextParams(Section):
     """Length and end of a generated text."""
 
-    max_new_tokens: int | None = setting(None, "maximum number of new tokens; by default 200, or what fits the context")
-    max_length: int | None = setting(None, "maximum number of tokens including the prompt, instead of max_new_tokens")
+    max_new_tokens: int | None = setting(
+        None, "number of new tokens; by default 200, or what fits the context", 1, MAX_TOKENS
+    )
+    max_length: int | None = setting(None, "number of tokens with the prompt, instead of max_new_tokens", 1, MAX_TOKENS)
     stop: tuple[str, ...] = setting((), "end the text before the first of these strings")
     stop_ids: tuple[int, ...] = setting((), "end the text before the first of these ids; end tokens always end it")
     overflow: Literal["auto", "error", "slide"] = setting(
-        "auto",
-        "when the text exceeds the context: error, slide the window, or auto: continue with RoPE, otherwise error",
+        "auto", "beyond the context: error, slide the window, or auto: continue with RoPE, otherwise error"
     )
-    lookup: int = setting(
-        0, "faster decoding of one repetitive text: draft what followed the last N tokens earlier; 0: off", 0, 64
-    )
+    lookup: int = setting(0, "draft what followed the last N tokens earlier in the text; 0: off", 0, 64)
 
     def check(self) -> None:
-        for name in ("max_new_tokens", "max_length"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, as_int(name.replace("_", "-"), value, 1, MAX_TOKENS))
         object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in self.stop_ids))
         if self.max_new_tokens is not None and self.max_length is not None:
-            raise UserError(
-                "max-length and max-new-tokens cannot be combined: choose one (max-length includes the prompt)"
-            )
+            raise UserError("max-length includes the prompt and cannot be combined with max-new-tokens: choose one")
 
 
 @dataclass(frozen=True)
@@ -465,9 +412,7 @@ class BeamParams(Section):
 
     num_beams: int = setting(1, "number of beams; 1: sampling; above 1: beam search (deterministic)", 1, MAX_ROWS)
     num_return_sequences: int = setting(1, "texts to return per prompt: samples, or the best beams", 1, MAX_ROWS)
-    length_penalty: float = setting(
-        1.0, "rank beams by log p / length ** length_penalty; above 0 favors longer texts", -5.0, 5.0
-    )
+    length_penalty: float = setting(1.0, "rank beams by log p / length ** length_penalty", -5.0, 5.0)
     early_stopping: bool | Literal["true", "false", "never"] = setting(
         False, "stop at num_beams texts (true), or when a better one is unlikely (false) or impossible (never)"
     )
@@ -475,8 +420,7 @@ class BeamParams(Section):
     def check(self) -> None:
         if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
             raise UserError(
-                f"num-return-sequences {self.num_return_sequences} exceeds num-beams {self.num_beams}: "
-                f"raise num-beams, or lower num-return-sequences"
+                f"num-return-sequences {self.num_return_sequences} exceeds num-beams {self.num_beams}: lower it"
             )
         stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
         if not (isinstance(stopping, bool) or stopping == "never"):
@@ -494,16 +438,12 @@ class PrepareParams(Section):
         "llm.c", "llm.c: shards with a header, end-of-text before each document; nanogpt: one file, end-of-text after"
     )
     shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
-    val_fraction: float = setting(
-        0.005, "fraction of the documents for validation, chosen by a hash of their text", 0.0, below=1.0
-    )
+    val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
     field: str = setting("text", "field or column with the text")
     subset: str = setting("", "subset of a Hugging Face dataset")
     split: str = setting("train", "split of a Hugging Face dataset")
     workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
-    on_error: Literal["fail", "skip"] = setting(
-        "fail", "on a document that cannot be read: fail, or count it and continue"
-    )
+    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or count them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -523,21 +463,15 @@ class DistributedConfig(Section):
     def check(self) -> None:
         if self.coordinator in ("", "auto", "none"):
             if self.num_processes or self.process_id != -1:
-                raise UserError(
-                    "distributed.num_processes and process_id need a distributed.coordinator: HOST:PORT of process 0"
-                )
+                raise UserError("distributed.num_processes and process_id need distributed.coordinator HOST:PORT")
             return
-        for name in ("coordinator", "bind"):
-            host, _, port = getattr(self, name).rpartition(":")
-            if getattr(self, name) and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-                raise UserError(
-                    f"distributed.{name} must be HOST:PORT, auto or none, not {short_repr(getattr(self, name))}"
-                )
+        for name, value in (("coordinator", self.coordinator), ("bind", self.bind)):
+            host, _, port = value.rpartition(":")
+            if value and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+                raise UserError(f"distributed.{name} must be HOST:PORT, auto or none, not {short_repr(value)}")
         if not 0 <= self.process_id < self.num_processes <= 2**20:
-            raise UserError(
-                f"distributed.process_id {self.process_id} must be at least 0 and below "
-                f"distributed.num_processes {self.num_processes}"
-            )
+            limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
+            raise UserError(f"distributed.process_id {self.process_id} must be {limits}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -557,13 +491,13 @@ class Config(Section):
 
     def check(self) -> None:
         if self.train.scan_layers and len(set(self.model.windows)) > 1:
+            pattern = f"not model.window_pattern {self.model.window_pattern}"
             raise UserError(
-                f"train.scan_layers needs the same sliding window in all layers, but model.window_pattern is "
-                f"{self.model.window_pattern}: set train.scan_layers to false"
+                f"train.scan_layers needs the same sliding window in all layers, {pattern}: set it to false"
             )
         if self.data.window > self.model.block_size:
             raise UserError(
-                f"data.window {self.data.window} exceeds the context, model.block_size {self.model.block_size}: lower it"
+                f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
             )
         if self.lora.rank and self.optim.name == "muon":
             raise UserError("optim.name muon does not support adapters (lora.rank): use --optim.name adamw")
@@ -576,10 +510,8 @@ class Config(Section):
     def _check_batch(self, windows: int, settings: str, unit: str) -> None:
         ids = windows * (self.window + 1)
         if ids > MAX_BATCH:
-            raise UserError(
-                f"{settings} x ({self.window_setting} + 1) is {ids:,} token ids: "
-                f"at most {MAX_BATCH:,} are allowed per {unit}"
-            )
+            size = f"{settings} x ({self.window_setting} + 1) is {ids:,} token ids"
+            raise UserError(f"{size}: at most {MAX_BATCH:,} are allowed per {unit}")
 
     @property
     def window(self) -> int:

@@ -48,22 +48,13 @@ def command(name: str) -> str:
     return f"jaxgpt train {name} {PRESETS[name].options}".rstrip()
 
 
-def _modern(*, n_layer: int, n_head: int, n_embd: int, block_size: int) -> ModelConfig:
-    """Our recipe for small models: RoPE, RMSNorm, QK-norm, squared ReLU, no biases."""
-    return ModelConfig(
-        n_layer=n_layer,
-        n_head=n_head,
-        n_embd=n_embd,
-        block_size=block_size,
-        positions="rope",
-        norm="rmsnorm",
-        qk_norm=True,
-        activation="relu2",
-        bias=False,
-        init="zero-proj",
-        # No effect in training. Beyond the context, it limits attention to distances seen in training.
-        sliding_window=block_size,
-    )
+# Our recipe for small models.
+MODERN = ModelConfig(positions="rope", norm="rmsnorm", qk_norm=True, activation="relu2", bias=False, init="zero-proj")
+
+
+def _modern(*, block_size: int, **sizes: int) -> ModelConfig:
+    # The window has no effect in training. Beyond the context, it limits attention to distances seen in training.
+    return replace(MODERN, block_size=block_size, sliding_window=block_size, **sizes)  # type: ignore[arg-type]
 
 
 # Muon for the matrices of the blocks, AdamW for the remaining weights; linear decay to zero, as in ADAMW.
@@ -76,33 +67,15 @@ SHORT = TrainConfig(steps=300, batch_size=32, eval_every=100, eval_windows=96, p
 
 NANOGPT = ModelConfig(activation="gelu", bias=False)
 NANOGPT_OPTIM = OptimConfig(
-    learning_rate=1e-3,
-    min_lr=1e-4,
-    schedule="cosine",
-    warmup_steps=100,
-    decay_steps=2000,
-    beta2=0.99,
-    weight_decay=0.1,
-    grad_clip=1.0,
+    learning_rate=1e-3, min_lr=1e-4, warmup_steps=100, decay_steps=2000, beta2=0.99, weight_decay=0.1, grad_clip=1.0
 )
 
 # nanoGPT's recipe: 480 windows of 1,024 tokens per step (491,520 tokens), in microbatches of 12 per device.
 GPT2 = Config(
     model=ModelConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768),
     data=DataConfig(dataset="none", tokenizer="gpt2", sampling="random"),
-    optim=OptimConfig(
-        learning_rate=6e-4,
-        min_lr=6e-5,
-        schedule="cosine",
-        warmup_steps=2000,
-        decay_steps=600_000,
-        beta2=0.95,
-        weight_decay=0.1,
-        grad_clip=1.0,
-    ),
-    train=TrainConfig(
-        steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16", prompt="\n"
-    ),
+    optim=replace(NANOGPT_OPTIM, learning_rate=6e-4, min_lr=6e-5, warmup_steps=2000, decay_steps=600_000, beta2=0.95),
+    train=TrainConfig(steps=600_001, batch_size=480, accumulation=40, eval_every=1000, compute_dtype="bfloat16"),
 )
 TOKENS = "--data.path FOLDER_OF_BIN_FILES"
 
@@ -124,13 +97,7 @@ PRESETS = {
             data=SHAKESPEARE,
             # A momentum of 0.95 is too slow for 240 steps.
             optim=replace(
-                MUON,
-                warmup_steps=5,
-                learning_rate=0.03,
-                beta1=0.8,
-                muon_ratio=2.0,
-                muon_momentum=0.85,
-                muon_steps=4,
+                MUON, warmup_steps=5, learning_rate=0.03, beta1=0.8, muon_ratio=2.0, muon_momentum=0.85, muon_steps=4
             ),
             train=TrainConfig(
                 steps=240, batch_size=24, steps_per_call=10, eval_every=240, eval_batch_size=128, prompt="ROMEO:"
@@ -158,13 +125,7 @@ PRESETS = {
             ),
             data=DataConfig(dataset="statquest", tokenizer="word", train_fraction=1.0, stride=6),
             optim=OptimConfig(
-                learning_rate=0.1,
-                min_lr=0.1,
-                schedule="constant",
-                warmup_steps=0,
-                beta2=0.999,
-                weight_decay=0.0,
-                grad_clip=0.0,
+                learning_rate=0.1, schedule="constant", warmup_steps=0, beta2=0.999, weight_decay=0.0, grad_clip=0.0
             ),
             train=TrainConfig(
                 steps=60, batch_size=1, eval_every=60, log_every=1, prompt="what is statquest <EOS>", sample_tokens=2
@@ -286,13 +247,7 @@ PRESETS = {
             optim=NANOGPT_OPTIM,
             # Steps 0 to 2000, both included, as nanoGPT counts; 240 windows are its 20 batches.
             train=TrainConfig(
-                steps=2001,
-                batch_size=12,
-                steps_per_call=10,
-                eval_every=250,
-                eval_windows=240,
-                eval_batch_size=64,
-                prompt="\n",
+                steps=2001, batch_size=12, steps_per_call=10, eval_every=250, eval_windows=240, eval_batch_size=64
             ),
         ),
         "validation loss 1.90 in 2 minutes on 2 cores (nanoGPT ends at 1.898 on the whole split)",
@@ -303,7 +258,7 @@ PRESETS = {
             model=replace(NANOGPT, n_layer=6, n_head=6, n_embd=384, block_size=256, dropout=0.2),
             data=replace(SHAKESPEARE, sampling="random"),
             optim=replace(NANOGPT_OPTIM, decay_steps=5000),
-            train=TrainConfig(steps=5001, batch_size=64, eval_every=250, compute_dtype="bfloat16", prompt="\n"),
+            train=TrainConfig(steps=5001, batch_size=64, eval_every=250, compute_dtype="bfloat16"),
         ),
         "best validation loss 1.47 near step 1,750, then it overfits (as reported by users of nanoGPT)",
     ),

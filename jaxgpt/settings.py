@@ -67,6 +67,8 @@ def _hints(cls: type, named: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
+    if kind == int | None:
+        return None if value is None else _checked(name, value, int, limits)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             near = did_you_mean(value, get_args(kind)) if isinstance(value, str) else ""

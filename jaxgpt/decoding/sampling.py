@@ -14,7 +14,7 @@ from jaxgpt.decoding import filters
 from jaxgpt.errors import UserError
 
 # Returned instead of a token id if the logits do not permit one:
-NO_TOKEN = -1  # every token is removed
+ALL_REMOVED = -1  # every token is removed
 NOT_A_NUMBER = -2  # a logit is NaN
 
 DIVERGED = "the model's logits are NaN: the weights have diverged or are damaged; choose an earlier checkpoint"
@@ -43,9 +43,9 @@ class TokenBuffer(NamedTuple):
         return jnp.maximum(jnp.arange(self.ids_BS.shape[1], dtype=jnp.int32)[None, :] - self.start_B[:, None], -1)
 
     def last(self, n: int) -> TokenBuffer:
-        """Return the last n slots."""
+        """Return the last n slots, left-padded if there are fewer."""
         first = self.length - n
-        ids_Bn = jax.lax.dynamic_slice_in_dim(self.ids_BS, first, n, 1)
+        ids_Bn = self.ids_BS.take(first + jnp.arange(n), axis=1, mode="clip")
         return TokenBuffer(ids_Bn, jnp.maximum(self.start_B - first, 0), jnp.int32(n))
 
     def append(self, ids_BT: jax.Array) -> TokenBuffer:
@@ -150,7 +150,7 @@ def sample_token(
     one random number per row instead of one per token of the vocabulary, and can be verified by hand.
 
     Returns:
-        token_B: int32 `[B]`; `NO_TOKEN` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
+        token_B: int32 `[B]`; `ALL_REMOVED` if every token is removed, `NOT_A_NUMBER` if a logit is NaN.
         log_p_B: logarithm of the token's probability after all filters, float32 `[B]`.
     """
     warped_BV = warp(logits_BV, text, sampling)
@@ -161,5 +161,5 @@ def sample_token(
     logit_B = jnp.take_along_axis(warped_BV, token_B[:, None], axis=-1)[:, 0]
     log_p_B = logit_B - jax.nn.logsumexp(warped_BV, axis=-1)
     max_B = jnp.max(warped_BV, axis=-1)  # NaN if any logit is NaN
-    token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(NO_TOKEN), token_B)
+    token_B = jnp.where(jnp.isneginf(max_B), jnp.int32(ALL_REMOVED), token_B)
     return jnp.where(jnp.isnan(max_B), jnp.int32(NOT_A_NUMBER), token_B), log_p_B

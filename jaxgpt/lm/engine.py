@@ -120,7 +120,7 @@ class DecodeSession:
     def next_tokens(self, steps: int) -> np.ndarray:
         """Generate up to `steps` more tokens per row, int32 `[B, new]`, or none if all rows have ended.
 
-        With `lookup`, a few more than `steps` are possible. A row ends at a negative token: `sampling.NO_TOKEN` or
+        With `lookup`, a few more than `steps` are possible. A row ends at a negative token: `sampling.ALL_REMOVED` or
         `NOT_A_NUMBER`.
         """
         before, programs = self.made, self._programs

@@ -74,6 +74,7 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
 def cross_entropy(logits_BTV: jax.Array, targets_BT: jax.Array) -> jax.Array:
     """Compute the cross entropy of every token, float32 `[B, T]` in nats; 0 where the target is negative (not counted)."""
     chex.assert_equal_shape_prefix([logits_BTV, targets_BT], 2)
+    logits_BTV = logits_BTV.astype(jnp.promote_types(logits_BTV.dtype, jnp.float32))
     return jnp.where(targets_BT >= 0, -log_likelihood(logits_BTV, jnp.maximum(targets_BT, 0)), 0.0)
 
 

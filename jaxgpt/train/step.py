@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,9 +12,10 @@ import optax
 
 from jaxgpt.ops.linear import squared_norm
 from jaxgpt.ops.random import named_key
-from jaxgpt.train.loss import Objective, RowSums
+from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import skip_state
 
+Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]  # loss, count and others of `RowSums`, added over the rows
 # (params, batch) -> sums over rows, turned into a function that adds the sums over the devices
 OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -72,18 +73,18 @@ def gradients(
 
 def gradient_sums(
     params: Any, batch: Any, key: jax.Array | None, *, objective: Objective, accumulation: int
-) -> tuple[RowSums, Any]:
+) -> tuple[Sums, Any]:
     """Compute the sums of an objective over all rows, in microbatches, and the gradient of the summed loss.
 
     Raises:
         ValueError: if the number of microbatches does not divide the rows.
     """
 
-    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, RowSums]:
-        sums = jax.tree.map(lambda x: x.sum(0), objective(params, batch, key))
-        return sums.loss_B, sums
+    def total(params: Any, batch: Any, key: jax.Array | None) -> tuple[jax.Array, Sums]:
+        sums: Sums = jax.tree.map(lambda x: x.sum(0), tuple(objective(params, batch, key)))
+        return sums[0], sums
 
-    def grad(params: Any, batch: Any, key: jax.Array | None) -> tuple[RowSums, Any]:
+    def grad(params: Any, batch: Any, key: jax.Array | None) -> tuple[Sums, Any]:
         grads, sums = jax.grad(total, has_aux=True)(params, batch, key)
         return sums, grads
 

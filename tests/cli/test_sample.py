@@ -92,7 +92,7 @@ def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.Captur
         (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "temperature 1.0 has no effect in beam search"),
         (["--prompt", "a", "--stop", "Z"], "can never be generated"),
         (["--prompt", "a", "--stream", "--json"], "--stream"),
-        (["--prompt", "a", "--max-new-tokens", "3000000000"], "max-new-tokens must be at most 16,777,216: 3000000000"),
+        (["--prompt", "a", "--max-new-tokens", "3000000000"], "max-new-tokens must be at least 1 and at most 16777216"),
     ],
 )
 def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:

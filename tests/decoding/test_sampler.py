@@ -104,6 +104,8 @@ def test_the_last_tokens_of_a_buffer_keep_their_positions(window: int) -> None:
     slots = range(6 - window, 6)
     first = [max(start, 6 - window) for start in (0, 4)]  # as if the text began in the window
     assert last.positions().tolist() == [[max(slot - start, -1) for slot in slots] for start in first]
+    short = text.last(7)
+    assert (short.ids_BS[:, 1:].tolist(), short.start_B.tolist()) == (text.ids_BS[:, :6].tolist(), [1, 5])
     more = text.append(jnp.array([[90, 91], [92, 93]]))
     assert (more.length, more.ids_BS[:, 6:].tolist()) == (8, [[90, 91], [92, 93]])
 

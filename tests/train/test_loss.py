@@ -13,7 +13,7 @@ from helpers import make, small
 from jaxgpt.config import ModelConfig
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
-from jaxgpt.train.loss import chunked, next_token_loss
+from jaxgpt.train.loss import chunked, cross_entropy, next_token_loss
 
 B, T = 4, 10
 
@@ -24,6 +24,14 @@ def packed(config: ModelConfig) -> jax.Array:
     tokens, targets = (jax.random.randint(key, (B, T), 0, config.vocab_size) for key in keys[:2])
     targets = jnp.where(jax.random.bernoulli(keys[2], 0.7, (B, T)), targets, -1)
     return jnp.stack([tokens, targets, jnp.broadcast_to(jnp.arange(T) // 4, (B, T))], -1)
+
+
+def test_losses_of_bfloat16_logits_are_float32() -> None:
+    logits_BTV = jax.random.normal(jax.random.key(0), (2, 3, 50)).astype(jnp.bfloat16)
+    targets_BT = jnp.array([[1, 2, 3], [4, 5, -1]])
+    found = cross_entropy(logits_BTV, targets_BT)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, cross_entropy(logits_BTV.astype(jnp.float32), targets_BT))
 
 
 @pytest.mark.parametrize(
