@@ -55,30 +55,29 @@ trainer.train.train
     "prompt to text": """
 lm.generation.generate
   lm.generation.read_request
-  lm.generation._pieces
-    lm.generation.decode
-      lm.engine.DecodeSession.next_tokens
-        programs.start = decoding.sampler.prefill
-          model.gpt.GPT.prefill
-            model.gpt.GPT.stack
-            model.cache.grow
-          decoding.sampler._append
-        programs.steps = decoding.sampler.decode_steps
-          model.gpt.GPT.extend
-            model.cache.KVCache.append
-            model.gpt.GPT.stack
-              block = model.gpt.Block.__call__
-                model.attention.Attention.__call__
-                  model.cache.write
-          decoding.sampler._append
-            decoding.sampling.sample_token
-              decoding.sampling.warp
-                decoding.sampling.stages
-                  decoding.filters.keep_top_k
-                  decoding.filters.keep_top_p
-              decoding.sampling.row_uniform
-              decoding.filters.inverse_cdf_sample
-      lm.text.TextStream.add
+  lm.generation.decode
+    lm.engine.DecodeSession.next_tokens
+      programs.start = decoding.sampler.prefill
+        model.gpt.GPT.prefill
+          model.gpt.GPT.stack
+          model.cache.grow
+        decoding.sampler._append
+      programs.steps = decoding.sampler.decode_steps
+        model.gpt.GPT.extend
+          model.cache.KVCache.append
+          model.gpt.GPT.stack
+            block = model.gpt.Block.__call__
+              model.attention.Attention.__call__
+                model.cache.write
+        decoding.sampler._append
+          decoding.sampling.sample_token
+            decoding.sampling.warp
+              decoding.sampling.stages
+                decoding.filters.keep_top_k
+                decoding.filters.keep_top_p
+            decoding.sampling.row_uniform
+            decoding.filters.inverse_cdf_sample
+    lm.text.TextStream.add
 """,
 }
 

@@ -65,7 +65,7 @@ def extended(
     lm: LM, before: Prefix | None, prompt: list[int], limit: int, sampling: SamplingParams, key: int = 0
 ) -> tuple[list[int], int, Prefix | None]:
     """Return the tokens that a session generates from an earlier one, how many it kept, and what comes of it."""
-    keys, context = row_keys(key, 1, 1), lm.config.model.block_size
+    keys, context = row_keys(key, 1), lm.config.model.block_size
     sampler = sampler_of(lm, sampling)
     session = DecodeSession(sampler, lm.params, [prompt], keys, [limit], context=context, before=before)
     ids: list[int] = []

@@ -296,34 +296,6 @@ def test_a_stop_string_across_tokens_is_cut_off(lm: LM) -> None:
     assert stopped[1].finish_reason == "stop"
 
 
-@pytest.mark.ci
-def test_beams_end_at_stop_strings_independently_of_other_rows(lm: LM) -> None:
-    rows = ["a", "abcabc"]
-    beams: dict[str, Any] = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 12}
-    free = jaxgpt.generate(lm, rows, **beams)
-    stops = [free[0].text[4:6], free[3].text[7:9]]
-    together = jaxgpt.generate(lm, rows, stop=stops, **beams)
-    alone = [out for prompt in rows for out in jaxgpt.generate(lm, [prompt], stop=stops, **beams)]
-    assert [out._replace(score=None) for out in together] == [out._replace(score=None) for out in alone]
-    np.testing.assert_allclose([o.score for o in together], [o.score for o in alone], atol=1e-5)
-    for out in together:
-        assert lm.tokenizer.decode(out.ids) == out.text
-        assert not any(stop in out.text for stop in stops)
-    ended = [(i // 3, out) for i, out in enumerate(together) if out.finish_reason == "stop"]
-    assert len(ended) > 1
-    apply = jax.jit(lambda t: jax.nn.log_softmax(GPT(lm.config.model).apply({"params": lm.params}, t)[0]))
-    for row, out in ended:  # up to and including the stop string
-        means = []
-        for stop in stops:
-            before, new = lm.tokenizer.encode(rows[row]).tolist(), lm.tokenizer.encode(out.text + stop).tolist()
-            log_p = apply(np.array([(before + new + [0] * 32)[:32]]))
-            means.append(np.mean([log_p[len(before) + i - 1, token] for i, token in enumerate(new)]))
-        assert min(abs(mean - out.score) for mean in means) < 1e-5
-    # A stop string that does not occur changes nothing, although the host checks every candidate.
-    looked = jaxgpt.generate(lm, rows, stop="abcdefgh", **beams)
-    assert [out.ids for out in looked] == [out.ids for out in free]
-
-
 def test_length_counts_new_tokens_or_all(lm: LM) -> None:
     outs = jaxgpt.generate(lm, ["a", "abcdef"], max_length=20, temperature=0)
     assert [len(out.ids) for out in outs] == [19, 14]
@@ -437,7 +409,7 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
         ({"num_beams": 2, "num_return_sequences": 3}, "num-return-sequences 3 exceeds num-beams 2"),
         ({"num_beams": 2, "top_k": 5}, "top-k 5 has no effect in beam search"),
         ({"stop": [""]}, "empty"),
-        ({"stop": "aX"}, "can never be generated"),
+        ({"num_beams": 2, "stop": "a"}, "stop .* has no effect in beam search"),
         ({"stop_ids": [99]}, "stop id 99"),
         ({"overflow": "wrap"}, "overflow"),
         ({"max_new_tokens": 8.0}, "max-new-tokens must be an integer, not 8.0"),
@@ -460,10 +432,10 @@ def test_a_redefined_function_is_used_everywhere(registry: Any, name: str, monke
         ({"key": np.arange(3, dtype=np.uint32)}, "key must be an integer"),
         (
             {"key": jax.random.split(jax.random.key(0), 3)},
-            r"key has shape \(3,\): pass one key, or one per prompt \(1\)",
+            r"key has shape \(3,\): pass one key, or one per text \(1\)",
         ),
         ({"key": jax.random.split(jax.random.key(0), 0)}, r"shape \(0,\)"),
-        ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per sequence \(2\)"),
+        ({"key": jax.random.split(jax.random.key(0), (2, 2)), "num_return_sequences": 2}, r"one per text \(2\)"),
     ],
 )
 def test_invalid_settings_raise_one_line(lm: LM, settings: dict[str, Any], message: str) -> None:
@@ -554,12 +526,9 @@ def test_keys_may_be_seeds_or_any_type_of_key(lm: LM) -> None:
 
 def test_no_two_texts_share_their_randomness(lm: LM) -> None:
     keys = jax.random.split(jax.random.key(1), 6)
-    for key in (1, keys[0], keys[:1], keys[:3], jax.random.key_data(keys[:3]), keys):
+    for key in (1, keys[0], keys[:1], keys, jax.random.key_data(keys)):
         outs = jaxgpt.generate(lm, ["a", "a", "a"], num_return_sequences=2, max_new_tokens=20, key=key)
         assert len({out.text for out in outs}) == 6
-    # One key per prompt: the text of a prompt does not depend on the others.
-    alone = jaxgpt.generate(lm, "a", num_return_sequences=2, max_new_tokens=20, key=keys[1:2])
-    assert alone == jaxgpt.generate(lm, ["b", "a"], num_return_sequences=2, max_new_tokens=20, key=keys[:2])[2:]
     # One key per text: the same text as alone; the same key twice gives the same text twice.
     each = jaxgpt.generate(lm, ["a", "b"], num_return_sequences=2, max_new_tokens=20, key=keys[:4])
     for i, prompt in enumerate("aabb"):
@@ -635,7 +604,7 @@ def test_a_text_ends_if_every_token_is_forbidden(lm: LM) -> None:
         assert sorted(outs[0].ids + lm.tokenizer.encode("a").tolist()) == list(range(17))
     with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts: raise no-repeat-ngram-size"):
         jaxgpt.generate(lm, ["a"], no_repeat_ngram_size=1, max_new_tokens=40, num_beams=2)
-    with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token: raise no-repeat-ngram-size"):
+    with pytest.raises(UserError, match="no-repeat n-gram 1 forbids every token"):
         explain(lm, LETTERS, no_repeat_ngram_size=1)
     with pytest.raises(UserError, match="prompt 1 has only 0 of 1 texts"):
         jaxgpt.generate(lm, ["a"], filters=[keep_none], max_new_tokens=2, num_beams=2)
@@ -686,37 +655,6 @@ def test_empty_prompts() -> None:
         with pytest.raises(UserError, match="no end token or new line to start from"):
             jaxgpt.generate(none, [""])
     assert jaxgpt.generate(tiny(), []) == []
-
-
-@pytest.mark.parametrize(
-    ("stop", "possible"), [("b", True), ("a b", True), ("bo ca", True), ("q", False), ("a  b", False), ("a x b", False)]
-)
-def test_stop_strings_of_words(stop: str, possible: bool) -> None:
-    from jaxgpt.lm.arguments import check_stops
-
-    words = WordTokenizer(["a", "b", "foobo", "cat"])
-    if possible:
-        check_stops(words, [stop])
-    else:
-        with pytest.raises(UserError, match="can never be generated"):
-            check_stops(words, [stop])
-
-
-def test_stop_strings_may_begin_with_a_space() -> None:
-    """The tokenizer drops the space at the beginning of a text, but texts have it within."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    from jaxgpt.data.tokenizer import SubwordTokenizer
-    from jaxgpt.lm.arguments import check_stops
-
-    words = {word: i for i, word in enumerate(["<unk>", "\u2581", "a", "b", "\u2581a"])}
-    library = Tokenizer(models.BPE(words, [("\u2581", "a")], unk_token="<unk>"))
-    library.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", "first", False)
-    library.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    tokenizer = SubwordTokenizer(library)
-    check_stops(tokenizer, [" a", " ", " ab"])
-    with pytest.raises(UserError, match="can never be generated"):
-        check_stops(tokenizer, [" q"])
 
 
 @pytest.mark.ci

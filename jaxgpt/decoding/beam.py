@@ -80,7 +80,7 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Beam search as pure functions: `prefill`, then `candidates` and `step` while `open`.
+    """Beam search as pure functions: `prefill`, then `step` while `open`.
 
     Attributes:
         sampler: the model, repetition penalty and n-grams, and ids that end a sequence; temperature is 1, and filters for
@@ -94,13 +94,9 @@ class BeamSearch:
     size: int
 
     def run(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> Hypotheses:
-        """Run the whole search, without stop strings; arguments as in `prefill`."""
-
-        def step(state: BeamState) -> BeamState:
-            candidates = self.candidates(state)
-            return self.step(params, state, candidates, jnp.zeros(candidates.id_BK.shape, bool))
-
-        return jax.lax.while_loop(self.open, step, self.prefill(params, text, limit_B)).best
+        """Run the whole search; arguments as in `prefill`."""
+        start = self.prefill(params, text, limit_B)
+        return jax.lax.while_loop(self.open, lambda state: self.step(params, state), start).best
 
     def prefill(self, params: Any, text: TokenBuffer, limit_B: jax.Array) -> BeamState:
         """Compute the cache of the prompts.
@@ -153,21 +149,14 @@ class BeamSearch:
         ids_BKn = gather_beams(state.ids_BWS[:, :, P:], beam_BK).at[:, :, state.made].set(id_BK)
         return Candidates(score_BK, beam_BK, id_BK, ids_BKn)
 
-    def step(self, params: Any, state: BeamState, candidates: Candidates, stopped_BK: jax.Array) -> BeamState:
-        """Keep the best W unfinished candidates and the best W finished sequences.
-
-        Args:
-            params: the weights.
-            state: as `prefill` or this function returned it.
-            candidates: the candidates of this state.
-            stopped_BK: bool, which candidates end with a stop string. Stop ids and limits are checked here.
-        """
-        top_BK, beam_BK, id_BK, ids_BKn = candidates
+    def step(self, params: Any, state: BeamState) -> BeamState:
+        """Keep the best W unfinished candidates and the best W finished sequences."""
+        top_BK, beam_BK, id_BK, ids_BKn = self.candidates(state)
         (B, K), W, V = id_BK.shape, self.beams.num_beams, state.logits_BWV.shape[-1]
         P, weigh = self.size - ids_BKn.shape[-1], self.beams.length_penalty
         made = state.made + 1
         stops = jnp.asarray(self.sampler.stop_ids, jnp.int32)
-        ends_BK = stopped_BK | jnp.isin(id_BK, stops) | (made >= state.limit_B)[:, None]
+        ends_BK = jnp.isin(id_BK, stops) | (made >= state.limit_B)[:, None]
 
         def score(log_p: jax.Array, length: jax.Array) -> jax.Array:
             return log_p / length.astype(jnp.float32) ** weigh

@@ -1,4 +1,4 @@
-"""Validate the arguments of generation: prompts, lengths, settings, stop strings and keys."""
+"""Validate the arguments of generation: prompts, lengths, settings, stop ids and keys."""
 
 from __future__ import annotations
 
@@ -59,19 +59,14 @@ def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
     """
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, (bytes, dict)) or not isinstance(prompts, Iterable) or getattr(prompts, "shape", (1,)) == ():
-        raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
-    rows = np.asarray(prompts).tolist() if hasattr(prompts, "dtype") else list(prompts)
+    rows = _as_list(prompts, "prompts must be a string, token ids, or a list of either")
     return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
 
 
-def encode_prompts(tokenizer: Tokenizer, vocab_size: int, prompts: Any, special: bool = False) -> list[Prompt]:
-    """Encode one prompt or several.
-
-    Raises:
-        UserError: as `as_prompts` and `encode_prompt`.
-    """
-    return [encode_prompt(tokenizer, vocab_size, prompt, special) for prompt in as_prompts(prompts)]
+def _as_list(values: Any, what: str) -> list[Any]:
+    if isinstance(values, (bytes, dict)) or not isinstance(values, Iterable) or getattr(values, "shape", (1,)) == ():
+        raise UserError(f"{what}: {short_repr(values)}")
+    return np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> Prompt:
@@ -96,9 +91,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
             ids = before + ids
         encoded = Prompt(ids, ids) if ids else Prompt(start_ids(tokenizer)[0], [])
     else:
-        if isinstance(prompt, (bytes, dict)) or not isinstance(prompt, Iterable):
-            raise UserError(f"a prompt must be a string or a list of token ids: {short_repr(prompt)}")
-        places = enumerate(np.asarray(prompt).tolist() if hasattr(prompt, "dtype") else prompt)
+        places = enumerate(_as_list(prompt, "a prompt must be a string or a list of token ids"))
         ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in places]
         if not ids:
             raise UserError("the prompt has no ids: pass at least one")
@@ -174,62 +167,24 @@ def all_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: Sequence[int] 
     return tuple(sorted({*stop_ids, *(i for i in tokenizer.end_ids if i < vocab_size)}))
 
 
-def check_stops(tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-    """Check stop strings.
-
-    Raises:
-        UserError: if a string is empty, or the tokenizer can never produce it.
-    """
-    for stop in stops:
-        if not stop:
-            raise UserError("a stop string is empty: leave it out")
-        try:
-            # Inner words must be in the vocabulary; the first and the last may be parts of words.
-            parts = stop.split(" ") if tokenizer.separator else []
-            possible = all(parts[1:-1]) and _words_hold(tokenizer, parts) if parts else _round_trip(tokenizer, stop)
-        except UserError as e:
-            raise UserError(f"stop string {stop!r} can never be generated: {e}") from None
-        if not possible:
-            raise UserError(f"stop string {stop!r} can never be generated with this tokenizer")
-
-
-def _words_hold(tokenizer: Tokenizer, parts: list[str]) -> bool:
-    words = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
-    if len(parts) == 1:
-        return any(parts[0] in word for word in words)
-    tokenizer.encode(" ".join(parts[1:-1]))
-    return any(w.endswith(parts[0]) for w in words) and any(w.startswith(parts[-1]) for w in words)
-
-
-def _round_trip(tokenizer: Tokenizer, stop: str) -> bool:
-    # Some tokenizers drop the space at the beginning of a text.
-    return any(stop in tokenizer.decode(tokenizer.encode(text)) for text in (stop, stop + stop))
-
-
-def row_keys(key: Any, prompts: int, sequences: int) -> jax.Array:
-    """Make a key for each of `prompts * sequences` rows; the sequences of a prompt are adjacent.
+def row_keys(key: Any, rows: int) -> jax.Array:
+    """Make a key for each row.
 
     Args:
         key: a seed or a key, typed (`jax.random.key`) or legacy (`jax.random.PRNGKey`), which is folded with the row's index;
-            or an array of keys: one per row, used unchanged, or one per prompt, folded with the index of the sequence.
-        prompts: number of prompts.
-        sequences: rows per prompt.
+            or an array of keys, one per row, used unchanged.
+        rows: number of rows.
 
     Raises:
         UserError: if there is neither a seed nor keys, or the wrong number of keys.
     """
-    rows = prompts * sequences
     keys = as_keys(key)
     if keys.shape == (rows,):
         return keys
-    if keys.shape in ((), (1,)):
+    if keys.size == 1:
         fold_B = jnp.arange(rows, dtype=jnp.uint32)
         return jax.vmap(lambda i: jax.random.fold_in(keys.reshape(()), i))(fold_B)
-    if keys.shape == (prompts,):
-        fold_B = jnp.tile(jnp.arange(sequences, dtype=jnp.uint32), prompts)
-        return jax.vmap(jax.random.fold_in)(keys[np.repeat(np.arange(prompts), sequences)], fold_B)
-    many = f", or one per sequence ({rows})" if sequences > 1 else ""
-    raise UserError(f"key has shape {keys.shape}: pass one key, or one per prompt ({prompts}){many}")
+    raise UserError(f"key has shape {keys.shape}: pass one key, or one per text ({rows})")
 
 
 def as_keys(key: Any) -> jax.Array:

@@ -100,24 +100,26 @@ class Chat:
         request = read_request(lm, [ids], params)
         # The text of an answer does not depend on the text before it.
         request = request._replace(prompts=[Prompt(ids, [])])
-        return self._pieces(messages, request, sampling, row_keys(key, 1, 1))
+        return self._pieces(messages, request, sampling, row_keys(key, 1))
 
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
         before, self._before = self._before, None  # its cache is donated
         self.prompt_tokens = len(request.rows[0])
-        session, stream, failed = request.session(sampling, key_1, before), request.text(0), False
-        self.reused = session.reused
+        session = request.session(sampling, key_1, before)
+        self.reused, answer, failed = session.reused, "", False
         try:
-            yield from decode(request, session, [stream], STREAM_BLOCK)
+            for piece in decode(request, session, STREAM_BLOCK):
+                answer += piece.text
+                yield piece
         except Exception:
             failed = True
             raise
         finally:
             self._before = session.prefix()
             if not failed:  # an answer that was closed or interrupted is kept
-                self.messages = [*messages, {"role": "assistant", "content": stream.text}]
+                self.messages = [*messages, {"role": "assistant", "content": answer}]
 
 
 def chat(

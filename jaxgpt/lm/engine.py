@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import BeamParams
-from jaxgpt.decoding.beam import BeamSearch, BeamState, Candidates, Hypotheses
+from jaxgpt.decoding.beam import BeamSearch, Hypotheses
 from jaxgpt.decoding.lookup import lookup_steps
 from jaxgpt.decoding.sampler import Rows, Sampler, SamplerState, decode_steps, prefill
 from jaxgpt.decoding.sampling import TokenBuffer
@@ -29,12 +29,7 @@ def bucket(n: int, least: int = 1, most: int = 0) -> int:
 
 
 def left_pad(prompts: Sequence[Sequence[int]], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stack prompts, padded on the left, with both axes rounded up to a bucket: ids `[B, P]`, starts `[B]`.
-
-    Args:
-        prompts: ids, at least one per row.
-        most: the context length, an upper bound of the bucket.
-    """
+    """Stack prompts, padded on the left, with both axes rounded up to a bucket, at most `most`: ids `[B, P]`, starts `[B]`."""
     P = bucket(max(map(len, prompts)), 8, most)
     B = bucket(len(prompts))
     ids_BP, start_B = np.zeros((B, P), np.int32), np.full(B, P - 1, np.int32)
@@ -49,20 +44,16 @@ def blocks(n: int) -> int:
     return -(-n // BLOCK) * BLOCK
 
 
-def cache_shape(prompts: Sequence[Sequence[int]], limits: Sequence[int], context: int, slide: bool) -> tuple[int, int]:
-    """Return the rows and slots of the cache for a batch. A sliding window needs no slots beyond the context."""
+def cache_slots(prompts: Sequence[Sequence[int]], limit: int, context: int, slide: bool) -> int:
+    """Return the slots of the cache for a batch. A sliding window needs no slots beyond the context."""
     longest = max(map(len, prompts))
-    new = min(max(limits), context) if slide else max(limits)
-    return bucket(len(prompts)), context if slide and longest > context else bucket(longest, 8, context) + blocks(new)
+    if slide and longest > context:
+        return context
+    return bucket(longest, 8, context) + blocks(min(limit, context) if slide else limit)
 
 
 class Prefix(NamedTuple):
-    """The tokens and cache of a session of one row, which another session can extend.
-
-    Attributes:
-        ids: cached tokens.
-        state: text and cache.
-    """
+    """The tokens and cache of a session of one row, which another session can extend."""
 
     ids: list[int]
     state: SamplerState
@@ -113,7 +104,7 @@ class DecodeSession:
         # The longest row fills the context first; after that, the window is the whole context.
         self._cached = max(context - max(map(len, prompts)) + 1, 1) if slide else self._limit
         self._params, self._context, self.made, self.reused = params, context, 0, 0
-        _, slots = cache_shape(prompts, limits, context, slide)
+        slots = cache_slots(prompts, self._limit, context, slide)
         self._programs = _programs(sampler, self._prompt + blocks(max(limits)), slots, context, lookup)
         self._state = None if before is None else self._extend_prefix(before, prompts[0])
 
@@ -219,45 +210,14 @@ def search(
     *,
     beams: BeamParams,
     context: int,
-    stopped: Callable[[int, Sequence[int]], bool] | None = None,
 ) -> Hypotheses:
-    """Run beam search over a batch of prompts; returns host arrays.
-
-    Args:
-        sampler: as in `BeamSearch`.
-        params: the weights.
-        prompts: ids, at least one per row.
-        limits: the maximum number of new tokens of each row.
-        beams: beam search parameters.
-        context: the model's context length in tokens.
-        stopped: called with a row and its new ids; returns whether they end with a stop string. The host then checks every
-            candidate, and the search is no longer a single program on the device. None: no stop strings.
-    """
+    """Run beam search over a batch of prompts, with the arguments of a `DecodeSession`; returns host arrays."""
     ids_BP, start_B = left_pad(prompts, context)
     B, P = ids_BP.shape
     limit_B = np.zeros(B, np.int32)
     limit_B[: len(limits)] = limits
-    run, start, step = _beam_programs(BeamSearch(sampler, beams, P + blocks(max(limits))))
     text = TokenBuffer(ids_BP, start_B, np.int32(P))  # type: ignore[arg-type]
-    if stopped is None:
-        return jax.device_get(run(params, text, limit_B))
-    state, candidates, going = start(params, text, limit_B)
-    while going:
-        made, ids_BKn = int(state.made) + 1, np.asarray(candidates.ids_BKn)
-        stopped_BK = np.zeros(ids_BKn.shape[:2], bool)
-        for row in np.flatnonzero(state.active_B[: len(prompts)]):
-            stopped_BK[row] = [stopped(int(row), ids_n[:made].tolist()) for ids_n in ids_BKn[row]]
-        state, candidates, going = step(params, state, candidates, stopped_BK)
-    return jax.device_get(state.best)
+    return jax.device_get(_search(BeamSearch(sampler, beams, P + blocks(max(limits))), params, text, limit_B))
 
 
-@lru_cache(maxsize=64)
-def _beam_programs(beam: BeamSearch) -> tuple[Any, Any, Any]:
-    def then_look(step: Callable[..., BeamState]) -> Callable[..., tuple[BeamState, Candidates, jax.Array]]:
-        def program(*args: Any) -> tuple[BeamState, Candidates, jax.Array]:
-            state = step(*args)
-            return state, beam.candidates(state), beam.open(state)
-
-        return program
-
-    return jax.jit(beam.run), jax.jit(then_look(beam.prefill)), jax.jit(then_look(beam.step), donate_argnums=1)
+_search = jax.jit(BeamSearch.run, static_argnums=0)

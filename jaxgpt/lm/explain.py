@@ -86,7 +86,7 @@ def explain(
     prefill = jax.jit(sampler_of(lm).model.prefill, static_argnums=(3, 4))
     with placed(lm, 1):
         logits_11V, _ = prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
-    return explain_choice(logits_11V[:, -1], text, with_filters(params, filters), row_keys(key, 1, 1)[0])
+    return explain_choice(logits_11V[:, -1], text, with_filters(params, filters), row_keys(key, 1)[0])
 
 
 def explain_choice(
@@ -110,12 +110,7 @@ def explain_choice(
     effects = []
     for name, logits_1V in stages(logits_1V, text, sampling):  # noqa: B020
         if np.isneginf(np.asarray(logits_1V)).all():
-            fix = (
-                "raise no-repeat-ngram-size, or disable it with 0"
-                if name.startswith("no-repeat")
-                else "let it keep some"
-            )
-            raise UserError(f"{name} forbids every token: {fix}")
+            raise UserError(f"{name} forbids every token: let it keep some (0 disables no-repeat-ngram-size)")
         after_V = _probability(logits_1V)
         gone_V = (before_V > 0) & np.isneginf(np.asarray(logits_1V)[0])
         lost = float(before_V[gone_V].sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from jaxgpt.lm.arguments import (
     Prompt,
     Prompts,
     all_stop_ids,
-    check_stops,
-    encode_prompts,
+    as_prompts,
+    encode_prompt,
     fit_context,
     make_settings,
     row_keys,
 )
-from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_shape, search
+from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_slots, search
 from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
@@ -84,8 +84,7 @@ def generate(
         prompts: a string or ids, or a list of them.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
             -inf forbids a token. Define each once: every new function is compiled.
-        key: a seed, a `jax.random.key` (folded with the index of each row), or an array of keys, one per prompt or one per
-            sequence.
+        key: a seed, a `jax.random.key` (folded with the index of each text), or an array of keys, one per text.
         progress: called with the number of tokens generated so far and the maximum, for the longest text.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
             (temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size) and of `BeamParams` (num_beams,
@@ -96,12 +95,15 @@ def generate(
     """
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
     request, sampling = read_request(lm, prompts, text), with_filters(sampling, filters)
+    if not request.prompts:
+        return []
     if beams.num_beams > 1:
         return _beam_search(request, sampling, beams)
-    key_B = row_keys(key, len(request.prompts), beams.num_return_sequences)
     request = request.repeat(beams.num_return_sequences)
+    key_B = row_keys(key, len(request.prompts))
     block = STOP_BLOCK if text.stop else LONG_BLOCK if max(request.new, default=0) > LONG_BLOCK else None
-    done = {piece.row: piece.done for piece in _pieces(request, sampling, key_B, block, progress) if piece.done}
+    session = request.session(sampling, key_B)
+    done = {piece.row: piece.done for piece in decode(request, session, block, progress) if piece.done}
     return [done[row] for row in range(len(request.prompts))]
 
 
@@ -121,7 +123,10 @@ def stream(
     text, sampling = make_settings(settings, TextParams, SamplingParams)
     request = read_request(lm, prompts, text)
     block = None if block is None else as_int("block", block, 1, 2**31 - 1)
-    return _pieces(request, with_filters(sampling, filters), row_keys(key, len(request.prompts), 1), block)
+    if not request.prompts:
+        return iter(())
+    session = request.session(with_filters(sampling, filters), row_keys(key, len(request.prompts)))
+    return decode(request, session, block)
 
 
 class Request(NamedTuple):
@@ -149,37 +154,37 @@ class Request(NamedTuple):
         at = [row for row in range(len(self.prompts)) for _ in range(sequences)]
         return self._replace(prompts=[self.prompts[i] for i in at], new=[self.new[i] for i in at])
 
-    def text(self, row: int, limit: int | None = None) -> TextStream:
+    def text(self, row: int) -> TextStream:
         """Return the empty text of a row."""
-        tokenizer, params, prompt = self.lm.tokenizer, self.params, self.prompts[row].text_ids
+        tokenizer, params = self.lm.tokenizer, self.params
+        prompt, limit = self.prompts[row].text_ids, self.new[row]
         return TextStream(
-            tokenizer.decode,
-            limit or self.new[row],
-            params.stop_ids,
-            params.stop,
-            prompt=prompt,
-            byte_ids=tokenizer.byte_ids,
+            tokenizer.decode, limit, params.stop_ids, params.stop, prompt=prompt, byte_ids=tokenizer.byte_ids
         )
 
     def session(self, sampling: SamplingParams, key_B: jax.Array, before: Prefix | None = None) -> DecodeSession:
         """Return a session that generates the texts.
 
         Raises:
-            UserError: if the memory of the device is too small.
+            UserError: if `lookup` cannot be used, or the memory of the device is too small.
         """
-        lm, context, slide = self.lm, self.lm.config.model.block_size, self.params.overflow == "slide"
-        rows, slots = cache_shape(self.rows, self.new, context, slide)
-        check_memory(lm, rows, slots, max(self.new))
-        with placed(lm, rows), memory_errors():
+        lm, params = self.lm, self.params
+        if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
+            raise UserError(
+                f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
+                f"generate the texts one by one"
+            )
+        check_memory(self)
+        with placed(lm, bucket(len(self.rows))), memory_errors():
             return DecodeSession(
-                sampler_of(lm, sampling, self.params.stop_ids),
+                sampler_of(lm, sampling, params.stop_ids),
                 lm.params,
                 self.rows,
                 key_B,
                 self.new,
-                context=context,
-                slide=slide,
-                lookup=self.params.lookup,
+                context=lm.config.model.block_size,
+                slide=params.overflow == "slide",
+                lookup=params.lookup,
                 before=before,
             )
 
@@ -191,41 +196,22 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams) -> Request:
         UserError: if a prompt, a length, a stop id or a stop string is invalid.
     """
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
-    encoded = encode_prompts(tokenizer, model.vocab_size, prompts)
+    encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     new = fit_context(model, encoded, params)
-    check_stops(tokenizer, params.stop)
-    return Request(
-        lm, encoded, new, replace(params, stop_ids=all_stop_ids(tokenizer, model.vocab_size, params.stop_ids))
-    )
-
-
-def _pieces(
-    request: Request,
-    sampling: SamplingParams,
-    key_B: jax.Array,
-    block: int | None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Iterator[Piece]:
-    if not request.prompts:
-        return
-    if request.params.lookup and (len(request.prompts) > 1 or request.params.overflow == "slide"):
-        raise UserError(
-            f"lookup {request.params.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
-            f"generate the texts one by one"
-        )
-    texts = [request.text(row) for row in range(len(request.prompts))]
-    yield from decode(request, request.session(sampling, key_B), texts, block, progress)
+    if "" in params.stop:
+        raise UserError("a stop string is empty: leave it out")
+    stop_ids = all_stop_ids(tokenizer, model.vocab_size, params.stop_ids)
+    return Request(lm, encoded, new, replace(params, stop_ids=stop_ids))
 
 
 def decode(
     request: Request,
     session: DecodeSession,
-    texts: Sequence[TextStream],
     block: int | None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Piece]:
     """Generate the texts of a session, `block` tokens at a time (None: all), and yield their pieces."""
-    longest = max(request.new)
+    texts, longest = [request.text(row) for row in range(len(request.prompts))], max(request.new)
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
         with placed(request.lm, bucket(len(texts))), memory_errors():
             fresh_BT = session.next_tokens(1 if block and not session.made else block or longest)
@@ -246,8 +232,7 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
     V, context = lm.config.model.vocab_size, lm.config.model.block_size
     unused = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
     unused = {name: value for name, value in unused.items() if value != getattr(SamplingParams(), name)}
-    if params.lookup:
-        unused["lookup"] = params.lookup
+    unused |= {name: value for name in ("lookup", "stop") if (value := getattr(params, name))}
     if params.overflow == "slide":
         unused["overflow"] = params.overflow
     for name, value in unused.items():
@@ -256,31 +241,12 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
         )
     if W * V >= 2**31:
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
-    if not request.prompts:
-        return []
-    rows, slots = cache_shape(request.rows, request.new, context, False)
-    check_memory(lm, 2 * rows * W, slots, max(request.new))  # twice: beams are copied when they are reordered
-
-    def read(row: int, ids: Iterable[int], limit: int) -> TextStream:
-        text = request.text(row, limit)
-        text.add(ids)
-        return text
-
-    def stopped(row: int, ids: Sequence[int]) -> bool:
-        return read(row, ids, len(ids)).finish_reason == "stop"
-
-    with placed(lm, rows), memory_errors():
-        found = search(
-            sampler_of(lm, replace(sampling, temperature=1.0), params.stop_ids),
-            lm.params,
-            request.rows,
-            request.new,
-            beams=beams,
-            context=context,
-            stopped=stopped if params.stop else None,
-        )
+    check_memory(request, 2 * W)  # twice: beams are copied when they are reordered
+    with placed(lm, bucket(len(request.rows))), memory_errors():
+        sampler = sampler_of(lm, replace(sampling, temperature=1.0), params.stop_ids)
+        found = search(sampler, lm.params, request.rows, request.new, beams=beams, context=context)
     out = []
-    for row, limit in enumerate(request.new):
+    for row in range(len(request.rows)):
         for beam in range(beams.num_return_sequences):
             length, score = int(found.length_BW[row, beam]), float(found.score_BW[row, beam])
             if np.isnan(score):
@@ -290,19 +256,21 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
                     f"prompt {row + 1} has only {beam} of {beams.num_return_sequences} texts: raise no-repeat-ngram-size, let "
                     f"filters keep more tokens, or lower num-beams"
                 )
-            text = read(row, found.ids_BWn[row, beam, :length].tolist(), limit)
+            text = request.text(row)
+            text.add(found.ids_BWn[row, beam, :length].tolist())
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out
 
 
-def check_memory(lm: LM, rows: int, slots: int, new: int) -> None:
-    """Check that the cache and the ids fit the memory of the device, before they are allocated."""
-    c = lm.config.model
-    width = jnp.dtype(lm.config.train.compute_dtype).itemsize
-    needed = rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, new))
+def check_memory(request: Request, copies: int = 1) -> None:
+    """Check that the caches and ids fit the memory of the device: XLA aborts the process on a CPU that cannot allocate them."""
+    c, params, limit = request.lm.config.model, request.params, max(request.new)
+    slots = cache_slots(request.rows, limit, c.block_size, params.overflow == "slide")
+    rows, width = copies * bucket(len(request.rows)), jnp.dtype(request.lm.config.train.compute_dtype).itemsize
+    needed = rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, limit))
     if needed > device_memory():
         raise UserError(
-            f"not enough memory: {rows:,} rows of {max(slots, new):,} tokens take {needed / 1e9:,.0f} GB, "
+            f"not enough memory: {rows:,} rows of {max(slots, limit):,} tokens take {needed / 1e9:,.0f} GB, "
             f"the device has {device_memory() / 1e9:,.0f} GB; lower max-new-tokens, num-beams or num-return-sequences"
         )
 

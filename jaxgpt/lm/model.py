@@ -45,14 +45,8 @@ class LM(NamedTuple):
     source: str = ""
 
     def __repr__(self) -> str:
-        """Two lines instead of every weight."""
-        m = self.config.model
-        dtypes = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(self.params)})
-        sizes = (
-            f"{m.n_layer} layers, {m.n_head} heads, width {m.n_embd}, context {m.block_size}, vocabulary {m.vocab_size}"
-        )
-        origin = f"loaded from {self.source}" if self.source else "made in Python (jaxgpt.save writes it as a run)"
-        return f"<LM: {sizes}, {m.parameters:,} parameters, {' and '.join(dtypes)}\n {origin}>"
+        """One line instead of every weight."""
+        return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
 
 
 def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | None = None) -> LM:
@@ -119,15 +113,19 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
     """
     run, which = parse_checkpoint(str(path))
     _, params, tokenizer, _ = load(run, which)
-    if _shapes(params) != _shapes(abstract_params(model)):
+    if _described(params) != _described(abstract_params(model)):
         raise UserError(
             f"{path} is not the base of these adapters: its architecture differs; restore it, or choose a different path"
         )
     return FrozenBase(params, checksum(params)), tokenizer
 
 
-def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    return {path: np.shape(leaf) for path, leaf in flatten_params(params).items()}
+def _described(params: Any) -> dict[str, str]:
+    """Return the dtype and shape of every weight, such as `float32 [8, 16]`, by path."""
+    leaves = flatten_params(params)
+    return {
+        path: f"{getattr(leaf, 'dtype', type(leaf).__name__)} {list(np.shape(leaf))}" for path, leaf in leaves.items()
+    }
 
 
 def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:
@@ -177,26 +175,18 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
 
 
 def _check_params(params: Any, expected: Any) -> None:
-    """Compare the names, shapes and dtypes of weights with those of the config's model.
+    """Check the names, shapes and dtypes of weights.
 
     Raises:
         UserError: names the first difference.
     """
-    found, wanted = flatten_params(params), flatten_params(expected)
+    found, wanted = _described(params), _described(expected)
     for name in wanted | found:
-        leaf, want = found.get(name), wanted.get(name)
-        if leaf is None or want is None:
-            kind = "missing" if leaf is None else "unknown"
+        if found.get(name) != wanted.get(name):
             raise UserError(
-                f"{kind} weight {name}: params do not match lm.config; pass the config that they were trained with"
+                f"weight {name} is {found.get(name, 'missing')}, and {wanted.get(name, 'unknown')} in the model of lm.config: "
+                f"pass the config that it was trained with, and convert it with astype"
             )
-        if np.shape(leaf) != want.shape:
-            raise UserError(
-                f"{name} has shape {list(np.shape(leaf))}, and {list(want.shape)} in the model of lm.config: "
-                f"pass the config that they were trained with"
-            )
-        if (dtype := getattr(leaf, "dtype", type(leaf).__name__)) != want.dtype:
-            raise UserError(f"{name} is {dtype}, and weights are saved in {want.dtype}: convert them with astype")
 
 
 @dataclass(frozen=True)

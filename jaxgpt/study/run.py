@@ -173,7 +173,7 @@ def generate(
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], block_size = request.rows, request.new, lm.config.model.block_size
     chosen = tuple((edits or {}).items())
-    new_ids = on_tokens(_generate, lm, [row], row_keys(key, 1, 1), new, sampling, ids_with_text(lm), chosen)
+    new_ids = on_tokens(_generate, lm, [row], row_keys(key, 1), new, sampling, ids_with_text(lm), chosen)
     text = request.text(0)
     text.add(new_ids.tolist())
     assert text.finish_reason is not None

@@ -90,7 +90,6 @@ def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.Captur
         (["--prompt", "a" * 40], "40 tokens"),
         (["--prompt", "a", "--temperature", "nan"], "temperature"),
         (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "temperature 1.0 has no effect in beam search"),
-        (["--prompt", "a", "--stop", "Z"], "can never be generated"),
         (["--prompt", "a", "--stream", "--json"], "--stream"),
         (["--prompt", "a", "--max-new-tokens", "3000000000"], "max-new-tokens must be at least 1 and at most 16777216"),
     ],

@@ -122,8 +122,6 @@ def test_beams_go_on_past_several_stop_ids() -> None:
 
     @jax.jit
     def step() -> jax.Array:
-        state = beam.prefill(None, text, jnp.array([3]))
-        candidates = beam.candidates(state)
-        return beam.step(None, state, candidates, jnp.zeros(candidates.id_BK.shape, bool)).ids_BWS
+        return beam.step(None, beam.prefill(None, text, jnp.array([3]))).ids_BWS
 
     assert step()[0, :, 1].tolist() == [4, 5]
