@@ -145,13 +145,21 @@ def losses(
     handles: list[Line2D] = []
     for axes, kind in zip(panels, kinds, strict=True):
         scale = divide if kind == "seconds" else 1
-        for number, (train, val) in enumerate(curves.values()):
+        for number, (name, (train, val)) in enumerate(curves.items()):
             line: dict[str, Any] = {"color": RUNS[number % len(RUNS)], "linestyle": STYLES[number // len(RUNS) % 4]}
             both = len(val["loss"]) > 0
             drawn = axes.plot(train[kind] / scale, train["loss"], **line, **(TRAINING if both else {"linewidth": 1}))
             if both:
                 drawn = axes.plot(val[kind] / scale, val["loss"], **line, **VALIDATION)
             handles += drawn if axes is panels[0] else []
+            at = train if len(train["loss"]) else val
+            for step, what in _changes(runs[name]).items():
+                where = np.interp(step, at["step"], at[kind]) / scale
+                axes.axvline(where, color=line["color"], linewidth=0.8, linestyle=":", zorder=0.5)
+                axes.annotate(
+                    drawable(what), (where, 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
+                    textcoords="offset points", rotation=90, va="top", fontsize=7, color=GRAY, **TEXT,
+                )  # fmt: skip
             if both and len(curves) == 1:
                 best = val["loss"].argmin()
                 point = val[kind][best] / scale, val["loss"][best]
@@ -253,6 +261,15 @@ def _curves(name: str, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np
     if not len(train["loss"]) + len(val["loss"]):
         raise UserError(f"{name} has no losses to draw: its metrics.jsonl has no complete line")
     return train, val
+
+
+def _changes(lines: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the settings that changed when a run was resumed, by step: `{300: "learning_rate 0.001"}`."""
+    changed = {line["step"]: line["changed"] for line in lines if line.get("changed")}
+    return {
+        step: ", ".join(f"{name.rpartition('.')[2]} {new}" for name, (_, new) in settings.items())
+        for step, settings in changed.items()
+    }
 
 
 def _names(tokens: Sequence[str] | None, n: int) -> list[str]:

@@ -110,6 +110,9 @@ def test_losses_against_steps_tokens_and_time() -> None:
     assert [text.get_text() for text in alone] == ["a"], "no validation losses to tell apart"
     names = plot.losses({"_a": LINES, "_b": LINES[:10], "__": LINES}).legends[0].get_texts()
     assert [text.get_text() for text in names] == ["_a", "_b", "__", *kinds]
+    changed = {"step": 5, "changed": {"optim.learning_rate": [0.1, 0.01], "train.steps": [9, 10]}}
+    marked = plot.losses({"a": [*LINES, changed, {"step": 7, "changed": {}}]})
+    assert [axes.texts[0].get_text() for axes in marked.axes] == ["learning_rate 0.01, steps 10"] * 3
     hours = plot.losses({"a": [line | {"elapsed_seconds": 3600.0 * line["step"]} for line in LINES[:10]]}, "seconds")
     assert hours.axes[0].get_xlabel() == "time (hours)"
     assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))
