@@ -119,7 +119,7 @@ def _run_facts(results: dict[str, Any]) -> dict[str, str | list[str]]:
     texts = ["chat template"] if special["chat_template"] else []
     for side in ("end", "begin"):
         if special[side]:
-            tokens = [f"{token['text']} ({token['id']})" for token in special[side]]
+            tokens = [f"{token['text']!r} ({token['id']})" for token in special[side]]
             texts.insert(0, f"{side} with {', '.join(tokens)}")
     trained = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {duration(run['seconds'])}"
     return {
