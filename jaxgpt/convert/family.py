@@ -27,6 +27,7 @@ class Family(NamedTuple):
         fills: settings that any model can have, because they only add biases of 0 and gains of 1; or no effect.
         read: returns the settings in the other options, given the config so far. It reads what can change the logits.
         write: the inverse of `read`.
+        served: activations that vLLM and llama.cpp compute in this family, as read in their sources.
         form_of: returns the names of the tensors for the content of a config.json and its model, if they depend on it.
     """
 
@@ -38,6 +39,7 @@ class Family(NamedTuple):
     fills: Mapping[str, Any]
     read: Callable[[Options, ModelConfig], dict[str, Any]]
     write: Callable[[ModelConfig], dict[str, Any]]
+    served: tuple[str, ...] = ("silu",)
     form_of: Callable[[Mapping[str, Any], ModelConfig], Format] | None = None
 
     def config_from_hf(self, options: Options) -> ModelConfig:
@@ -75,6 +77,17 @@ class Family(NamedTuple):
                     f"model.{name} {short_repr(actual)} has no {self.name} equivalent, only {short_repr(value)} has"
                 )
         return found
+
+
+def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
+    """Return the programs that compute an exported model; others may reject it, or ignore a setting of config.json."""
+    untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM reads no head
+    if config.activation not in family.served or untied:
+        return ("transformers",)
+    windows = any(0 < window < config.block_size for window in config.windows)
+    return (
+        ("transformers", "vLLM") if windows and family.name != "gemma3_text" else ("transformers", "vLLM", "llama.cpp")
+    )
 
 
 def canonical(config: ModelConfig) -> ModelConfig:

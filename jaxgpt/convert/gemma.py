@@ -107,5 +107,6 @@ FAMILY = Family(
     fills=llama.FILLS,
     read=_read,
     write=_write,
+    served=("gelu_new",),
     form_of=form_of,
 )

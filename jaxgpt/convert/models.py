@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.convert import gemma, gpt2, llama, neox
-from jaxgpt.convert.family import Family, canonical
+from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.options import Options
@@ -41,11 +41,13 @@ class Converted:
         family: a name in `FAMILIES`, nanogpt or lora.
         parameters: number of parameters.
         max_logit_change: largest logit difference between the model and its exported files; 0 for an import.
+        engines: programs that compute the exported model; other programs may reject or silently change it.
     """
 
     family: str
     parameters: int
     max_logit_change: float = 0.0
+    engines: tuple[str, ...] = ()
 
 
 def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collection[str] = ()) -> Converted:
@@ -101,7 +103,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         before = probe_logits(config.model, params)
         del params
         change = check_change(before, probe_logits(*read_model(directory)[:2]))
-    return Converted(family.name, config.model.parameters, change)
+    return Converted(family.name, config.model.parameters, change, engines(family, model))
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:

@@ -10,6 +10,7 @@ from folders import LLAMA, SMALL, TEXT, run_folder
 
 import jaxgpt
 import jaxgpt.convert.models as models
+from jaxgpt.convert.family import engines
 from jaxgpt.convert.models import export_model, exported_form, import_model
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
@@ -160,3 +161,20 @@ def test_end_tokens_are_written(tmp_path):
         assert json.loads((tmp_path / "hf" / name).read_text())["eos_token_id"] == eos
     assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
     assert config["model"]["vocab_size"] > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (preset("python-char").model, ["transformers"]),
+        (preset("llama-tiny").model, ["transformers", "vLLM", "llama.cpp"]),
+        (preset("gpt2").model, ["transformers", "vLLM", "llama.cpp"]),
+        (replace(SMALL, tie_embeddings=False), ["transformers"]),
+        (replace(LLAMA, sliding_window=3), ["transformers", "vLLM"]),
+        (GEMMA, ["transformers", "vLLM", "llama.cpp"]),
+    ],
+)
+def test_engines_that_compute_an_export_are_named(config, expected):
+    """llama.cpp computes SiLU in every Qwen 3, even if config.json specifies ReLU."""
+    family, model = exported_form(replace(config, vocab_size=config.vocab_size or 65))
+    assert list(engines(family, model)) == expected
