@@ -191,9 +191,6 @@ def test_saving_is_all_or_nothing(lm: LM, monkeypatch: pytest.MonkeyPatch) -> No
         jaxgpt.save(lm, "run")
     Path("folder").mkdir()
     jaxgpt.save(lm, "folder")  # an empty folder may be used
-    for place in (".", "new/.."):
-        with pytest.raises(UserError, match="cannot create"):
-            jaxgpt.save(lm, place)
     Path("file").touch()
     for place in ("file", "file/below"):
         with pytest.raises(UserError, match="file"):

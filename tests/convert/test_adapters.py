@@ -152,7 +152,7 @@ def test_a_missing_base_is_named(written: Path) -> None:
     Path("base").rename("elsewhere")
     result = jaxgpt("sample", "run", "--prompt", "a")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert "move it next to run, or import the adapter again with --init-from BASE" in result.err
+    assert "restore it, or move it next to run" in result.err
 
 
 def test_adapters_and_runs_are_told_apart(written: Path) -> None:

@@ -147,10 +147,10 @@ def test_a_mixture_is_evaluated_on_its_validation_split(
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
-        (("a",), "needs PATH=WEIGHT with a weight above 0 and at most 1e6, not 'a'"),
-        (("a=0",), "a weight above 0 .* not 'a=0'"),
-        (("a=nan",), "not 'a=nan'"),
-        (("=1",), "not '=1'"),
+        (("a",), "needs PATH=WEIGHT with a weight above 0, at most 1e6: 'a'"),
+        (("a=0",), "a weight above 0.*: 'a=0'"),
+        (("a=nan",), ": 'a=nan'"),
+        (("=1",), ": '=1'"),
         (("a=1", "a=2"), "data.mix names a twice"),
         ("a=1", "data.mix must be a list of strings, not 'a=1'"),
     ],
