@@ -68,7 +68,10 @@ def sample(
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
     note_if_empty(lm, prompts)
-    inputs = [_encoded(lm, text, special, f"{prompts_file}: line {n}: ") for n, text in enumerate(prompts, 1)]
+    inputs = [
+        _encoded(lm, text, special, f"{prompts_file}: line {n}: " * bool(prompts_file))
+        for n, text in enumerate(prompts, 1)
+    ]
     settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
     began = time.perf_counter()
     if stream:
@@ -123,7 +126,7 @@ def _encoded(lm: LM, prompt: str, special: bool, place: str) -> list[int] | str:
     try:
         encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
     except UserError as e:
-        raise UserError(f"{place.removeprefix(': line 1: ')}{e}") from None
+        raise UserError(f"{place}{e}") from None
     return encoded.ids if encoded.text_ids else ""
 
 
