@@ -57,7 +57,7 @@ def export(
             run: f"{done.family}, {done.parameters:,} parameters",
             "directory": directory,
             "computed by": ", ".join(done.engines) + " only: see docs/models.md" * (len(done.engines) == 1),
-            "largest difference in logits after reading it back": f"{done.max_logit_change:.1e}",
+            "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
         }
     )
     return 0

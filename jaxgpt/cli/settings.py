@@ -44,7 +44,7 @@ def config_file(name: str) -> Config:
     if path.is_dir():
         raise UserError(f"--config {name} is a directory; to repeat a run: jaxgpt train {name} --out NEW")
     config = from_json(read_bytes(path), name)
-    # The name of the preset becomes the name of a directory, and a file may hold any string.
+    # The preset's name becomes a directory name, but a file may contain any string.
     return replace(config, preset=config.preset if config.preset in PRESETS else "custom")
 
 

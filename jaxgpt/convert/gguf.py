@@ -62,7 +62,7 @@ class GgufWeights(Weights):
 
     Attributes:
         metadata: values by name.
-        stored: gguf's tensors by name, including tensors outside the model.
+        stored: `gguf.ReaderTensor` by name, including tensors outside the model.
         heads: numbers of heads of "q" and "k", whose rows are read as in transformers: the two halves of each head apart;
             llama.cpp interleaves them.
     """

@@ -148,5 +148,6 @@ class Options:
 
     def _fix(self, names: list[str]) -> str:
         return (
-            self._advice or f"to ignore what does not change the logits, import with --accept-option {' '.join(names)}"
+            self._advice
+            or f"to ignore options that do not change the logits, import with --accept-option {' '.join(names)}"
         )

@@ -128,8 +128,8 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
 def write_adapter(directory: Path, config: Config, adapters: Any, base: str = "") -> None:
     """Write adapters as PEFT does.
 
-    All modules get the same rank; lower ranks are padded with zeros. Several adapters of a fused module, such as of q_proj and
-    v_proj in GPT-2's c_attn, become one adapter with the sum of their ranks and blocks of zeros in B.
+    All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as q_proj and v_proj in
+    GPT-2's c_attn, are merged into one adapter: the ranks add up, and B is block-diagonal.
     """
     parts = {row: each for row in _matrix_rows(config.model) if (each := _parts(row, adapters))}
     rank = max(sum(a.shape[-1] for a, _ in each) for each in parts.values())

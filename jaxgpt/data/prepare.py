@@ -229,7 +229,7 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
 
     A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. An unreadable document has no
     ids; if only a piece of it is unreadable, the others are written. The function runs in threads: both libraries release
-    Python's lock while they encode.
+    the GIL while they encode.
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode
     end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))

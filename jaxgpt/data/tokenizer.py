@@ -322,7 +322,7 @@ def _ids_of(value: Any) -> list[int]:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError as e:  # a byte of a command-line argument that is not UTF-8
+    except UnicodeEncodeError as e:  # a non-UTF-8 byte of a command-line argument
         raise UserError(
             f"the text has {text[e.start]!r} at position {e.start}, which is not a valid character"
         ) from None

@@ -32,7 +32,7 @@ TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"  # since transformers 5 a separate file
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-FILE_BYTES = 1 << 27  # size limit of a tokenizer file; four times the largest published one
+FILE_BYTES = 1 << 27  # size limit of a tokenizer file: 4x the largest published file
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 

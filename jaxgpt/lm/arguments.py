@@ -105,7 +105,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
 def start_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """Return the ids that precede a new text, and their description.
 
-    These are the tokenizer's `bos_ids`; or the model's beginning token, the end token, or a new line.
+    They are the tokenizer's `bos_ids`, otherwise the model's beginning token, the end token, or a newline.
 
     Raises:
         UserError: if the tokenizer has none of them.

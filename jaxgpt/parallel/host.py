@@ -52,7 +52,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 def missing_platform() -> str:
     """Return why the backend in JAX_PLATFORMS fails to start, or "".
 
-    Call this after a failure: `keep_memory` has no effect after the backend has started.
+    Call this only after a failure: it starts the backend, and `keep_memory` has no effect afterwards.
     """
     if not (asked := os.environ.get("JAX_PLATFORMS")):
         return ""

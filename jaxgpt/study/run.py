@@ -240,7 +240,7 @@ class Observer:
     seen: list[str] = field(default_factory=list, compare=False)
 
     def __call__(self, path: str, x: jax.Array) -> jax.Array:
-        """Return the activation after its edits."""
+        """Apply the matching edits to an activation, and record it if it is tapped."""
         # `h.3.attn.q` for q in h_3/attn, `resid.pre.3` for resid.pre in h_3
         name = re.sub(r"^h_(\d+)\.", r"h.\1.", path.replace("/", "."))
         name = re.sub(r"^h\.(\d+)\.(resid\.\w+)$", r"\2.\1", name)

@@ -48,7 +48,7 @@ def instruction_kinds(program: str) -> dict[str, str]:
     the differentiated part contain `jvp`; everything else is the optimizer.
 
     Returns:
-        Instruction name to kind.
+        A dict from instruction name to kind.
     """
     computations, _ = read_computations(program)
     kinds = {}

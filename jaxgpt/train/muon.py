@@ -41,7 +41,7 @@ def muon(
         learning_rate: the schedule.
         steps: number of Newton-Schulz iterations.
         momentum: decay of the momentum.
-        weight_decay: decoupled weight decay, multiplied by the rate.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
         momentum_dtype: dtype of the stored momentum.
         model: architecture, for the axes of the matrices.
     """

@@ -1,4 +1,4 @@
-"""Resume: the checks and changes of a run that continues from its last checkpoint."""
+"""Resume: check the data and the changed settings of a run, and return its last checkpoint."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
 
 
 def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[range], jax.Array]:
-    """Return a function that puts the batches of steps on the devices.
+    """Return a function that puts the batches of a range of steps on the devices.
 
     A run resumed with a different batch size continues after the windows that it has used.
     """

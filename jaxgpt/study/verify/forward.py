@@ -57,7 +57,7 @@ def padded(s: Subject) -> float:
 
 
 def sampler_loop(s: Subject) -> float:
-    """Compare the tokens and the cache of the sampler's on-device loop to those of the same steps run from Python."""
+    """Compare the sampler's on-device loop with the same steps run from Python: tokens and cache."""
     _needs_tokens(s, 3)
     P = s.length // 2
     new = s.length - P
