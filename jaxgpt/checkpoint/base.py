@@ -42,7 +42,7 @@ def weights_at(init_from: str) -> Path:
 
 
 def locate_base(run: Run, config: Config) -> Path:
-    """Return the path of a run's base: the recorded path, or a run with its name next to the run, if both were moved.
+    """Return the path of a run's base: the recorded path, or a sibling directory of the same name if both were moved.
 
     Raises:
         UserError: if neither exists.

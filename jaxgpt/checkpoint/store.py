@@ -112,7 +112,7 @@ class Saver:
             write_atomically(path / SEAL, _render(info))
 
     def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written in the background."""
+        """Raise the error of a failed background write."""
         if self._writing is not None and self._writing.done():
             self.wait()
 

@@ -63,8 +63,8 @@ class GgufWeights(Weights):
     Attributes:
         metadata: values by name.
         stored: `gguf.ReaderTensor` by name, including tensors outside the model.
-        heads: numbers of heads of "q" and "k", whose rows are read as in transformers: the two halves of each head apart;
-            llama.cpp interleaves them.
+        heads: numbers of heads of "q" and "k". Their rows are reordered as in transformers: llama.cpp interleaves the two
+            halves of each head.
     """
 
     def __init__(self, path: Path) -> None:

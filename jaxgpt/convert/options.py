@@ -8,7 +8,7 @@ from typing import Any
 from jaxgpt.errors import UserError, short_repr
 
 # Options that do not change the logits of a trained model: names, ids of special tokens, settings of generation and of the
-# program that wrote the file. Neither do those whose name begins with an underscore, which transformers adds itself.
+# program that wrote the file. Options that begin with an underscore, added by transformers, do not change the logits either.
 HARMLESS = frozenset(
     """
     architectures attn_implementation auto_map dtype finetuning_task gradient_checkpointing id2label initializer_range

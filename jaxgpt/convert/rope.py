@@ -23,10 +23,10 @@ def read_rope(options: Options, block_size: int, theta: float) -> dict[str, Any]
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Join the options of both versions of transformers.
+    """Merge the RoPE options of transformers 4 and 5.
 
     Raises:
-        UserError: if `rope_scaling` contradicts the new ones.
+        UserError: if `rope_scaling` contradicts the new options.
     """
     scaling = options.read("rope_scaling", {})
     rope: dict[str, Any] = old | scaling | new

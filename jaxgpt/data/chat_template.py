@@ -49,7 +49,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 class ChatTemplate:
-    """A chat template, rendered as `apply_chat_template` of transformers renders it.
+    """A chat template, rendered as by transformers' `apply_chat_template`.
 
     A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python. Its
     result is limited to `RENDERED` characters; its time and memory are not.

@@ -46,7 +46,7 @@ class Piece(NamedTuple):
     """A document, or part of a text file. It is parsed by `text`, which runs in a worker."""
 
     where: str  # file, and line or row, for messages
-    content: str | bytes | UserError | None  # text or JSON object; or the error of a document that cannot be read
+    content: str | bytes | UserError | None  # text or JSON object, or the error of an unreadable document
     field: str = ""  # field of the JSON object with the text; empty: the content is the text
     first: bool = True  # whether the document starts with this piece
     last: bool = True  # whether the document ends with this piece

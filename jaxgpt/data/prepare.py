@@ -164,7 +164,7 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 
 def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Read the index, or create it. Nothing is lost if parameters change before the first document is recorded.
+    """Read the index, or create it. Parameters may change until the first document is recorded.
 
     Raises:
         UserError: if the directory has documents from other parameters or sources.

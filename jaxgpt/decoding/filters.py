@@ -54,7 +54,7 @@ def forbid_repeated_ngrams(
         return (i < n - 1) & matches_BS.any()
 
     def compare(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        i, matches_BS, ahead_BS = carry  # ahead: at slot s the token of slot s + i
+        i, matches_BS, ahead_BS = carry  # ahead_BS[:, s] is ids_BS[:, s + i]
         suffix_B1 = jax.lax.dynamic_slice_in_dim(ids_BS, length - n + 1 + i, 1, 1)
         return i + 1, matches_BS & (ahead_BS == suffix_B1), jnp.roll(ahead_BS, -1, 1)
 

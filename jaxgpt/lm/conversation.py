@@ -98,7 +98,7 @@ class Chat:
         ids = lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
         params = TextParams(_room(lm, len(ids), max_new_tokens), stop=as_tuple(stop))
         request = read_request(lm, [ids], params)
-        # The text of an answer does not depend on the text before it.
+        # An answer is decoded separately from the text before it.
         request = request._replace(prompts=[Prompt(ids, [])])
         return self._pieces(messages, request, sampling, row_keys(key, 1))
 

@@ -45,7 +45,7 @@ def blocks(n: int) -> int:
 
 
 def cache_slots(prompts: Sequence[Sequence[int]], limit: int, context: int, slide: bool) -> int:
-    """Return the slots of the cache for a batch. A sliding window needs no slots beyond the context."""
+    """Return the number of cache slots for a batch. A sliding window needs no slots beyond the context."""
     longest = max(map(len, prompts))
     if slide and longest > context:
         return context

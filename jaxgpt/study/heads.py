@@ -82,7 +82,7 @@ def repeated_tokens(lm: LM, period: int, rows: int = 8, key: int | jax.Array = 0
         key: a seed or a `jax.random.key`.
 
     Raises:
-        UserError: if a number is out of range.
+        UserError: if `rows` or `period` is out of range.
     """
     c = lm.config.model
     shape = as_int("rows", rows, 1, 2**20), as_int("period", period, 1, c.block_size // 2)

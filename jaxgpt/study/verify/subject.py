@@ -91,7 +91,7 @@ class Subject:
         return means["loss"], gradient
 
     def compiled_gradient(self, model: GPT, accumulation: int = 1) -> Any:
-        """Compute the same for this model's weights and windows in one compiled program."""
+        """Compile `gradient`, and evaluate it with the weights and windows of the subject."""
         compute = jax.jit(lambda params, windows: self.gradient(model, params, windows, accumulation))
         return jax.device_get(compute(self.params, self.windows))
 
@@ -108,7 +108,7 @@ class Subject:
 
 
 def distance(found: Any, expected: Any) -> float:
-    """Compute the largest difference of two trees of arrays, relative to the size of the numbers.
+    """Compute the largest difference between two trees of arrays, relative to the size of the numbers.
 
     `max_leaf ( max |a - b| / max(max_leaf |b|, FLOOR max_tree |b|) )`
 
