@@ -177,7 +177,7 @@ def jaxgpt(*args: str) -> Result:
 
 
 def parsed(name: str, *words: str) -> dict[str, Any]:
-    """Return the arguments that the function of a command would receive; for help, those of the function that prints it."""
+    """Return the arguments that the function of a command would receive; for help, the arguments of the help printer."""
     function, args, options = parse([*name.split(), *words])
     bound = inspect.signature(function).bind(*args, **options)
     bound.apply_defaults()

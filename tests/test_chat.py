@@ -96,7 +96,7 @@ def test_the_cache_changes_no_token(settings: dict[str, Any], sampling: Sampling
         assert reused == (0 if not turn else 300 if turn == 4 else len(cached))
         assert turn == 4 or prompt[: len(cached)] == cached
         prompt = prompt + got + rng.integers(0, 16, more).tolist()
-        if turn == 3:  # the text is another one from token 300 on
+        if turn == 3:  # the text differs starting at token 300
             prompt = [*prompt[:300], (prompt[300] + 1) % 16, *prompt[301:560]]
 
 

@@ -94,7 +94,7 @@ def commands(text: str) -> Iterator[Words]:
 
 
 def blocks(page: Path) -> list[Words]:
-    """Return the commands of a page's blocks: those of `sh`, and lines after a `$` in blocks without a language."""
+    """Return the commands of a page's blocks: `sh` blocks, and lines after a `$` in blocks without a language."""
     found: list[Words] = []
     for language, block in re.findall(r"^```([^\n]*)\n(.*?)^```", page.read_text("utf-8"), flags=re.M | re.S):
         if language == "sh":
@@ -143,7 +143,7 @@ def parse(words: Words) -> None:
     """Parse a command of jaxgpt: its options, their values, and the settings that result for a preset."""
     if len(words) == 1 or words[1] in ("--help", "--version", "COMMAND"):
         return
-    words = tuple(word for word in words if word != "--help")  # which would print and exit
+    words = tuple(word for word in words if word != "--help")  # --help would print and exit
     name = " ".join(words[1:3]) if " ".join(words[1:3]) in COMMANDS else words[1]
     rest = words[1 + len(name.split()) :]
     if not rest:  # only the name of the command
@@ -194,7 +194,7 @@ def test_the_quick_commands_are_on_a_page() -> None:
 
 @pytest.mark.ci
 def test_the_quick_commands_and_python_blocks_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small runs stand in for those that take minutes; the commands are those of the pages, word for word."""
+    """Small runs replace runs that take minutes; the commands match the pages word for word."""
     Path("my.txt").write_text(TEXT + string.printable)
     small = (
         "--data.path my.txt --model.n-layer 1 --model.n-head 2 --model.n-embd 16 --model.block-size 64 --train.steps 2"

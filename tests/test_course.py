@@ -1,4 +1,4 @@
-"""The course: what its pages take from elsewhere is what it is there, and the tests that they name exist."""
+"""The course: quoted data matches its source, and the named tests exist."""
 
 from __future__ import annotations
 

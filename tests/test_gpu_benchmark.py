@@ -136,7 +136,7 @@ def test_a_trace_that_cannot_be_read_keeps_the_throughput(gpu: ModuleType, monke
         raise ValueError("no instruction")
 
     monkeypatch.setattr(bench, "bench", fake)
-    monkeypatch.setattr(bench, "device_time", bench.device_time)  # which the slice replaces
+    monkeypatch.setattr(bench, "device_time", bench.device_time)  # replaced in run_profile, restored by monkeypatch
     monkeypatch.setattr("jaxgpt.study.trace.device_time", no_instruction)
     rows = gpu.run_profile(True, "")
     assert (rows["tokens/s"], rows["no times by kind"]) == (5, "no instruction")

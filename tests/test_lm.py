@@ -36,7 +36,7 @@ LETTERS = "abcdefghijklmnop\n"
 
 
 def tiny(tokenizer: Tokenizer | None = None, seed: int = 0, std: float = 0.4, **settings: Any) -> LM:
-    """A random model, with weights large enough for varied output. Random biases would drown what the tokens say."""
+    """A random model, with weights large enough for varied output. Random biases would dominate the effect of the tokens."""
     tokenizer = tokenizer or CharTokenizer(LETTERS)
     size = {"block_size": 128, "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": tokenizer.vocab_size}
     model = ModelConfig(**(size | {"bias": False, "tie_embeddings": False} | settings))

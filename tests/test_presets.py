@@ -17,7 +17,7 @@ from jaxgpt.presets import PRESETS, command, preset
 from jaxgpt.study import names
 from jaxgpt.study.run import hidden_names, layer_names
 
-LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, whose layers take long to trace
+LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")  # larger versions of gpt2, slow to trace
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LARGE)) for name in PRESETS])

@@ -103,7 +103,7 @@ def test_partial_files_of_killed_writers_are_removed(tmp_path: Path, words: list
     waiting.join()
     assert {path.name for path in folder.glob("*-*")} == {"whole-cache", "whole-atime", "removed-atime"}
     (folder / "whole-atime").unlink()
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"  # for which JAX records no access times
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"  # with -1, JAX records no access times
     keep_compiled()
     assert (folder / "whole-cache").exists()
 

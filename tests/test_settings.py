@@ -29,7 +29,7 @@ from jaxgpt.config import (
 from jaxgpt.errors import UserError
 
 SECTIONS = (ModelConfig, DataConfig, OptimConfig, TrainConfig, MeshConfig, DistributedConfig, Config)
-# What a config of each class is called where it is read. `norm` of `jnp.linalg` or `name` of a path is no setting.
+# Variable names of the configs of each class. `norm` of `jnp.linalg` or `name` of a path is no setting.
 CALLED: dict[type, set[str]] = {
     ModelConfig: {"model", "config", "c", "m"},
     DataConfig: {"data"},
@@ -51,7 +51,7 @@ DERIVED = {
 
 
 def attributes(source: str) -> set[tuple[str, str]]:
-    """Every attribute that a module reads, with the name of what it is read from: `a.b.c` is `("b", "c")`."""
+    """Every attribute that a module reads, with the name of its owner: `a.b.c` is `("b", "c")`."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

@@ -52,7 +52,7 @@ def _shown(value: Any) -> str | None:
 EVERY = Parameter(  # defaults of all options
     consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=_shown
 )
-FLAT = Parameter(name="*")  # the fields of a dataclass are options of their own: --top-k
+FLAT = Parameter(name="*")  # each field of a dataclass is a top-level option: --top-k
 ON = Parameter(negative_bool="no-")  # --no-NAME turns the option off
 Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
 Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
@@ -93,7 +93,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], tuple[Any, ...], dict[str, Any]]:
-    """Return the function of a command, or the one that prints help, and its arguments."""
+    """Return the function of a command, or the help printer, and its arguments."""
     app = make_app(words)
     if not HELP.isdisjoint(words):
         return app.help_print, ([word for word in words[:2] if not word.startswith("-")],), {}

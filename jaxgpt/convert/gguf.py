@@ -26,7 +26,7 @@ PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")  # supported values o
 GGML = "tokenizer.ggml."
 ROPE_FREQS = "rope_freqs.weight"
 
-# Tensors of llama.cpp, those of a layer after its number (blk.0.attn_norm), and their names in transformers.
+# llama.cpp tensors, without the layer prefix (blk.0.), and their names in transformers.
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

@@ -15,7 +15,7 @@ from jaxgpt.convert.tensors import WeightRow, WeightTable, matrix, norm
 from jaxgpt.convert.weights import HEAD, STRAY, Format
 
 PREFIX = "transformer."
-DROPOUTS = ("embd_pdrop", "attn_pdrop")  # beside resid_pdrop
+DROPOUTS = ("embd_pdrop", "attn_pdrop")  # besides resid_pdrop
 # Options of its classifiers, and of how its scores are computed: here always in float32, scaled once.
 WITHOUT_EFFECT = """
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn apply_query_key_layer_scaling

@@ -15,7 +15,7 @@ class Traffic:
     """Collectives of one kind in one step, per device."""
 
     count: int = 0
-    bytes: float = 0.0  # of their results
+    bytes: float = 0.0  # bytes of their results
     sent: float = 0.0  # bytes to devices of the same slice
     sent_between_slices: float = 0.0  # bytes to other slices
 

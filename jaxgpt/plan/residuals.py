@@ -34,7 +34,7 @@ def abstract_layout(config: Config, layers: int = 0) -> Layout:
 
 @cache
 def one_device(layout: Layout) -> Layout:
-    """Return the layout of what one device computes: a microbatch of its rows, and its heads, hidden units and vocabulary.
+    """Return the layout of one device's share: a microbatch of its rows, and its heads, hidden units and vocabulary.
 
     The model is as wide as on the mesh: weights are gathered along fsdp. Where the sharding table cannot divide an axis by
     `tensor`, every device computes all of it.
@@ -108,7 +108,7 @@ def _elementwise(eqn: Any, result: int) -> bool:
     if eqn.primitive.name in ELEMENTWISE:
         return True
     body = None
-    if platforms := eqn.params.get("branches_platforms"):  # of `jax.lax.platform_dependent`: the branch of accelerators
+    if platforms := eqn.params.get("branches_platforms"):  # the accelerator branch of `jax.lax.platform_dependent`
         branches = zip(platforms, eqn.params["branches"], strict=True)
         body = next((branch.jaxpr for names, branch in branches if "cpu" not in (names or ())), None)
     elif eqn.primitive.name in ("jit", "pjit", "custom_jvp_call"):

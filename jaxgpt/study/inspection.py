@@ -34,16 +34,16 @@ class Inspection(NamedTuple):
     """
 
     source: str  # run and step of the model, as `LM.source`
-    generated: str  # how the tokens after the prompt were generated; "": the prompt alone
+    generated: str  # sampling settings of the tokens after the prompt; "": the prompt alone
     ids: list[int]  # `[T]`
     tokens: list[str]  # their texts
     prompt: int  # number of tokens of the prompt; the others are generated
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray
     top_tokens: list[list[str]]
-    entropy: np.ndarray  # of the next token after each token, `[T]`
-    next_probability: np.ndarray  # of the token that follows each token but the last, `[T - 1]`
-    next_rank: np.ndarray  # its rank, 1 for the most probable token
+    entropy: np.ndarray  # entropy of the next token after each token, `[T]`
+    next_probability: np.ndarray  # probability of the actual next token, `[T - 1]`
+    next_rank: np.ndarray  # rank of the actual next token, 1 for the most probable token, `[T - 1]`
     attention: np.ndarray  # `[L, N, T, T]`
     lens_tokens: list[list[str]]  # the most probable next token as read from each layer, `[L + 1][T]`
     lens_probabilities: np.ndarray

@@ -45,7 +45,7 @@ def test_an_invalid_sample_prompt_is_replaced_with_a_warning(tokenizer: str, pro
     result = jaxgpt("train", "nanogpt-cpu", *TINY, *settings)
     assert result.code == 0, result.err
     assert "--- a sample, after" in result.out
-    assert "uniform baseline: ln 2,000 = 7.60" in result.out, "vocab_size is that of the head"
+    assert "uniform baseline: ln 2,000 = 7.60" in result.out, "vocab_size is the width of the head"
     assert (
         "training ends at step 1, within the 100 steps of learning-rate warmup: the rate reaches 9.9e-06 of "
         in result.err

@@ -123,7 +123,7 @@ def test_texts_are_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.characters == 1000
     losses = baselines(found)
     assert losses is not None
-    assert losses["losses"]["bigram"] < 0.5 < losses["losses"]["unigram"], "of both, each by itself"
+    assert losses["losses"]["bigram"] < 0.5 < losses["losses"]["unigram"], "n-grams are counted per source"
 
 
 @pytest.mark.parametrize("fraction", [0.9, 1.0])

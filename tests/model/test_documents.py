@@ -30,7 +30,7 @@ LENGTHS = (5, 1, 6), (2, 9, 1)  # lengths of the documents of each row
 
 
 def tiled(q: Any, k: Any, v: Any, visible: Any, scale: float, edit: Any = None) -> jax.Array:
-    """Attend in tiles, also in short rows."""
+    """Attend in tiles, even in short rows."""
     return tiled_attention(q, k, v, visible, scale)
 
 

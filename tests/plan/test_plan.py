@@ -55,7 +55,7 @@ def lowered(program: Program) -> jax.stages.Lowered:
     ],
 )
 def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str, rank: int) -> None:
-    """The estimated bytes of parameters, optimizer and weight average equal those of a real state on a device."""
+    """The estimated bytes of parameters, optimizer and EMA equal the bytes of a real state on a device."""
     run = config(MeshConfig(data=mesh[0], fsdp=mesh[1], tensor=mesh[2]), n_layer=3)  # more than are traced
     optim = OptimConfig(name=optimizer, ema_decay=0.9)  # type: ignore[arg-type]
     run = replace(run, optim=optim, lora=LoraConfig(rank=rank))
@@ -135,7 +135,7 @@ def test_activation_functions_save_only_their_input() -> None:
 def test_estimates_are_as_accurate_as_documented(
     name: str, topology: str, remat: str, compiled: float, ratio: float
 ) -> None:
-    """The compiled totals in GiB are those of docs/scaling.md, the ratios those of docs/tpu.md."""
+    """The compiled totals in GiB match docs/scaling.md; the ratios match docs/tpu.md."""
     run, chips = preset(name), parse_topology(topology)
     run = replace(
         run,
@@ -174,7 +174,7 @@ def test_more_sharding_never_needs_more_memory(data: int, fsdp: int, tensor: int
 
 @pytest.mark.parametrize("F", [128, 16])
 def test_activations_between_the_collectives_of_tensor_are_divided(F: int) -> None:
-    """Queries, keys, values, scores, head outputs, MLP and logits, also if the MLP is as wide as the window is long.
+    """Queries, keys, values, scores, head outputs, MLP and logits, even if the MLP is as wide as the window is long.
 
     The residual stream and its norms are not divided.
     """

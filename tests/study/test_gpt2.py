@@ -29,7 +29,7 @@ NEEDS = (
 
 
 def test_counts_and_shapes_of_gpt2() -> None:
-    """Of a prompt of 7 tokens, without allocating the weights."""
+    """A prompt of 7 tokens, without allocating the weights."""
     config = with_vocab(preset("gpt2")).model
     params = abstract_params(config)
     sizes = {name: leaf.size for name, leaf in flatten_params(params).items()}

@@ -1,4 +1,4 @@
-"""The page of an inspection: its numbers are those of the model, it is safe, and it works in a browser."""
+"""The page of an inspection: its numbers match the model, it is safe, and it works in a browser."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_the_page_works_in_a_browser(found: Inspection) -> None:
         assert float(re.findall(r"[\d.]+", shade)[-1]) == pytest.approx(0.85 * keys[best], abs=0.01)
         tab.locator(".t").nth(3).hover()
         assert ": token 3, " in status.inner_text()
-        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wide tables scroll by themselves"
+        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "wide tables scroll separately"
         plain = browser.new_context(java_script_enabled=False).new_page()
         plain.goto(Path("page.html").absolute().as_uri())
         assert plain.locator("#h-lens").is_visible()

@@ -1,4 +1,4 @@
-"""Pictures: numbers, labels and sizes are those of the arrays, and no text makes matplotlib warn or fail."""
+"""Figures: numbers, labels and sizes match the arrays, and no text makes matplotlib warn or fail."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_the_lens_leaves_out_ids_without_a_text(lm, ids):
 
 
 def test_the_answer_of_an_attribution_is_that_of_the_lens(lm, ids):
-    """Also where the largest logit is that of an id without a text."""
+    """They match even where the largest logit belongs to an id without a text."""
     short = lm._replace(tokenizer=make_tokenizer("ids", "", 0, 5))
     tokens = ids % 5
     at = int(np.argwhere(np.argmax(study.run(lm, tokens).logits, -1) >= 5)[0, 1])
@@ -124,7 +124,7 @@ def test_attribution_sums_to_the_logit(name):
 
 @pytest.mark.ci
 def test_attribution_with_quantized_weights(lm):
-    """Of few rows, whose int8 products on a CPU are computed by rounding, which has no gradient."""
+    """On a CPU, int8 products of few rows round their input, and rounding has no gradient."""
     int8 = lm._replace(params=jax.jit(quantize, static_argnums=(1, 2))(lm.params, lm.config.model, "int8"))
     parts = study.attribution(int8, random_ids(lm.config.model, (1, T)))
     close(parts.total(), parts.logit)

@@ -244,7 +244,7 @@ def test_generation_with_edits_equals_full_passes(name, n_layer):
 
 @pytest.mark.ci
 def test_generation_may_end_past_the_context(one):
-    """The last id has no position of its own."""
+    """The last id has no position."""
     out = jaxgpt.study.generate(one, [3, 1, 4], ["embed"], max_new_tokens=10, temperature=0)
     assert len(out.ids) == 13
     full = run(one, [out.ids[:12]], ["embed"])

@@ -1,4 +1,4 @@
-"""XLA's miscompiled reductions are disabled however Python is started, or a warning says which flag to set."""
+"""XLA's miscompiled reductions are disabled however Python is started, or a warning prints the flag to set."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_other_versions_of_jaxlib_get_no_flags(
 
 
 def test_flags_in_a_file(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """XLA reads a value without a leading dash as a file name, to which no flag can be added."""
+    """XLA reads a value without a leading dash as a file name, so no flag can be appended."""
     file = tmp_path / "flags"
     file.write_text("--xla_cpu_prefer_vector_width=256\n")
     flags, [said] = start(str(file))

@@ -19,7 +19,7 @@ B, T = 4, 10
 
 
 def packed(config: ModelConfig) -> jax.Array:
-    """Return windows of documents, `[B, T, 3]`, in which some targets are padding."""
+    """Return windows of documents with some padded targets, `[B, T, 3]`."""
     keys = jax.random.split(jax.random.key(0), 3)
     tokens, targets = (jax.random.randint(key, (B, T), 0, config.vocab_size) for key in keys[:2])
     targets = jnp.where(jax.random.bernoulli(keys[2], 0.7, (B, T)), targets, -1)

@@ -28,7 +28,7 @@ from jaxgpt.trainer.layout import shardings_of
 from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
 
 OTHERS = ("lion", "sgd", "adafactor")
-WIDE = {"n_embd": 128}  # Adafactor factors the MLP's second moments from here on
+WIDE = {"n_embd": 128}  # smallest width at which Adafactor factors the MLP's second moments
 
 
 def program(  # type: ignore[no-untyped-def]
@@ -118,7 +118,7 @@ def test_microbatches_divide_the_batch() -> None:
 
 @pytest.mark.parametrize(("data", "accumulation"), [(2, 2), pytest.param(1, 4, marks=pytest.mark.ci)])
 def test_an_objective_of_ones_own(data: int, accumulation: int) -> None:
-    """A batch may be a tree; the mean of each of the objective's sums is a metric, also with microbatches and devices.
+    """A batch may be a tree; the mean of each of the objective's sums is a metric, even with microbatches and devices.
 
     Pairs of sequences, as preference losses compare them: the rows of both are in one microbatch.
     """
@@ -182,7 +182,7 @@ def test_a_state_can_be_donated_with_any_optimizer(name: str) -> None:
 
 
 def test_every_microbatch_draws_its_own_masks() -> None:
-    """The mean of many random gradients is near their expectation; that of equal ones would be one of them."""
+    """The mean of many random gradients is near their expectation; the mean of equal gradients would be one of them."""
 
     def objective(params: jax.Array, rows: jax.Array, key: jax.Array) -> RowSums:
         losses_B8 = params * jax.random.uniform(key, (len(rows), 8))

@@ -8,11 +8,10 @@ One of two scripts starts and restarts it until it exits with 0:
     if [ -d RUN ]; then jaxgpt train --resume --out RUN; else jaxgpt train shakespeare FLAGS --out RUN; fi
     jaxgpt train shakespeare FLAGS --out RUN --resume
 
-A process is killed within its first second, at any other time, shortly after Orbax's temporary folder appears, or when it
+A process is killed within its first second, at any other time, shortly after Orbax's temporary directory appears, or when it
 touches a file of the run or of its cache for the n-th time. This covers every stage of creating the run, writing, committing
-and deleting checkpoints, writing metrics and caching compiled programs. At the end, weights, optimizer state, weight average,
-guard, metrics, checkpoints and sample must equal those of the uninterrupted run bit for bit, and the compilation cache must be
-intact.
+and deleting checkpoints, writing metrics and caching compiled programs. At the end, weights, optimizer state, EMA, guard,
+metrics, checkpoints and sample must match the uninterrupted run bit for bit, and the compilation cache must be intact.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def test_the_loss_drops_when_an_induction_head_forms() -> None:
         lm = jaxgpt.load("run", step)
         ids = study.repeated_tokens(lm, period=25, rows=32)
         scores.append(study.heads(lm, ids))
-        logits = np.asarray(study.run(lm, ids).logits)[:, 25:-1]  # of the second copy
+        logits = np.asarray(study.run(lm, ids).logits)[:, 25:-1]  # logits of the second copy
         picked = np.take_along_axis(logits, np.asarray(ids)[:, 26:, None], -1)[..., 0]
         losses.append(float((np.log(np.exp(logits).sum(-1)) - picked).mean()))
     assert scores[0].induction.max() < 0.1

@@ -28,7 +28,7 @@ def test_one_result_ahead_in_another_thread() -> None:
     with prefetched(work, range(4)) as results:
         for i, thread in results:
             assert thread is not threading.current_thread()
-            assert started[min(i + 1, 3)].wait(10), "the next call starts without being asked for"
+            assert started[min(i + 1, 3)].wait(10), "the next call starts ahead of its use"
             assert not started[-1].is_set() or i >= 2, "no more than one ahead"
     assert not thread.is_alive()
 

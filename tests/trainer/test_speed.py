@@ -13,7 +13,7 @@ CONFIG = Config(model=ModelConfig(block_size=5), train=TrainConfig(batch_size=2,
 
 
 class Run:
-    """Calls of steps on a clock of its own, as the training loop makes them."""
+    """Calls of steps, as in the training loop, on a simulated clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int = 100, mfu: float = 0.0) -> None:
         self.now, self.done = 1000.0, 0

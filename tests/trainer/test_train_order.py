@@ -37,8 +37,8 @@ class Case:
         stop: number of events after which a signal arrives.
         save: numbers of events after which a checkpoint is due.
         bad: step with a NaN loss.
-        until: step at which `train` is told to stop.
-        events: what happened: ("steps", first, n), ("read", step), ("line", step, kind), ("evaluated", step),
+        until: argument of `train`, the step to stop at.
+        events: events in order: ("steps", first, n), ("read", step), ("line", step, kind), ("evaluated", step),
             ("save", step, val_loss, temporary), ("note", step).
     """
 
