@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -15,32 +16,19 @@ UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "by
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
-    """Return a faster function with the results of `tokenizer.encode`, or None without such a function or without tiktoken.
-
-    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. They agree if every
-    token, encoded alone by `tokenizers`, is itself: take the first pair (x, y) that only tiktoken merges, into a token t. So
-    far, no merge crossed the ends of t, so encoding t alone also reaches (x, y). It ends as t, so (x, y) is a listed pair.
-    """
+    """Return a faster function with the results of `tokenizer.encode`, or None without such a function or without tiktoken."""
     try:
         import tiktoken
     except ImportError:
         return None
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return None
     value = json.loads(tokenizer.to_json())
-    model, pattern, bytes_of = value["model"], word_pattern(value), byte_vocab()
-    if not isinstance(tokenizer, SubwordTokenizer) or not pattern or value["normalizer"]:
+    pattern, plain = word_pattern(value), all(token["special"] for token in value["added_tokens"])
+    if not pattern or not plain or value["normalizer"] or not (ranks := _ranks(tokenizer, value["model"])):
         return None
-    if not all(token["special"] for token in value["added_tokens"]):
-        return None
-    if model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
-        return None
-    merged = [a + b for a, b in model["merges"]]
-    ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
-    alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
-    if alone != [[i] for i in ids.values()] or merged != sorted(set(merged), key=ids.__getitem__):
-        return None  # tiktoken merges in the order of ids
-    ranks = {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}
     # Without a special token, tiktoken looks for the empty string. Below, this one is ordinary text.
-    special = {EOS_NAMES[0]: max(ids.values()) + 1}
+    special = {EOS_NAMES[0]: max(ranks.values()) + 1}
     encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
@@ -50,3 +38,22 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
             return tokenizer.encode(text)
 
     return encode
+
+
+def _ranks(tokenizer: SubwordTokenizer, model: dict[str, Any]) -> dict[bytes, int]:
+    """Return the ids of the tokens by their bytes, or {} if tiktoken would merge them differently.
+
+    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. They agree if every
+    token, encoded alone by `tokenizers`, is itself: take the first pair (x, y) that only tiktoken merges, into a token t. So
+    far, no merge crossed the ends of t, so encoding t alone also reaches (x, y). It ends as t, so (x, y) is a listed pair.
+    """
+    if model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
+        return {}
+    bytes_of, merged = byte_vocab(), [a + b for a, b in model["merges"]]
+    ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
+    alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
+    if alone != [[i] for i in ids.values()] or not bytes_of.keys() >= set("".join(merged)):
+        return {}
+    if merged != sorted(set(merged), key=ids.__getitem__):  # tiktoken merges in the order of ids
+        return {}
+    return {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}
