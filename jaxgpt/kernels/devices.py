@@ -20,6 +20,8 @@ def per_device(
     local: Callable[..., Array], q_BTNH: Array, k_BKSH: Array, v_BKHS: Array, document_BT: Array | None
 ) -> Array:
     """Run `local(q, k, v, documents) -> out_BTNH` on each device's rows and heads, over whole sequences."""
+    if document_BT is not None:
+        document_BT = jnp.broadcast_to(document_BT, q_BTNH.shape[:2])
     rules: dict[str, Any] = dict(nn.get_logical_axis_rules())
     if jax.sharding.get_abstract_mesh().empty or not rules:
         return local(q_BTNH, k_BKSH, v_BKHS, document_BT)

@@ -80,7 +80,7 @@ def splash_attention(
     q_BTNH = jnp.pad(q_BTNH * jnp.asarray(scale, q_BTNH.dtype), ((0, 0), fill, (0, 0), (0, 0)))
     k_BKSH, v_BKHS = jnp.pad(k_BKSH, ((0, 0), (0, 0), fill, (0, 0))), jnp.pad(v_BKHS, ((0, 0), (0, 0), (0, 0), fill))
     if document_BT is not None:
-        document_BT = jnp.pad(jnp.broadcast_to(document_BT, (len(q_BTNH), T)), ((0, 0), fill))
+        document_BT = jnp.pad(document_BT, ((0, 0), fill))
     sides = "block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute"
     tiles: Any = dict.fromkeys(sides, tile)
 

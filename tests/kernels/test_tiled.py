@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,13 @@ def test_tiled_attention_never_stores_t_x_t_scores() -> None:
         for kernel in (tiled_attention, attend)
     }
     assert held == {tiled_attention: False, attend: True}
+
+
+def test_rows_can_share_their_documents() -> None:
+    q, k, v = (jax.random.normal(jax.random.key(i), x.shape) for i, x in enumerate(ones(130, 2)))
+    visible = Visible(row_positions(130)._replace(document_BT=jnp.arange(130)[None] // 50))
+    out, expected = (attention(q, k, v, visible, 0.3) for attention in (tiled_attention, attend))
+    np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("K", [1, pytest.param(4, marks=pytest.mark.long)])
