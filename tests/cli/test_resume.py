@@ -123,7 +123,11 @@ def test_info_is_the_state_of_a_run(run: Path) -> None:
     assert "step 4/4, 256 tokens in 0:00:0" in printed
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-    assert jaxgpt("info", "run", "--json").json["run"]["best"] is None
+    state = jaxgpt("info", "run", "--json").json["run"]
+    assert (state["best"], state["step"], state["tokens"]) == (None, 4, 256)
+    first, *_ = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text(first)
+    assert "trained      step 0/4, 0 tokens in 0:00:00\n" in jaxgpt("info", "run").out, "no step is logged yet"
 
 
 def test_a_finished_run_has_nothing_to_do(run: Path) -> None:
