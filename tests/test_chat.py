@@ -257,16 +257,20 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
 
 
 def test_lines_from_a_pipe_are_answered_in_turn(run: str, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/save talk.json\n\n/quit\nnever\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/save  talk.json\n\n/quit\nnever\n"))
     assert main(["chat", run, "--max-new-tokens", "4", "--system", "Be brief."]) == 0
     messages = json.loads(Path("talk.json").read_text())["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant"]
     assert capsys.readouterr().out == messages[-1]["content"] + "\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"/nonsense\n{'x' * 600}\nHi\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"/nonsense\n/save a\0b\n{'x' * 600}\nHi\n"))
     assert main(["chat", run, "--max-new-tokens", "4", "--system", "Be brief."]) == 2
     said = capsys.readouterr()
     assert said.out == messages[-1]["content"] + "\n", "lines after an error are answered"
-    assert [line[:24] for line in said.err.splitlines()] == ["jaxgpt: unknown command ", "jaxgpt: the conversation"]
+    assert [line[:24] for line in said.err.splitlines()] == [
+        "jaxgpt: unknown command ",
+        "jaxgpt: file 'a\\x00b' co",
+        "jaxgpt: the conversation",
+    ]
 
 
 def test_commands_do_not_change_the_seed_of_an_answer(run: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import write_atomically
+from jaxgpt.settings import check_text
 from jaxgpt.signals import stop_on_signal
 
 if TYPE_CHECKING:
@@ -127,15 +128,15 @@ def _lines(terminal: bool) -> Iterator[str]:
 
 def _command(line: str, conversation: Chat) -> bool:
     """Run a command; return False to quit."""
-    name, _, file = line.partition(" ")
-    match name:
-        case "/quit":
+    match line.split(maxsplit=1):
+        case ["/quit", *_]:
             return False
-        case "/help":
+        case ["/help", *_]:
             print(HELP)
-        case "/reset":
+        case ["/reset", *_]:
             conversation.messages = [message for message in conversation.messages if message["role"] == "system"]
-        case "/save" if file:
+        case ["/save", file]:
+            check_text("file", file)
             with reported(f"cannot write {file}"):
                 write_atomically(Path(file), dumps({"messages": conversation.messages}, ensure_ascii=False) + "\n")
             note(f"saved {len(conversation.messages)} messages in {file}")
