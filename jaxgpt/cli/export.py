@@ -54,9 +54,9 @@ def export(
         return 0
     print_facts(
         {
-            run: f"{done.family}, {done.parameters:,} parameters",
+            "model": f"{run}, {done.family}, {done.parameters:,} parameters",
             "directory": directory,
-            "computed by": ", ".join(done.engines) + " only: see docs/models.md" * (len(done.engines) == 1),
+            "computed by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
             "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
         }
     )

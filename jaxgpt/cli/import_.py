@@ -71,10 +71,6 @@ def import_(
     if json:
         print_json({"source": source, "commit": commit, "run": run} | asdict(done))
     else:
-        print_facts(
-            {
-                f"{source}{f' at {commit}' if commit else ''}": f"{done.family}, {done.parameters:,} parameters",
-                "run": run,
-            }
-        )
+        name = f"{source} at {commit}" if commit else source
+        print_facts({"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run})
     return 0

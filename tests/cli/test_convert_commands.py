@@ -1,6 +1,7 @@
 """The commands import, export, finetune and info."""
 
 import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -75,6 +76,13 @@ def test_finetune_errors(tmp_path, capsys, monkeypatch, flags, message):
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_models_are_printed_regardless_of_their_names(capsys):
+    hf_folder(Path("run"))
+    for words, name in ((["import", "run", "directory"], "run"), (["export", "directory", "out"], "directory")):
+        assert main(words) == 0
+        assert f"  {name}, gpt2, " in capsys.readouterr().out
 
 
 def test_info_has_the_sizes_of_the_notes(capsys):
