@@ -87,10 +87,12 @@ class ModelConfig(Section):
     def check(self) -> None:
         if not self.head_dim and self.n_embd % self.n_head:
             raise UserError(
-                f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: set model.head_dim"
+                f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: choose a divisor or set head_dim"
             )
         if self.n_head % self.kv_heads:
-            raise UserError(f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}")
+            raise UserError(
+                f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
+            )
         if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
             raise UserError(f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}")
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
@@ -106,7 +108,8 @@ class ModelConfig(Section):
             raise UserError("model.parallel_residual needs model.norm_position pre, output or both, not post")
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
             raise UserError(
-                f"model.rope_low_freq_factor must be below rope_high_freq_factor {self.rope_high_freq_factor}"
+                f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below rope_high_freq_factor "
+                f"{self.rope_high_freq_factor}"
             )
         if not re.fullmatch(f"[LG]{{1,{MAX_LAYERS}}}", self.window_pattern):
             letters = f"the letters L (local) and G (global), at most {MAX_LAYERS} of them"
@@ -273,7 +276,9 @@ class OptimConfig(Section):
         if 0 < self.spike_factor <= 1:
             raise UserError(f"optim.spike_factor must be 0 (off) or above 1, not {self.spike_factor:g}")
         if self.schedule != "constant" and self.min_lr > self.learning_rate:
-            raise UserError(f"optim.min_lr {self.min_lr:g} is above optim.learning_rate {self.learning_rate:g}")
+            raise UserError(
+                f"optim.min_lr {self.min_lr:g} is above optim.learning_rate {self.learning_rate:g}: lower it"
+            )
 
     @property
     def skips_updates(self) -> bool:

@@ -133,7 +133,7 @@ def read_path(path: Path) -> Text:
         raise missing(path)
     if not path.is_dir():
         if not (data := _read_file(path)):
-            raise UserError(f"{path} is empty")
+            raise UserError(f"{path} is empty: choose a file with text")
         return Text(data, str(path))
     parts, size, skipped = dict[str, bytes](), 0, 0
     for file in visible_files(path):
