@@ -52,8 +52,7 @@ def _ranks(tokenizer: SubwordTokenizer, model: dict[str, Any]) -> dict[bytes, in
     bytes_of, merged = byte_vocab(), [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
     alone = [[token.id for token in tokenizer.library.model.tokenize(name)] for name in ids]
-    if alone != [[i] for i in ids.values()] or not bytes_of.keys() >= set("".join(merged)):
-        return {}
-    if merged != sorted(set(merged), key=ids.__getitem__):  # tiktoken merges in the order of ids
+    in_order = merged == sorted(set(merged), key=ids.__getitem__)  # tiktoken merges in the order of ids
+    if alone != [[i] for i in ids.values()] or not in_order or not bytes_of.keys() >= set("".join(merged)):
         return {}
     return {bytes(map(bytes_of.__getitem__, name)): i for name, i in ids.items()}

@@ -64,11 +64,8 @@ class TextStream:
         for i in ids:
             if i == NOT_A_NUMBER:
                 raise UserError(DIVERGED)
-            if i < 0:
-                self.finish_reason = "exhausted"
-                break
-            if i in self._stop_ids:
-                self.finish_reason = "stop"
+            if i < 0 or i in self._stop_ids:
+                self.finish_reason = "exhausted" if i < 0 else "stop"
                 break
             self.ids.append(i)
             if len(self.ids) == self._limit:

@@ -18,7 +18,7 @@ import jax
 
 from jaxgpt.config import Config
 from jaxgpt.data.tokenizer_files import make_tokenizer
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, one_line
 from jaxgpt.lm import LM
 from jaxgpt.model import GPT
 from jaxgpt.model.init import init_params
@@ -117,7 +117,7 @@ def _result(law: Law, subject: Subject) -> LawResult:
     except Skipped as e:
         note = str(e)
     except Exception as e:
-        ok, note = False, f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
+        ok, note = False, f"{type(e).__name__}: {one_line(e, 300)}"
     if difference == float("inf"):
         difference, note = None, note or "non-finite values or different tokens"
     return LawResult(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
