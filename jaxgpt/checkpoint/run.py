@@ -169,11 +169,11 @@ def _draft(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool, lo
     check_free(path, overwrite)
     inside = path.is_dir()
     draft = path / NEW if inside else path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
+    if inside:
+        lock.enter_context(sole_writer(path))  # without it, the draft is another process's
+        check_free(path, overwrite)  # another process may have created a run
     try:
-        if inside:
-            lock.enter_context(sole_writer(path))
-            check_free(path, overwrite)  # another process may have created a run
-            shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         (draft / "checkpoints").mkdir(parents=True)
         write_settings(Run(draft), config, tokenizer)
         yield Run(draft)

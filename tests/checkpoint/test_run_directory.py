@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers import small_run
 
-from jaxgpt.checkpoint.run import REPLACED, check_free, new_run
+from jaxgpt.checkpoint.run import REPLACED, check_free, complete_run, new_run
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import LOCK
@@ -49,3 +49,13 @@ def test_a_run_may_start_among_other_files() -> None:
     Path("old/checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match=r"old holds checkpoints but no config\.json"):
         check_free(Path("old"), overwrite=True)
+
+
+def test_refused_replacement_keeps_the_draft_of_the_writer() -> None:
+    with new_run("out", CONFIG, TOKENIZER):
+        pass
+    with complete_run(Path("out"), CONFIG, TOKENIZER, overwrite=True) as draft:
+        with pytest.raises(UserError, match="is being written by"), new_run("out", CONFIG, TOKENIZER, overwrite=True):
+            pass
+        assert draft.path.is_dir()
+    assert names(Path("out")) == RUN | {LOCK}
