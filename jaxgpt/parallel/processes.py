@@ -156,9 +156,8 @@ def _gather(value: Any) -> list[Any]:
         raise UserError(f"the processes have {sorted(devices.values())} devices: set JAX_NUM_CPU_DEVICES to one number")
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))
-    padded = np.zeros(
-        1 << (int(sizes.max()) - 1).bit_length(), np.uint8
-    )  # a power of 2, so that few shapes are compiled
+    # Sizes are rounded up to a power of 2, so that few shapes are compiled.
+    padded = np.zeros(1 << (int(sizes.max()) - 1).bit_length(), np.uint8)
     padded[: data.size] = data
     rows = multihost_utils.process_allgather(padded)
     return [json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
