@@ -216,12 +216,19 @@ def resolve_step(directory: Path, which: str) -> int:
     """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to the step of a checkpoint.
 
     Raises:
-        UserError: if there is no such checkpoint.
+        UserError: if there is no such checkpoint, or it is unknown which one because a checkpoint.json is damaged.
     """
     steps, losses = _steps(directory), val_losses(directory)
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
     if which in ("best", "last"):
+        for step in steps:
+            try:
+                read_info(directory / str(step))
+            except UserError as e:
+                raise UserError(
+                    f"{directory / str(step)}: {e}; restore it, or choose a step with --checkpoint"
+                ) from None
         return min(losses, key=losses.__getitem__) if which == "best" and losses else steps[-1]
     if which.isdecimal() and len(which) < 20 and int(which) in steps:
         return int(which)

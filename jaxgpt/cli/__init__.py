@@ -88,6 +88,8 @@ def entry(*before: str) -> None:
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
     # Only commands that run in several processes import this. A process that failed does not wait for the others.
-    if code and (join := sys.modules.get("jaxgpt.parallel.join")) and join.count() > 1:
-        join.leave(code)
+    if code and "jaxgpt.parallel.join" in sys.modules:
+        from jaxgpt.parallel.join import exit_process
+
+        exit_process(code)
     sys.exit(code)

@@ -12,13 +12,13 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, UnusedCliTokensError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
 import jaxgpt
 from jaxgpt.config import Config
-from jaxgpt.errors import UserError, one_line
+from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import Section, check_text
 
@@ -106,6 +106,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], tuple[Any, .
         option = (e.token.keyword or e.token.value) if isinstance(e, UnknownOptionError) else ""
         peer = PEERS.get(option.partition("=")[0].lstrip("-").replace("_", "-"))
         about = f"Unknown option: {option}. Did you mean {peer}?" if peer else one_line(e)
+        if isinstance(e, UnusedCliTokensError):
+            about = f"Unexpected argument: {' '.join(map(short_repr, e.unused_tokens or ()))}."
         raise UserError(f"{about} See {name} --help.") from None
     return command, bound.args, bound.kwargs
 

@@ -41,7 +41,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
-        raise UserError(f"{name} is neither a directory nor the name of a hub repository (owner/name)")
+        raise UserError(f"{name} is no file, no directory, and not the name of a hub repository (owner/name)")
     from huggingface_hub import snapshot_download
 
     wanted = revision or PINNED.get(repo, "main")

@@ -152,7 +152,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     held_out = len(val) > 0
     val = val if held_out else train
     if len(val) < 2:
-        raise UserError(f"{source} has {len(val)} token(s), too few to evaluate on: use a longer text")
+        raise UserError(f"too few tokens to evaluate on, {len(val)}, in {source}: use a longer text")
     return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
 
 

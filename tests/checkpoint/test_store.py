@@ -121,6 +121,12 @@ def test_a_seal_of_other_types_is_damaged(three: Path, change: dict[str, Any]) -
     path = FOLDER / "3" / SEAL
     path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=1) + "\n")
     assert steps() == [1, 2]
+    for which in ("best", "last"):
+        with pytest.raises(
+            UserError, match=r"checkpoints/3: checkpoint\.json has changed .*choose a step with --checkpoint"
+        ):
+            resolve_step(FOLDER, which)
+    assert resolve_step(FOLDER, "2") == 2
     assert latest_valid(FOLDER, lambda _: None).step == 2
 
 

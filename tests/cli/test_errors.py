@@ -100,6 +100,15 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     assert result.stderr == b"jaxgpt: cannot write: No space left on device\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "code"), [("train --train.steps -1", 2), ("presets gpt2 gpt3", 2), ("train --data.path x", 2)]
+)
+def test_a_process_ends_with_one_line_and_the_exit_code(command: str, code: int) -> None:
+    """In a process of its own: `train` imports what several processes need to end."""
+    result = shell(f"{JAXGPT} {command}")
+    assert (result.returncode, result.stderr.count(b"\n")) == (code, 1), result.stderr
+
+
 def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (False, True):
         out = io.StringIO()
