@@ -68,7 +68,9 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 value = parse_json(line, str(path))
             except UserError:
                 continue
-            if isinstance(value, dict) and type(value.get("step")) is int and value["step"] >= 0:
+            if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
+                continue
+            if all(type(value.get(name, 0)) in (int, float) for name in ("tokens", "elapsed_seconds")):
                 yield value
 
 

@@ -211,6 +211,6 @@ def test_commands(folders, capsys):
     assert expected != jaxgpt.generate(lm, chat[1], max_new_tokens=2, temperature=0)[0]
     assert main(["info", run]) == 0
     out = capsys.readouterr().out
-    assert "texts begin with          <s> (1)" in out
+    assert "begin with '<s>' (1)" in out
     assert f"texts end with            <|im_end|> ({END}), </s> (2)" in out
     assert "chat template             yes" in out

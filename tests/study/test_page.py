@@ -139,7 +139,7 @@ def test_the_command(lm: LM, found: Inspection) -> None:
     assert Path("a.html").read_text("utf-8").startswith("<!doctype html>")
     for args, message in (
         (["--max-new-tokens", "90"], "exceed the limit of 80"),
-        (["--max-new-tokens", "-1"], "--max-new-tokens must be at least 0"),
+        (["--max-new-tokens", "-1"], "for --max-new-tokens"),
         (["--html", "no/a.html"], "cannot write no/a.html"),
     ):
         result = jaxgpt("inspect", "run", "--prompt", "To be", *args)

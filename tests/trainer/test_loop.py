@@ -122,6 +122,9 @@ def test_a_run_writes_checkpoints_and_metrics() -> None:
     assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
     assert {"step", "loss", "lr", "grad_norm", "tokens", "elapsed_seconds"} <= set(lines[1])
     assert lines[-2]["tokens"] == 8 * 8 * 16
+    with Path("out/metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "loss": 1.0, "elapsed_seconds": null}\n{"step": 8, "lo')
+    assert list(read_metrics(Path("out/metrics.jsonl"))) == lines, "damaged lines are skipped"
 
 
 def test_a_reporter_is_called_for_every_step_and_stage() -> None:
