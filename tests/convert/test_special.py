@@ -212,5 +212,5 @@ def test_commands(folders, capsys):
     assert main(["info", run]) == 0
     out = capsys.readouterr().out
     assert "begin with '<s>' (1)" in out
-    assert f"texts end with            <|im_end|> ({END}), </s> (2)" in out
-    assert "chat template             yes" in out
+    assert f"end with '<|im_end|>' ({END}), '</s>' (2)" in out
+    assert "chat template" in out
