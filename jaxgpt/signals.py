@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -40,14 +40,15 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signal(notice: str = STOPPING) -> Iterator[Stop]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a request to stop; SIGINT after that raises KeyboardInterrupt.
+def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> Iterator[Stop]:
+    """Turn signals into a request to stop; SIGINT after that raises KeyboardInterrupt.
 
     A closing terminal sends SIGHUP several times, so only SIGINT is counted. Ignored signals stay ignored, as SIGHUP under
     `nohup`. Outside the main thread, where Python forbids handlers, this does nothing.
 
     Args:
         notice: text written to standard error at the first signal.
+        signals: default: SIGINT, SIGTERM and SIGHUP.
     """
     stop = Stop()
 
@@ -62,7 +63,7 @@ def stop_on_signal(notice: str = STOPPING) -> Iterator[Stop]:
             os.write(sys.stderr.fileno(), line.encode())  # unlike print, safe in a handler
 
     main = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in SIGNALS if main and signal.getsignal(number) is not signal.SIG_IGN]
+    numbers = [number for number in signals if main and signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop

@@ -56,6 +56,14 @@ def test_a_signal_requests_a_stop(number: int, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr().err.startswith("jaxgpt: stopping after this step, then saving")
 
 
+def test_other_signals_keep_their_effect() -> None:
+    """Ctrl-C stops an answer of a chat, and SIGTERM the process."""
+    with stop_on_signal("", [signal.SIGINT]) as stop:
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.requested
+
+
 def test_a_second_ctrl_c_raises() -> None:
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGTERM, signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -99,7 +100,7 @@ def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[
 
 def _print(pieces: Iterator[Any]) -> None:
     """Print an answer while it is generated. Ctrl-C stops it; the conversation keeps what has been printed."""
-    with stop_on_signal(notice="") as stop, closing(pieces):  # type: ignore[type-var]
+    with stop_on_signal("", [signal.SIGINT]) as stop, closing(pieces):  # type: ignore[type-var]
         for piece in pieces:
             print(piece.text, end="", flush=True)
             if stop.requested:
