@@ -222,7 +222,7 @@ def resolve_step(directory: Path, which: str) -> int:
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
     if which in ("best", "last"):
-        for step in steps:
+        for step in steps if which == "best" else steps[-1:]:
             try:
                 read_info(directory / str(step))
             except UserError as e:
@@ -296,7 +296,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
     try:
         return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
-        if is_peer_failure(e):
+        if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
         cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
         raise UserError(
@@ -321,7 +321,7 @@ def read_info(path: Path) -> Info:
         UserError: if it cannot be read or has changed since it was written.
     """
     text = read_bytes(path / SEAL)
-    with suppress(TypeError, ValueError):  # neither JSON nor an `Info`
+    with suppress(TypeError, ValueError, RecursionError):  # neither JSON nor an `Info`
         info = Info(**parse_json(text, SEAL))
         typed = all(isinstance(value, TYPES[name]) for name, value in vars(info).items())
         if typed and info.step == int(path.name) and _render(info).encode() == text:

@@ -9,7 +9,7 @@ from jaxgpt.cli.output import print_facts, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import use_one_device
-from jaxgpt.errors import TrainingFailed, UserError
+from jaxgpt.errors import UserError
 
 
 def export(
@@ -41,14 +41,11 @@ def export(
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
 
-    try:
-        with progress("exporting"):
-            if adapter:
-                done = export_adapter(run, Path(directory), checkpoint, base)
-            else:
-                done = export_model(run, Path(directory), checkpoint)
-    except RuntimeError as e:
-        raise TrainingFailed(str(e)) from None
+    with progress("exporting"):
+        if adapter:
+            done = export_adapter(run, Path(directory), checkpoint, base)
+        else:
+            done = export_model(run, Path(directory), checkpoint)
     if json:
         print_json({"run": run, "directory": directory} | asdict(done))
         return 0

@@ -217,8 +217,10 @@ def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
         )
     tokens, merges = _array(path, ggml, "tokens", str), _array(path, ggml, "merges", str)
     types = _array(path, ggml, "token_type", int)
-    if len(set(tokens)) < len(tokens) or len(types) not in (0, len(tokens)):
-        raise UserError(f"{path}: duplicate token in {GGML}tokens, or wrong length of {GGML}token_type")
+    if not tokens or len(set(tokens)) < len(tokens) or len(types) not in (0, len(tokens)):
+        raise UserError(f"{path}: no tokens or duplicate token in {GGML}tokens, or wrong length of {GGML}token_type")
+    if wrong := [merge for merge in merges if " " not in merge]:
+        raise UserError(f"{path}: {short_repr(wrong[0])} in {GGML}merges is not two tokens separated by a space")
     special = _special_tokens(path, ggml, tokens, weights.metadata.get("tokenizer.chat_template"))
     first = special.bos_id if ggml.get("add_bos_token", pre == "llama-bpe") else None
     library = call_tokenizers(lambda: _library_tokenizer(tokens, merges, types, pre, first), "this file")
@@ -230,7 +232,7 @@ def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
 def _library_tokenizer(tokens: list[str], merges: list[str], types: list[int], pre: str, first: int | None) -> Any:
     from tokenizers import AddedToken, Regex, pre_tokenizers, processors
 
-    pairs = [(a, b) for a, b in (merge.split(" ", 1) for merge in merges if " " in merge)]
+    pairs = [(a, b) for a, b in (merge.split(" ", 1) for merge in merges)]
     library = byte_level({token: i for i, token in enumerate(tokens)}, pairs)
     library.model.ignore_merges = pre == "llama-bpe"  # as in llama.cpp: a word in the vocabulary is one token
     if pre == "smollm":

@@ -14,7 +14,7 @@ from flax.traverse_util import unflatten_dict
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert.files import Weights, write_safetensors
 from jaxgpt.convert.tensors import WeightTable, expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
-from jaxgpt.errors import UserError
+from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.model import GPT
 from jaxgpt.model.params import flatten_params
 
@@ -109,7 +109,7 @@ def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
-        raise RuntimeError(f"the logits of the written files differ by {change:.2e}: nothing was kept")
+        raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: nothing was kept")
     return change
 
 

@@ -158,7 +158,7 @@ def batches(
         UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1, or an argument or step is
             not valid.
     """
-    row = np.asarray(ids)
+    row = ids if isinstance(ids, np.memmap) else np.asarray(ids)
     if row.ndim != 1 or row.dtype.kind not in "iu":
         raise UserError(f"ids must be a one-dimensional array of integers, not {row.dtype} {list(row.shape)}")
     if sampling not in ("epoch", "random"):

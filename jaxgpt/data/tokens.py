@@ -197,7 +197,7 @@ def open_tokens(path: Path) -> np.ndarray:
     """
     with reported(f"cannot read {path}"), path.open("rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(4 * HEADER)
-    magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) == 4 * HEADER else (0, 0, 0)
+    magic, version, count = np.frombuffer(head, "<i4", 3).tolist() if len(head) >= 12 else (0, 0, 0)
     if size == 0 or (magic in LLMC and not count):
         raise UserError(f"{path} is empty")
     if magic in LLMC:

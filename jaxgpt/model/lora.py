@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import LoraConfig, ModelConfig
-from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
 from jaxgpt.model.params import abstract_params, flatten_params, map_weights
 
 TARGETS = ("q_proj", "v_proj")
@@ -34,7 +34,7 @@ def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = T
     Raises:
         UserError: if the model has no such matrix, or the matrices of a target have different inputs.
     """
-    used = set()
+    rank, used = as_int("rank", rank, 1, 2**31 - 1), set()
 
     def adapt(modules: Any, path: str) -> dict[str, Any]:
         found = {name: adapt(child, f"{path}{name}/") for name, child in modules.items() if isinstance(child, dict)}

@@ -22,7 +22,8 @@ from jaxgpt.signals import advice, set_advice
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
 MESSAGE_CHARACTERS = 160  # length of XLA's message in an error
 GRACE = 60  # seconds for saving after the launcher has exited
-TASKS = (("SLURM_NTASKS", "SLURM_PROCID"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))  # number and index
+# Number and index of processes, in the order in which JAX looks for them: mpirun inside a Slurm job sets both.
+TASKS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID"))
 
 
 @contextlib.contextmanager

@@ -50,7 +50,8 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
     Raises:
         UserError: as `run`, or k is not between 1 and the vocabulary size.
     """
-    return on_tokens(_lens, lm, ids, as_int("k", k, 1, lm.config.model.vocab_size), ids_with_text(lm))
+    tokens_BT = as_tokens(lm, ids)
+    return on_tokens(_lens, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), ids_with_text(lm))
 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
@@ -144,7 +145,11 @@ def _attribution(
         gradients["pos_embed"] = gradients["embed"]
 
     def contribution(name: str, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
-        return (gradients[name] * parts[name]).sum(axes) if name in parts else jnp.zeros(len(tokens_BT))
+        return (
+            (gradients[name].astype(jnp.float32) * parts[name]).sum(axes)
+            if name in parts
+            else jnp.zeros(len(tokens_BT))
+        )
 
     return Attribution(
         logit=logit_of(parts),

@@ -265,10 +265,11 @@ def _curves(name: str, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, np
 
 def _changes(lines: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Return the settings that changed when a run was resumed, by step: `{300: "learning_rate 0.001"}`."""
-    changed = {line["step"]: line["changed"] for line in lines if line.get("changed")}
+    changed = {line["step"]: line["changed"] for line in lines if isinstance(line.get("changed"), dict)}
     return {
         step: ", ".join(f"{name.rpartition('.')[2]} {new}" for name, (_, new) in settings.items())
         for step, settings in changed.items()
+        if settings
     }
 
 

@@ -322,7 +322,7 @@ def build(
         raise UserError(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set it to 0"
         )
-    _, kernel_note = choose_attention(config, device)
+    kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
     optim_note = config.optim.ignored if optimizer is None else ""
     layout = Layout(config, mesh, optimizer, change_rules(rules or {}), ops, model, objective)
     if rules:

@@ -62,7 +62,7 @@ def write(path, kind="F32", arch="llama", more=(), leave=(), shapes=(), tokenize
     writer.add_tokenizer_pre(words["pre"])
     writer.add_token_list(words.get("tokens", TOKENS))
     writer.add_token_types([3, 3] + [1] * (len(words.get("tokens", TOKENS)) - 2))
-    writer.add_token_merges(["a b", "\u0120 a"])
+    writer.add_token_merges(words.get("merges", ["a b", "\u0120 a"]))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
     if words.get("bos", True):
@@ -187,6 +187,8 @@ BAD = {
     "extra": ({"shapes": {"blk.0.odd": (3,)}}, r"blk\.0\.odd\.weight is unexpected"),
     "shape": ({"shapes": {"blk.0.attn_v": (64, D)}}, r"v_proj\.weight has shape \(64, 256\)"),
     "tokenizer": ({"tokenizer": {"model": "t5"}}, "model 't5' .*is not supported.*--tokenizer"),
+    "no tokens": ({"tokenizer": {"tokens": []}}, "no tokens or duplicate token"),
+    "merges": ({"tokenizer": {"merges": ["ab"]}}, "'ab' in .*merges is not two tokens"),
     "words": ({"tokenizer": {"pre": "odd"}}, "pre 'odd' is not supported.*--tokenizer"),
 }
 

@@ -47,6 +47,7 @@ def test_formats_are_detected(kind: str, tmp_path: Path) -> None:
         (b"123", "3 bytes are not 16-bit ids"),
         (header(20240520, 2, 4) + b"12345678", "version 2 is not supported"),
         (header(20240520, 1, 5) + b"12345678", "the header declares 5 ids"),
+        (header(20240520, 1, 5)[:500], "the header declares 5 ids"),
         (header(20240520, 1, 0), "is empty"),
         (header(20240520, 1, -1), "the header declares -1 ids"),
     ],
