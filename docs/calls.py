@@ -11,7 +11,9 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+import jaxgpt
+
+PACKAGE = Path(jaxgpt.__file__).resolve().parents[1]  # the clone, or site-packages
 
 TREES = {
     "tokens to update": """
@@ -100,7 +102,7 @@ def calls(tree: str) -> list[tuple[int, str]]:
 def place(name: str) -> str:
     """Return file and line of a function."""
     code = function(name)
-    file = Path(inspect.getsourcefile(code) or "").resolve().relative_to(ROOT)
+    file = Path(inspect.getsourcefile(code) or "").resolve().relative_to(PACKAGE)
     return f"{file.as_posix()}:{inspect.getsourcelines(code)[1]}"
 
 
