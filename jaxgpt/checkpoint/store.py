@@ -54,9 +54,8 @@ class Info:
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # config, versions, data, checksum of a base, best loss so far
+    # config, versions, data fingerprint, checksum of a base, best loss so far
+    about: Mapping[str, Any] = field(default_factory=dict)
     sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path in the checkpoint
 
     def config(self) -> Config:

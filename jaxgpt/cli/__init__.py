@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _reader_left() -> bool:
     """Return whether the reader of standard output has closed the pipe, as in `jaxgpt sample ... | head`."""
+    if sys.stdout is None:  # it was closed before the start
+        return False
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not any(event & select.POLLERR for _, event in poll.poll(0)):

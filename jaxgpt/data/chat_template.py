@@ -26,7 +26,7 @@ class Rendered(NamedTuple):
     text: str  # input for the tokenizer, with special tokens by name
     spans: list[
         tuple[int, int]
-    ]  # ranges `[begin, end)` of characters that the assistant wrote, if the template marks them
+    ]  # `[begin, end)` of the characters that the assistant wrote, if the template marks them
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from jaxgpt.data.shards import INDEX, SPLITS, ShardWriter
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, train_bpe
 from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import LOCK, sole_writer
+from jaxgpt.files import sole_writer
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
@@ -84,7 +84,7 @@ def prepare(
         raise UserError(f"nanoGPT's 16-bit ids cannot hold a vocabulary of {vocab_size:,}: use --format llm.c")
     with reported(f"cannot write to {out}"):
         out.mkdir(parents=True, exist_ok=True)
-        others = {path.name for path in out.iterdir()} - {LOCK, f"{INDEX}.tmp"}
+        others = any(not path.name.startswith(".") for path in out.iterdir())  # hidden: the lock, an interrupted write
     if others and shards.read_index(out) is None:
         raise UserError(f"{out} is not empty and was not written by jaxgpt data prepare: choose another --out")
     with sole_writer(out):

@@ -104,7 +104,7 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     ("command", "code"), [("train --train.steps -1", 2), ("presets gpt2 gpt3", 2), ("train --data.path x", 2)]
 )
 def test_a_process_ends_with_one_line_and_the_exit_code(command: str, code: int) -> None:
-    """In a process of its own: `train` imports what several processes need to end."""
+    """Run a separate process, because `train` also imports the exit of one of several processes."""
     result = shell(f"{JAXGPT} {command}")
     assert (result.returncode, result.stderr.count(b"\n")) == (code, 1), result.stderr
 

@@ -93,6 +93,17 @@ def test_a_second_writer_is_rejected() -> None:
         assert contents("out") == {}
 
 
+def test_a_kill_during_the_first_write_of_the_index_is_continued() -> None:
+    """Its temporary file does not make the directory a foreign one."""
+    kill = "import os, pathlib, sys; from jaxgpt.cli import main; pathlib.Path.replace = lambda *_: os._exit(9); "
+    command = [sys.executable, "-c", f"{kill} main(sys.argv[1:])", *PREPARE, "--out", "out"]
+    assert subprocess.run(command, check=False).returncode == 9
+    assert any(path.name.endswith("tmp") for path in Path("out").iterdir())
+    for out in ("out", "whole"):
+        assert jaxgpt(*PREPARE, "--out", out).code == 0
+    assert contents("out") == contents("whole")
+
+
 def test_a_full_disk_keeps_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.data.prepare.SAVE_EVERY", -1.0)
     monkeypatch.setattr(os, "fsync", lambda file: None)
