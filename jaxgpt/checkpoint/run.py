@@ -25,9 +25,9 @@ from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
-from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER
+from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER, save_tokenizer
 from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import read_bytes, sole_writer, write_atomically, write_json
+from jaxgpt.files import read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
@@ -207,13 +207,7 @@ def remove_replaced(run: Run) -> None:
 
 def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     """Write the settings and the tokenizer of a run, each file atomically."""
-    write_atomically(run.path / "tokenizer.json", tokenizer.to_json())
-    special = tokenizer.special
-    for name, values in ((GENERATION, special.generation), (TOKENIZER, special.tokenizer)):
-        if values:
-            write_json(run.path / name, values)
-        else:
-            (run.path / name).unlink(missing_ok=True)
+    save_tokenizer(run.path, tokenizer)
     write_atomically(run.path / "config.json", to_json(config))
 
 

@@ -9,19 +9,22 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from jaxgpt.config import Config, DataConfig
 from jaxgpt.data.conversations import load_conversations
+from jaxgpt.data.cuts import cut
 from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.packing import Packed, pack_documents
 from jaxgpt.data.shards import prepared_tokenizer
 from jaxgpt.data.text import NO_TEXT, SHAKESPEARE_CHARACTERS, Progress, Text, no_progress, read_text
-from jaxgpt.data.token_cache import encode_text
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
 
 DECODED = 1 << 18  # ids to decode at a time
+TOGETHER = 64  # pieces of a text to encode at a time, on all cores
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
             fingerprint = Tokens([*train.parts, *val.parts], size).fingerprint()
         case _:
             text = read_text(data)
-            ids = Tokens(encode_text(tokenizer, text, progress).parts, tokenizer.vocab_size)
+            ids = Tokens([encode_text(tokenizer, text.text, progress)], tokenizer.vocab_size)
             train, val = ids.split(int(fraction * len(ids)))
             source, fingerprint = text.source, text.sha256
     if data.documents != "flow" and isinstance(train, Tokens) and isinstance(val, Tokens):
@@ -154,6 +157,18 @@ def open_data(config: Config, tokenizer: Tokenizer | None = None, progress: Prog
     if len(val) < 2:
         raise UserError(f"too few tokens to evaluate on, {len(val)}, in {source}: use a longer text")
     return Data(train, val, held_out, tokenizer, source, fingerprint, data.path or data.dataset, text=text)
+
+
+def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progress) -> np.ndarray:
+    """Encode a text to ids of the smallest sufficient type; `progress` counts characters."""
+    dtype = np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))
+    pieces, parts, done = cut(text, tokenizer.cuts), [], 0
+    for start in range(0, len(pieces), TOGETHER):
+        piece = "".join(pieces[start : start + TOGETHER])
+        parts.append(tokenizer.encode(piece).astype(dtype))
+        done += len(piece)
+        progress(done, len(text))
+    return np.concatenate(parts)
 
 
 def with_path(config: Config, path: str) -> Config:
@@ -199,7 +214,7 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:
-        if each.path and (prepared := prepared_tokenizer(Path(each.path), data.tokenizer, given)):
+        if each.path and (prepared := prepared_tokenizer(Path(each.path), given)):
             return prepared
     if given:
         return given

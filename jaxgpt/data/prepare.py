@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -24,11 +24,11 @@ from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
 from jaxgpt.data.documents import HUB, Piece, Source, list_sources, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
-from jaxgpt.data.shards import INDEX, SPLITS, ShardWriter
+from jaxgpt.data.shards import INDEX, SPLITS, TOKENIZER_FILE, ShardWriter
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, train_bpe
+from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer, save_tokenizer, train_bpe
 from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import sole_writer
+from jaxgpt.files import sha256_file, sole_writer
 from jaxgpt.runtime import cores
 
 BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
@@ -95,8 +95,15 @@ def prepare(
             return index
         if "tokenizer" not in index:
             tokenizer = tokenizer or train_bpe(sample_text(sources, params, BPE_SAMPLE), params.vocab_size)
-            entry = {"name": params.tokenizer} | shards.save_tokenizer(out, tokenizer)
-            index |= {"dtype": shards.token_dtype(tokenizer.vocab_size).name, "tokenizer": entry}
+            save_tokenizer(out, tokenizer)
+            index["dtype"] = shards.token_dtype(tokenizer.vocab_size).name
+            index["tokenizer"] = {
+                "name": params.tokenizer,
+                "file": TOKENIZER_FILE,
+                "sha256": sha256_file(out / TOKENIZER_FILE),
+                "vocab_size": tokenizer.vocab_size,
+                "end_id": tokenizer.eos_id,
+            }
             shards.write_index(out, index)
         if index["pieces"]:
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
@@ -106,54 +113,40 @@ def prepare(
         pieces = islice(read_pieces(sources, params, tokenizer.cuts), index["pieces"], None)
         encoded = _in_order(_encoder(tokenizer, params), _batches(pieces), params.workers or cores())
         try:
-            with closing(_Output(out, index)) as output, closing(encoded):
-                for batch in encoded:
-                    for piece in batch:
-                        if piece.skipped and params.on_error == "fail":
-                            raise UserError(f"{piece.skipped}; to skip such documents, use --on-error skip")
-                        output.add(piece)
-                    report(index, batch[-1].read, total)
-                output.finish()
+            with closing(encoded):
+                _write(out, index, encoded, lambda read: report(index, read, total))
         except OSError as e:  # a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
 
 
-class _Output:
-    """The shards of both splits, and the index."""
-
-    def __init__(self, out: Path, index: dict[str, Any]) -> None:
-        self._out, self._index, self._saved = out, index, time.monotonic()
-        self._splits = {split: ShardWriter(out, index, split) for split in SPLITS}
-
-    def add(self, encoded: Encoded) -> None:
-        split, skipped = self._splits[encoded.split], self._index["skipped"]
-        is_complete = split.write(encoded.ids)
-        split.entry["documents"] += encoded.first
-        split.entry["bytes"] += encoded.size
-        self._index["pieces"] += 1
-        if encoded.skipped:
-            skipped["documents"] += 1
-            skipped["first"] += [encoded.skipped] * (len(skipped["first"]) < SKIPPED)
-        if is_complete or time.monotonic() - self._saved > SAVE_EVERY:
-            for each in self._splits.values():
-                each.sync()
-            shards.write_index(self._out, self._index)
-            self._saved = time.monotonic()
-
-    def finish(self) -> None:
-        """Complete the last shards and the index; raise `UserError` if there are no training documents."""
-        if not self._splits["train"].entry["documents"]:
-            skipped = self._index["skipped"]["documents"]
-            raise UserError(f"no documents for training ({skipped:,} skipped): use other sources")
-        for split in self._splits.values():
-            split.finish()
-        self._index["complete"] = True
-        shards.write_index(self._out, self._index)
-
-    def close(self) -> None:
-        for split in self._splits.values():
-            split.close()
+def _write(out: Path, index: dict[str, Any], batches: Iterable[list[Encoded]], report: Callable[[int], None]) -> None:
+    """Append pieces to the shards of their splits, and record the progress in the index."""
+    with ExitStack() as stack:
+        writers = {split: stack.enter_context(closing(ShardWriter(out, index, split))) for split in SPLITS}
+        saved, skipped = time.monotonic(), index["skipped"]
+        for batch in batches:
+            for piece in batch:
+                writer = writers[piece.split]
+                is_complete = writer.write(piece.ids)
+                writer.entry["documents"] += piece.first
+                writer.entry["bytes"] += piece.size
+                index["pieces"] += 1
+                if piece.skipped:
+                    skipped["documents"] += 1
+                    skipped["first"] += [piece.skipped] * (len(skipped["first"]) < SKIPPED)
+                if is_complete or time.monotonic() - saved > SAVE_EVERY:
+                    for each in writers.values():
+                        each.sync()
+                    shards.write_index(out, index)
+                    saved = time.monotonic()
+            report(batch[-1].read)
+        if not writers["train"].entry["documents"]:
+            raise UserError(f"no documents for training ({skipped['documents']:,} skipped): use other sources")
+        for writer in writers.values():
+            writer.finish()
+    index["complete"] = True
+    shards.write_index(out, index)
 
 
 def _named_tokenizer(name: str) -> Tokenizer:
@@ -242,6 +235,8 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
             ids = encode(text)
         except UserError as e:
             skipped = str(e) if piece.where in str(e) else f"{piece.where}: {e}"
+            if params.on_error == "fail":
+                raise UserError(f"{skipped}; to skip such documents, use --on-error skip") from None
             if piece.first and piece.last:
                 return Encoded(b"", "train", 0, False, piece.read, skipped)
         data = text.encode()

@@ -7,24 +7,25 @@ index.json              settings, counts, checksums; written last, with "complet
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.data.tokenizer_files import FROM_TEXT, GENERATION, TOKENIZER, load_tokenizer, make_tokenizer
+from jaxgpt.data.tokenizer_files import load_tokenizer
 from jaxgpt.data.tokens import HEADER, LLMC
 from jaxgpt.errors import UserError
-from jaxgpt.files import read_json, sha256_file, write_atomically
+from jaxgpt.files import read_json, sha256_file, write_json
 
 INDEX, TOKENIZER_FILE = "index.json", "tokenizer.json"
-KIND = "jaxgpt token shards, version 3"
+KIND = "jaxgpt token shards, version 4"
 SPLITS = ("train", "val")
+FIX = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
 BUFFER = 1 << 20  # bytes to write at a time
 PROBE = "It's 1,234 o'clock\n\n\tin the  café -- don't <|endoftext|> 東京 we'll\r\n"  # distinguishes tokenizers
 
@@ -89,10 +90,9 @@ class ShardWriter:
         self._file, self._tokens = None, 0
 
     def close(self) -> None:
-        """Close the file of the unfinished shard. On a full disk, closing fails too."""
-        with suppress(OSError):
-            if self._file:
-                self._file.close()
+        """Close the file of the unfinished shard."""
+        if self._file:
+            self._file.close()
 
     @property
     def _path(self) -> Path:
@@ -115,26 +115,27 @@ def ids_offset(index: Mapping[str, Any]) -> int:
     return 4 * HEADER if index["settings"]["format"] == "llm.c" else 0
 
 
-def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write a tokenizer and the files that name its special tokens, and return its entry in index.json."""
-    for name, content in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
-        (directory / name).unlink(missing_ok=True)
-        if content:
-            write_atomically(directory / name, json.dumps(content, indent=1))
-    write_atomically(directory / TOKENIZER_FILE, tokenizer.to_json())
-    sha256 = sha256_file(directory / TOKENIZER_FILE)
-    return {"file": TOKENIZER_FILE, "sha256": sha256, "vocab_size": tokenizer.vocab_size, "end_id": tokenizer.eos_id}
-
-
 def write_index(directory: Path, index: Mapping[str, Any]) -> None:
-    """Write index.json."""
-    write_atomically(directory / INDEX, json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+    """Write index.json, with its checksum as the last entry."""
+    write_json(directory / INDEX, {**index, "sha256": _checksum(index)})
 
 
 def read_index(directory: Path) -> dict[str, Any] | None:
-    """Read index.json; return None if the file is missing, or is not the index of this version of `jaxgpt data prepare`."""
+    """Read index.json; return None if the file is missing, or is not the index of this version of `jaxgpt data prepare`.
+
+    Raises:
+        UserError: if the index was changed by something else.
+    """
     index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
-    return index if index.get("kind") == KIND else None
+    if index.get("kind") != KIND:
+        return None
+    if index.pop("sha256", "") != _checksum(index):
+        raise UserError(f"{directory / INDEX} does not match its own checksum: {FIX}")
+    return index
+
+
+def _checksum(index: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
 
 
 def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
@@ -147,29 +148,23 @@ def saved_tokenizer(directory: Path, index: Mapping[str, Any]) -> Tokenizer:
 
 def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = False) -> None:
     """Raise `UserError` if the files of a directory differ from the sizes, or the checksums too, in its index."""
-    fix = f"prepare the data again, or delete {INDEX} to read the .bin files without it"
     itemsize, offset = np.dtype(index["dtype"]).itemsize, ids_offset(index)
     shards = {shard["file"]: shard for split in SPLITS for shard in index["splits"][split]["shards"]}
     for name, shard in shards.items():
         path, size = directory / name, offset + shard["tokens"] * itemsize
         if not path.is_file() or path.stat().st_size != size:
-            raise UserError(f"{path} is missing, or does not have {size:,} bytes as in {INDEX}: {fix}")
+            raise UserError(f"{path} is missing, or does not have {size:,} bytes as in {INDEX}: {FIX}")
         if checksums and sha256_file(path) != shard["sha256"]:
-            raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {fix}")
+            raise UserError(f"{path} does not match its SHA-256 in {INDEX}: {FIX}")
     if others := sorted({path.name for path in directory.glob("[!.]*.bin")} - shards.keys()):
-        raise UserError(f"{directory / others[0]} is not in {INDEX}: {fix}")
+        raise UserError(f"{directory / others[0]} is not in {INDEX}: {FIX}")
 
 
-def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None) -> Tokenizer | None:
+def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer | None:
     """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None if the path is something else.
 
-    Args:
-        path: path of the data.
-        kind: `data.tokenizer`. Kinds that are made from text (char, word and bpe) are ignored; others must match.
-        tokenizer: an existing tokenizer that must match, such as the tokenizer of a resumed run.
-
     Raises:
-        UserError: if the directory is unfinished, the index contradicts the sizes of the files, or the tokenizers differ.
+        UserError: if the directory is unfinished, its index contradicts the files, or `given` makes different ids.
     """
     index = read_index(path)
     if index is None:
@@ -177,18 +172,13 @@ def prepared_tokenizer(path: Path, kind: str, tokenizer: Tokenizer | None = None
     if not index["complete"]:
         raise UserError(f"{path} is unfinished: run its jaxgpt data prepare command again, which continues it")
     check_files(path, index)
-    own, used = saved_tokenizer(path, index), index["tokenizer"]["name"]
-    named = "the tokenizer of the model" if tokenizer else f"data.tokenizer {kind}"
-    if tokenizer is None and kind in (*FROM_TEXT, used):
-        return own
-    if tokenizer is None and kind != "ids":
-        tokenizer = make_tokenizer(kind)
-    if tokenizer is None or not same_ids(tokenizer, own):
+    own = saved_tokenizer(path, index)
+    if given and not same_ids(given, own):
         raise UserError(
-            f"{path} was prepared with a different tokenizer ({used}, {TOKENIZER_FILE}) than {named}: omit "
-            f"--data.tokenizer, or prepare the data with this tokenizer"
+            f"{path} was prepared with a different tokenizer ({index['tokenizer']['name']}) than the model's: prepare the "
+            f"data with the tokenizer of the model"
         )
-    return tokenizer
+    return given or own
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:

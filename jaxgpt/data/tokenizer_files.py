@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from jaxgpt.data.tokenizer import (
     call_tokenizers,
 )
 from jaxgpt.errors import UserError, did_you_mean, short_repr
-from jaxgpt.files import parse_json, read_bytes, read_json
+from jaxgpt.files import parse_json, read_bytes, read_json, write_atomically, write_json
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
@@ -76,6 +75,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
     tokenizer = _from_json(path)
     tokenizer.special = read_special_tokens(path.parent)
     return tokenizer
+
+
+def save_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
+    """Write tokenizer.json and the files that name its special tokens, each atomically."""
+    write_atomically(directory / "tokenizer.json", tokenizer.to_json())
+    for name, values in ((GENERATION, tokenizer.special.generation), (TOKENIZER, tokenizer.special.tokenizer)):
+        if values:
+            write_json(directory / name, values)
+        else:
+            (directory / name).unlink(missing_ok=True)
 
 
 def read_special_tokens(directory: Path, config: Mapping[str, Any] | None = None) -> SpecialTokens:
@@ -195,13 +204,10 @@ def _gpt2_from_hub() -> SubwordTokenizer:
     from huggingface_hub import hf_hub_download
     from tokenizers import Tokenizer as LibraryTokenizer
 
-    find = partial(hf_hub_download, GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION)
     try:
-        try:
-            path = find(local_files_only=True)
-        except Exception:
-            path = find(local_files_only=not reachable())
-    except Exception:
+        offline = not reachable()
+        path = hf_hub_download(GPT2_REPO, "tokenizer.json", revision=GPT2_REVISION, local_files_only=offline)
+    except Exception:  # the hub's client raises its own errors and the network's
         raise UserError(
             "GPT-2's tokenizer is not in the cache of the Hugging Face Hub, which cannot be reached: use the path of its "
             "tokenizer.json, or a different tokenizer"
