@@ -211,7 +211,7 @@ def placed(config: Any, devices: int) -> Any:
     from contextlib import nullcontext
 
     from jaxgpt.config import MeshConfig
-    from jaxgpt.parallel import make_mesh, use_mesh
+    from jaxgpt.parallel.mesh import make_mesh, use_mesh
 
     return use_mesh(make_mesh(MeshConfig(data=1, tensor=devices)), config) if devices > 1 else nullcontext()
 
@@ -223,7 +223,7 @@ def ours(layers: int, heads: int, width: int, devices: int) -> tuple[Any, Any]:
     from jaxgpt.config import MeshConfig, ModelConfig
     from jaxgpt.model import GPT
     from jaxgpt.model.init import boxed_params, init_params
-    from jaxgpt.parallel import make_mesh, shardings
+    from jaxgpt.parallel.mesh import make_mesh, shardings
 
     config = ModelConfig(vocab_size=50257, block_size=1024, n_embd=width, n_layer=layers, n_head=heads)
     init = functools.partial(init_params, GPT(config))

@@ -69,7 +69,7 @@ def one(preset_name: str, steps: int) -> float:
     import numpy as np
 
     from jaxgpt.cli.settings import with_vocab
-    from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel.host import use_cores
     from jaxgpt.presets import preset
 
     config = with_vocab(preset(preset_name))

@@ -43,7 +43,7 @@ def main() -> None:
 
     import jaxgpt
     from jaxgpt.config import MeshConfig
-    from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig(data=1))
     lm = jaxgpt.load(args.run)

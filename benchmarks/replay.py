@@ -27,7 +27,7 @@ from jaxgpt.data.text import read_path
 from jaxgpt.data.tokenizer import CharTokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.files import read_json
-from jaxgpt.parallel import use_cores
+from jaxgpt.parallel.host import use_cores
 from jaxgpt.trainer.program import Program, build
 
 TRAIN, VAL = 0, 1

@@ -340,7 +340,7 @@ def torch_device() -> str:
 def ours(shape: Shape, **train: Any) -> Callable[[], Any]:
     """A jaxgpt call as in `jaxgpt train`: from host batches to losses; with settings of `train`."""
     from jaxgpt.config import Config, DataConfig, ModelConfig, OptimConfig, TrainConfig
-    from jaxgpt.parallel import keep_memory, use_cores
+    from jaxgpt.parallel.host import keep_memory, use_cores
 
     config = Config(
         model=ModelConfig(

@@ -188,7 +188,7 @@ def test_interrupted_and_resumed() -> None:
         (["train", "--resume", "--out", "nowhere"], "no run at nowhere"),
         (
             ["train", "--mesh.fsdp", "3"],
-            "mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data 4 --mesh.fsdp 2",
+            "mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data -1 --mesh.fsdp -1",
         ),
         (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
         (["sample", ".", "--prompt", "x"], ". is not a run: it has no config.json"),

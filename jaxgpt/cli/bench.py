@@ -41,7 +41,7 @@ def bench(
     config = with_vocab(with_settings(named_config(target), settings))
     if not 0 < seconds <= 3600:
         raise UserError(f"--seconds must be above 0 and at most 3600, not {seconds:g}")
-    from jaxgpt.parallel import keep_memory, use_cores
+    from jaxgpt.parallel.host import keep_memory, use_cores
 
     use_cores(config.mesh, model=config.model)
     keep_memory(config)

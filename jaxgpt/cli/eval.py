@@ -38,7 +38,7 @@ def eval(
         path: text, directory, token files or conversations; empty: the validation split of the run
         weights: round the weights to this type and print the change in loss
     """
-    from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig())
     from jaxgpt.data import open_data, with_path

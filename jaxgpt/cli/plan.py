@@ -152,7 +152,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
 
 
 def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[str, str]:
-    from jaxgpt.parallel import microbatches
+    from jaxgpt.parallel.mesh import microbatches
 
     chip, mesh, train = topology.chip, config.mesh, config.train
     ways = mesh.data * mesh.fsdp

@@ -83,7 +83,7 @@ def load_model(run: str, checkpoint: str, weights: str | None = None) -> LM:
 
 def use_one_device() -> None:
     """Use all cores as one device. Call this before JAX uses a device."""
-    from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig(data=1))
 

@@ -36,7 +36,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     Args:
         target: preset or run; empty: a small model
     """
-    from jaxgpt.parallel import use_cores
+    from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig(data=8))
     import jax

@@ -26,7 +26,7 @@ from jaxgpt.model.lora import abstract_trained, merge
 from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.parallel import use_mesh
+from jaxgpt.parallel.mesh import use_mesh
 
 
 class LM(NamedTuple):

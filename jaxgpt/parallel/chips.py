@@ -10,33 +10,19 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """An accelerator, per JAX device, by its published specifications.
+    """An accelerator, per JAX device, by its published specifications."""
 
-    Attributes:
-        title: its common name.
-        kinds: JAX's names of a device, `device_kind`.
-        flops: peak of bfloat16 products, FLOP/s.
-        hbm: memory available to a program, bytes.
-        hbm_bandwidth: memory bandwidth, bytes/s.
-        link: bandwidth to other devices of a slice, over all links in one direction, bytes/s.
-        network: bandwidth to other slices or hosts, bytes/s.
-        machine: most devices that the links join, in one machine; 0: the topology of the chip has no such limit.
-        host: grid of one host's chips in libtpu; () if libtpu does not support it.
-        per_chip: JAX devices per chip.
-        options: additional options of libtpu's topology.
-    """
-
-    title: str
-    kinds: tuple[str, ...]
-    flops: float
-    hbm: float
-    hbm_bandwidth: float
-    link: float
-    network: float
-    machine: int = 0
-    host: tuple[int, ...] = ()
-    per_chip: int = 1
-    options: tuple[tuple[str, str], ...] = ()
+    title: str  # common name
+    kinds: tuple[str, ...]  # JAX's names of a device, `device_kind`
+    flops: float  # peak of bfloat16 products, FLOP/s
+    hbm: float  # memory available to a program, bytes
+    hbm_bandwidth: float  # bytes/s
+    link: float  # bandwidth to other devices of a slice, over all links in one direction, bytes/s
+    network: float  # bandwidth to other slices or hosts, bytes/s
+    machine: int = 0  # most devices that the links join, in one machine; 0: the topology of the chip has no such limit
+    host: tuple[int, ...] = ()  # grid of one host's chips in libtpu; () if libtpu does not support it
+    per_chip: int = 1  # JAX devices per chip
+    options: tuple[tuple[str, str], ...] = ()  # additional options of libtpu's topology
 
 
 # TPU rates: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e,tpu7x}, "System architecture" (2026-11). The documents give link

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
 import os
 from dataclasses import replace
@@ -13,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig
+from jaxgpt.errors import one_line
 from jaxgpt.parallel.mesh import microbatches, sizes_of
 from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set_malloc
 
@@ -20,22 +20,19 @@ GLIBC_KEEPS = 32 * 2**20  # bytes; glibc returns larger blocks to the kernel for
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not be known yet
 MOST_DEVICES = 1024  # devices of a CPU: each is a few threads
-TPU_NODES = ("accel*", "vfio/[0-9]*")  # below /dev
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
     """Make every CPU core a device, or as many devices as the mesh has if it has no -1; one for a large model.
 
-    Has no effect after JAX has used a device in this process.
+    `processes` share the mesh. Has no effect after JAX has used a device in this process.
 
-    Args:
-        mesh: the mesh to make devices for.
-        processes: number of processes that share it.
-        model: the model to train, if any. If only the batch is split, each device holds and updates all weights. For a
-            large model this costs more memory and time than parallel matrix products save (on two cores).
+    If only the batch is split, each device holds and updates all weights. For a large model this costs more memory and time
+    than parallel matrix products save (on two cores).
     """
-    if _libtpu_without_tpu():
-        quiet_libtpu()
+    tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]
+    if "JAX_PLATFORMS" not in os.environ and not tpus:
+        quiet_libtpu()  # it may be installed only to compile for TPUs, as `jaxgpt plan` does
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     sizes = sizes_of(mesh).values()
@@ -50,17 +47,13 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 
 
 def missing_platform() -> str:
-    """Return why the backend in JAX_PLATFORMS fails to start, or "".
-
-    Call this only after a failure: it starts the backend, and `keep_memory` has no effect afterwards.
-    """
-    if not (asked := os.environ.get("JAX_PLATFORMS")):
-        return ""
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as e:  # JAX asserts if a plugin is not installed
-        why = " ".join(str(e).split()) or "jaxlib was installed without it"
-        return f"JAX_PLATFORMS={asked} cannot be used ({why[:200]}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
+    """Return why the backend in JAX_PLATFORMS does not start, or "". It is called after a failure, as it starts the backend."""
+    if asked := os.environ.get("JAX_PLATFORMS"):
+        try:
+            jax.devices()
+        except (RuntimeError, AssertionError) as e:  # JAX asserts if a plugin is not installed
+            why = one_line(e, 200) or "jaxlib was installed without it"
+            return f"JAX_PLATFORMS={asked} cannot be used ({why}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
     return ""
 
 
@@ -94,12 +87,6 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
             # uses into one large kernel.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None
-
-
-def _libtpu_without_tpu() -> bool:
-    """Return whether libtpu is installed on a machine without TPUs, only to compile for them, as `jaxgpt plan` does."""
-    wanted = "JAX_PLATFORMS" not in os.environ and importlib.util.find_spec("libtpu") is not None
-    return wanted and not any(True for pattern in TPU_NODES for _ in Path("/dev").glob(pattern))
 
 
 def quiet_libtpu() -> None:

@@ -20,10 +20,8 @@ from jaxgpt.parallel.processes import is_leader, is_peer_failure, process_count,
 from jaxgpt.signals import advice, set_advice
 
 LAST_WORDS = 2  # seconds for other processes to report the same error; XLA ends them when process 0 exits
-MESSAGE_CHARACTERS = 160  # length of XLA's message in an error
 GRACE = 60  # seconds for saving after the launcher has exited
-# Number and index of processes, in the order in which JAX looks for them: mpirun inside a Slurm job sets both.
-TASKS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID"))
+SAMPLING = 86_400  # seconds that finished processes wait for process 0, which samples at the end of a run
 
 
 @contextlib.contextmanager
@@ -48,8 +46,10 @@ def joined(config: DistributedConfig) -> Iterator[None]:
         jax.distributed.shutdown()
     except Exception as e:
         if is_peer_failure(e):
-            reason = one_line(e, MESSAGE_CHARACTERS)
-            print(f"jaxgpt: a different process exited, so this one stops: {advice()} ({reason})", file=sys.stderr)
+            print(
+                f"jaxgpt: a different process exited, so this one stops: {advice()} ({one_line(e, 160)})",
+                file=sys.stderr,
+            )
             exit_process(1)
         if type(e).__module__.startswith("jaxgpt") or (isinstance(e, OSError) and e.errno):
             raise  # the command line reports it, and exits
@@ -62,7 +62,6 @@ def exit_process(code: int) -> NoReturn:
     if process_count() == 1:
         sys.exit(code)
     sys.stdout.flush()
-    sys.stderr.flush()
     if is_leader() and jax.distributed.is_initialized():
         time.sleep(LAST_WORDS)
     os._exit(code)
@@ -70,16 +69,17 @@ def exit_process(code: int) -> NoReturn:
 
 def _scheduled() -> bool:
     """Return whether a scheduler has started several processes, by the environment variables that JAX reads."""
-    slurm = _number("SLURM_NTASKS") > 1 and "SLURM_STEP_NODELIST" in os.environ
+    slurm = _number("SLURM_NTASKS") if "SLURM_STEP_NODELIST" in os.environ else 0
     hosts = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    return slurm or _number("OMPI_COMM_WORLD_SIZE") > 1 or _number("MEGASCALE_NUM_SLICES") > 1 or "," in hosts
+    return max(slurm, _number("OMPI_COMM_WORLD_SIZE"), _number("MEGASCALE_NUM_SLICES")) > 1 or "," in hosts
 
 
 def _place(config: DistributedConfig) -> tuple[int, int]:
     """Return the number of processes, and the index of this one."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    for number, index in TASKS:
+    # JAX looks for them in this order: mpirun inside a Slurm job sets both.
+    for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
     return jax.process_count(), jax.process_index()  # starts the backend, of accelerators in all other cases
@@ -93,29 +93,27 @@ def _number(name: str) -> int:
 def _initialize(config: DistributedConfig) -> None:
     # jaxgpt/signals.py handles SIGTERM; JAX would replace the handler.
     jax.config.update("jax_enable_preemption_service", False)
-    named: dict[str, Any] = {}
-    if config.coordinator not in ("", "auto"):
+    named: dict[str, Any] = {}  # otherwise JAX finds the scheduler's coordinator
+    if config.num_processes:
         named = {
             "coordinator_address": config.coordinator,
             "num_processes": config.num_processes,
             "process_id": config.process_id,
             "cluster_detection_method": "deactivate",
-            # JAX's default is to listen on every address of the machine, without authentication.
-            "coordinator_bind_address": config.bind or config.coordinator,
         }
-    elif config.bind:
-        named = {"coordinator_bind_address": config.bind}
     try:
         jax.distributed.initialize(
             **named,
+            # JAX's default is to listen on every address of the machine, without authentication.
+            coordinator_bind_address=config.bind or named.get("coordinator_address"),
             initialization_timeout=config.join_seconds,
             heartbeat_timeout_seconds=config.heartbeat_seconds,
+            shutdown_timeout_seconds=SAMPLING,
         )
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as e:
-        coordinator = config.coordinator if config.num_processes else "the scheduler's coordinator"
-        reason = one_line(e, 200)
+        coordinator = named.get("coordinator_address", "the scheduler's coordinator")
         raise UserError(
-            f"cannot join the other processes through {coordinator} within {config.join_seconds} s ({reason}): "
+            f"cannot join the other processes through {coordinator} within {config.join_seconds} s ({one_line(e, 200)}): "
             "check that all of them run and can reach its port"
         ) from None
     set_advice(lambda: "nothing has been written yet")

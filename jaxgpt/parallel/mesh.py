@@ -5,7 +5,6 @@ There is always a mesh: one device is a mesh of one, and on a CPU every core can
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 T = TypeVar("T")
 
 AXES = ("data", "fsdp", "tensor")
-PADDED_VOCAB = 128  # suggest a vocabulary that is a multiple of this, as matrix units prefer
 
 # Logical axis -> mesh axes. Weights: an axis of width D is split by fsdp, other wide axes by tensor. Activations: the
 # batch is split by data and fsdp, and the width is not split, except while embeddings are looked up.
@@ -50,15 +48,10 @@ RULES: Rules = {
 
 
 class Microbatches(NamedTuple):
-    """The microbatches of a step.
+    """The microbatches of a step."""
 
-    Attributes:
-        accumulation: number of microbatches that each device computes per step.
-        rows: windows per microbatch, over all devices, including padding.
-    """
-
-    accumulation: int
-    rows: int
+    accumulation: int  # number of microbatches that each device computes per step
+    rows: int  # windows per microbatch, over all devices, including padding
 
 
 def microbatches(train: TrainConfig, ways: int) -> Microbatches:
@@ -69,10 +62,6 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
     twice as many are used where that makes them equal without padding. Otherwise, and where B is not a multiple of `ways`, the
     batch is padded to `accumulation * rows` windows. Padding has no targets, so it does not change the mean loss and its
     gradient.
-
-    Args:
-        train: `batch_size` and `accumulation`.
-        ways: product of the sizes of the data and fsdp axes.
     """
     share = math.ceil(train.batch_size / ways)
     fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
@@ -83,8 +72,9 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
     """Resolve each -1 in a mesh.
 
-    `data` takes all devices that `fsdp` and `tensor` leave, except those that would only compute padding: 12 windows on 8
-    devices are 2 for each of 6. If every device must take part, it takes all.
+    `fsdp` or `tensor` takes as many of the remaining devices as divide both their number and the widths that it splits. `data`
+    takes all devices that these two leave, except those that would only compute padding: 12 windows on 8 devices are 2 for
+    each of 6. If every device must take part, it takes all.
 
     Args:
         config: a mesh, a batch and a model.
@@ -99,70 +89,58 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
             idle that must be used.
     """
-    whole = processes > 1 or tpu
-    sizes = _sizes(config, n_devices, whole)
-    if problem := _problem(config.model, sizes, n_devices, processes, tpu):
-        raise UserError(f"{problem}: use {_nearest(config, n_devices, whole)}")
-    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, n_devices))
-
-
-def _sizes(config: Config, n_devices: int, whole: bool) -> dict[str, int]:
-    """Replace each -1 in a mesh; `whole`: all devices must be used."""
-    sizes = sizes_of(config.mesh)
+    model, train, sizes = config.model, config.train, sizes_of(config.mesh)
+    tensor_widths = {"model.n_head": model.n_head, "the MLP's width": model.mlp_width}
+    widths = {"fsdp": {"model.n_embd": model.n_embd}, "tensor": tensor_widths}
     rest = max(n_devices // math.prod(size for size in sizes.values() if size > 0), 1)
-    if free := next((axis for axis in ("fsdp", "tensor") if sizes[axis] == -1), None):
-        even = whole or sizes["data"] == -1  # data takes the rest, which must divide evenly
-        fits = [size for size in _fitting(config.model, free, rest) if not (even and rest % size)]
-        sizes[free] = max(fits)
-        rest //= sizes[free]
+    for axis, split in widths.items():
+        if sizes[axis] == -1:
+            sizes[axis] = math.gcd(rest, *split.values())
+            rest //= sizes[axis]
     if sizes["data"] == -1:
-        sizes["data"] = rest if whole else _busy(config.train, rest, sizes["fsdp"])
-    return sizes
+        share = math.ceil(train.batch_size / (rest * sizes["fsdp"]))  # windows per device
+        sizes["data"] = rest if processes > 1 or tpu else math.ceil(train.batch_size / (share * sizes["fsdp"]))
 
-
-def _problem(model: ModelConfig, sizes: dict[str, int], n_devices: int, processes: int, tpu: bool) -> str:
-    """Return why a mesh cannot be used, or ""."""
     used = math.prod(sizes.values())
+    shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
+    in_use = f"{used} of {n_devices} devices in use ({shape})"
+    problems = [
+        f"mesh.{axis} {sizes[axis]} does not divide {name} {width}"
+        for axis, split in widths.items()
+        for name, width in split.items()
+        if width % sizes[axis]
+    ]
     if used > n_devices:
-        return f"the mesh needs {used} devices ({_product(sizes)}), there are {n_devices}"
-    for value, name, axis in _split_widths(model):
-        if value % sizes[axis]:
-            return f"mesh.{axis} {sizes[axis]} does not divide {name} {value}"
-    idle = f"{used} of {n_devices} devices in use ({_product(sizes)})"
-    if processes > 1 and used < n_devices:
-        return f"{idle}, but {processes} processes must use all of their devices"
-    if tpu and n_devices % used:
-        return f"{idle}, but a mesh of TPUs needs all of them, or a divisor of their number"
-    return ""
+        problems.insert(0, f"the mesh needs {used} devices ({shape}), there are {n_devices}")
+    elif processes > 1 and used < n_devices:
+        problems.append(f"{in_use}, but {processes} processes must use all of their devices")
+    elif tpu and n_devices % used:
+        problems.append(f"{in_use}, but a mesh of TPUs needs all of them, or a divisor of their number")
+    if problems:
+        inner = " --mesh.fsdp -1 --mesh.tensor 1" if sizes["fsdp"] * sizes["tensor"] > 1 else ""
+        raise UserError(f"{problems[0]}: use --mesh.data -1{inner}, which fits any number of devices")
+    return MeshConfig(**sizes), "; ".join(_advice(config, sizes, in_use if used < n_devices else ""))
 
 
-def _advice(config: Config, sizes: dict[str, int], n_devices: int) -> Iterator[str]:
-    """Yield what a mesh wastes, each with the flags that avoid it."""
+def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
+    """Yield what a mesh wastes, and how to avoid it."""
     model, train, tensor = config.model, config.train, sizes["tensor"]
-    used, inner = math.prod(sizes.values()), sizes["fsdp"] * tensor
-    if used < n_devices:
-        if n_devices % inner:
-            flags = _nearest(config, n_devices, whole=True)
-        elif config.mesh.data == -1:
-            multiple = n_devices // tensor
-            flags = f"--train.batch-size {math.ceil(train.batch_size / multiple) * multiple}"
-        else:
-            flags = f"--mesh.data {n_devices // inner}"
-        yield f"{used} of {n_devices} devices in use ({_product(sizes)}): {flags} would use all"
+    if idle:
+        larger = "a larger --train.batch-size or " if config.mesh.data == -1 else ""
+        yield f"{idle}: {larger}a different mesh, such as --mesh.data -1 --mesh.fsdp -1, uses more"
     count, rows = microbatches(train, sizes["data"] * sizes["fsdp"])
     if padding := count * rows - train.batch_size:
         wasted = f"{padding:,} of {count * rows:,} windows per step are padding"
         yield f"{wasted}: --train.batch-size {count * rows} would use them"
-    if model.vocab_size % tensor:
-        multiple = math.lcm(PADDED_VOCAB, tensor)
-        padded = math.ceil(model.vocab_size / multiple) * multiple
-        whole = f"mesh.tensor {tensor} does not divide model.vocab_size {model.vocab_size}, so each device computes all logits"
-        yield f"{whole}: --model.vocab-size {padded} would divide them"
-    if model.kv_heads % tensor:
-        whole = (
-            f"mesh.tensor {tensor} does not divide model.n_kv_head {model.kv_heads}, so each device computes all keys"
-        )
-        yield f"{whole} and values: --model.n-kv-head {math.lcm(model.kv_heads, tensor)} would divide them"
+    for name, size, what in (
+        ("vocab_size", model.vocab_size, "logits"),
+        ("n_kv_head", model.kv_heads, "keys and values"),
+    ):
+        if size % tensor:
+            yield (
+                f"mesh.tensor {tensor} does not divide model.{name} {size}, so each device computes all {what}: "
+                f"use a multiple of {tensor}"
+            )
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -172,7 +150,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     placed along `data`: each holds a full copy of the weights.
 
     Raises:
-        UserError: if mesh.data is not a multiple of the number of slices, or a size is -1: `resolve` replaces it.
+        UserError: if the slices do not split mesh.data evenly, or a size is -1: `resolve` replaces it.
     """
     shape = tuple(sizes_of(config).values())
     if -1 in shape:
@@ -183,14 +161,24 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         # JAX also calls the hosts of a GPU or CPU cluster slices, but there every mesh goes over the network.
         index = getattr(device, "slice_index", None) or 0
         slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
-    if config.data % len(slices):
+    if config.data % len(slices) or len({len(group) for group in slices.values()}) > 1:
+        sizes = " + ".join(str(len(group)) for group in slices.values())
         raise UserError(
-            f"mesh.data {config.data} is not a multiple of the {len(slices)} slices, each of which holds a copy of the "
-            f"weights: use --mesh.data {len(slices)} --mesh.fsdp -1"
+            f"mesh.data {config.data} cannot be split over {len(slices)} slices ({sizes} devices), each of which holds a copy "
+            f"of the weights: use equal slices, and --mesh.data {len(slices)} --mesh.fsdp -1"
         )
     inside = (config.data // len(slices), *shape[1:])
     grid = np.concatenate([_on_torus(inside, group) for group in slices.values()])
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
+    """Arrange the devices of one slice in an array of this shape."""
+    try:
+        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (AssertionError, NotImplementedError, ValueError):
+        # Part of a torus, or a shape that does not fit its sides.
+        return np.array(devices).reshape(shape)
 
 
 def change_rules(changes: Rules) -> Rules:
@@ -205,20 +193,14 @@ def change_rules(changes: Rules) -> Rules:
         if name not in RULES:
             raise UserError(f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")
         if not isinstance(axes, tuple) or not set(axes) <= set(AXES) or len(set(axes)) < len(axes):
-            raise UserError(
-                f"the rule of {name} must be a tuple of mesh axes ({', '.join(AXES)}), not {short_repr(axes)}"
-            )
+            raise UserError(f"the rule of {name} must be a tuple of the mesh axes {AXES}, not {short_repr(axes)}")
     return {**RULES, **changes}
 
 
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices).
 
-    Args:
-        model: sizes of the axes.
-        mesh: the devices.
-        rules: the table.
-        rows: rows of a batch, which are not split either if the mesh does not divide them; 0: it does.
+    `rows` of a batch are not split either if the mesh does not divide them; 0: it does.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}
@@ -257,12 +239,7 @@ def shardings_like(tree: Any, boxed: Any, model: ModelConfig, mesh: Mesh, rules:
 
     Other leaves are replicated: counters, and optimizer state of other shapes (Adafactor's row and column means).
 
-    Args:
-        tree: arrays, or their shapes; the path of a parameter's moment ends with the parameter's own.
-        boxed: the parameters, or their shapes, with their logical axes.
-        model: for the table.
-        mesh: the devices.
-        rules: the table.
+    The path of a parameter's moment in `tree` ends with the path of the parameter in `boxed`.
     """
     shapes = map(np.shape, jax.tree.leaves(nn.unbox(boxed)))
     places = jax.tree_util.tree_leaves_with_path(shardings(boxed, model, mesh, rules))
@@ -282,8 +259,7 @@ def _keys(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 def batch_ways(mesh: Any) -> int:
     """Return the number of parts into which the rows of a batch are split."""
-    ways: int = mesh.shape["data"] * mesh.shape["fsdp"]
-    return ways
+    return int(mesh.shape["data"] * mesh.shape["fsdp"])
 
 
 def batch_sharding(mesh: Mesh, several: bool = False) -> NamedSharding:
@@ -317,59 +293,6 @@ def use_mesh(mesh: Mesh, model: ModelConfig, rules: Rules = RULES, rows: int = 0
         yield
 
 
-def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
-    """Arrange the devices of one slice in an array of this shape."""
-    try:
-        return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    except (AssertionError, NotImplementedError, ValueError):
-        # Part of a torus, or a shape that does not fit its sides.
-        return np.array(devices).reshape(shape)
-
-
 def sizes_of(config: MeshConfig) -> dict[str, int]:
     """Return the number of devices along each axis, in the order of `AXES`."""
     return {f.name: getattr(config, f.name) for f in fields(config)}
-
-
-def _split_widths(model: ModelConfig) -> list[tuple[int, str, str]]:
-    return [
-        (model.n_embd, "model.n_embd", "fsdp"),
-        (model.n_head, "model.n_head", "tensor"),
-        (model.mlp_width, "the MLP's width", "tensor"),
-    ]
-
-
-def _fitting(model: ModelConfig, axis: str, most: int) -> list[int]:
-    """Return the sizes of the fsdp or tensor axis, up to `most`, that divide all widths split along it."""
-    width = math.gcd(*(value for value, _, split in _split_widths(model) if split == axis))
-    return [size for size in range(1, min(width, most) + 1) if width % size == 0]
-
-
-def _busy(train: TrainConfig, most: int, fsdp: int) -> int:
-    """Return the size of the data axis, at most `most`, with the fastest step and no device that has only padding."""
-    share = math.ceil(train.batch_size / (most * fsdp))
-    return math.ceil(train.batch_size / (share * fsdp))
-
-
-def _nearest(config: Config, n_devices: int, whole: bool) -> str:
-    """Suggest flags for the mesh of the most devices that splits weights no further than the config does.
-
-    Args:
-        config: a mesh that does not fit.
-        n_devices: number of devices.
-        whole: all of them must be used.
-    """
-    asked, meshes = sizes_of(config.mesh), []
-    most = {axis: n_devices if asked[axis] == -1 else asked[axis] for axis in AXES}
-    fits = (_fitting(config.model, axis, most[axis]) for axis in ("fsdp", "tensor"))
-    for fsdp, tensor in itertools.product(*fits):
-        data, left = divmod(n_devices, fsdp * tensor)
-        if data and not (whole and left):
-            meshes.append((data if whole else min(data, most["data"]), fsdp, tensor))
-    best = max(meshes, key=lambda mesh: (math.prod(mesh), -mesh[0]))
-    return " ".join(f"--mesh.{axis} {size}" for axis, size in zip(AXES, best, strict=True))
-
-
-def _product(sizes: dict[str, int]) -> str:
-    """Format a mesh as `data 2 x fsdp 4`, without axes of size 1."""
-    return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"

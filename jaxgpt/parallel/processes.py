@@ -7,10 +7,10 @@ the decisions, writes metrics and prints. A single process is its own leader.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +24,7 @@ from jaxgpt.parallel.mesh import block_on_cpu_mesh, replicated
 T = TypeVar("T")
 
 # Parts of the errors of JAX, gloo and Orbax when the connection to a different process breaks.
-BROKEN = (
-    "Gloo",
-    "Connection",
-    "Socket closed",
-    "UNAVAILABLE",
-    "oordination service",
-    "heartbeat",
-    "timed out",
-    "arrier",
-)
+BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
 _count, _index = 1, 0  # kept here, as JAX's functions start the backend
 
@@ -62,20 +53,16 @@ def on_leader(make: Callable[[], T]) -> T:
     """
     if _count == 1:
         return make()
-    outcome = _gather(_outcome(make) if is_leader() else None)[0]
+    outcome: dict[str, Any] = _gather(_outcome(make) if is_leader() else None)[0]
     if "error" in outcome:
         raise UserError(outcome["error"])
-    value: T = outcome["value"]
-    return value
+    return cast(T, outcome["value"])
 
 
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
     """Call a function in every process, and check that facts about the results are equal in all of them.
 
     Unlike JAX's `assert_equal`, this names the difference, and handles an error of one process.
-
-    Returns:
-        The result of this process.
 
     Raises:
         UserError: in every process, if one of them raises it, or a fact differs; the message has both values.
@@ -92,25 +79,20 @@ def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) 
     if errors := [(n, each["error"]) for n, each in enumerate(outcomes) if "error" in each]:
         same = len(errors) == len(outcomes) and len({error for _, error in errors}) == 1
         raise UserError(errors[0][1] if same else f"process {errors[0][0]}: {errors[0][1]}")
-    if difference := first_difference([each["value"] for each in outcomes]):
-        raise UserError(f"the processes disagree: {difference}; start all with the same command, code and data")
-    return results[0]
-
-
-def first_difference(reports: list[dict[str, str]]) -> str:
-    """Return the first fact that differs between process 0 and a different one, with both values, or ""."""
-    for n, other in enumerate(reports):
-        for name in reports[0] | other:
-            here, there = reports[0].get(name, "missing"), other.get(name, "missing")
+    leader = outcomes[0]["value"]
+    for n, outcome in enumerate(outcomes):
+        for name in leader | outcome["value"]:
+            here, there = leader.get(name, "missing"), outcome["value"].get(name, "missing")
             if here != there:
-                return f"{name} is {here} in process 0, {there} in process {n}"
-    return ""
+                difference = f"{name} is {here} in process 0, {there} in process {n}"
+                raise UserError(f"the processes disagree: {difference}; start all with the same command, code and data")
+    return results[0]
 
 
 def is_peer_failure(error: Exception) -> bool:
     """Return whether an error looks like a broken connection to a different process; never in a single process."""
     known = isinstance(error, UserError) or (isinstance(error, OSError) and error.errno)
-    return _count > 1 and not known and any(part in str(error) for part in BROKEN)
+    return _count > 1 and not known and BROKEN.search(str(error)) is not None
 
 
 def gather_to_host(tree: Any) -> Any:
@@ -128,11 +110,8 @@ class Poll:
 
     def __init__(self, mesh: Mesh, lag: int) -> None:
         self.mesh, self.lag = mesh, lag
+        self._largest = jax.jit(jnp.max, out_shardings=replicated(mesh))
         self._answers: deque[jax.Array] = deque()
-
-    @cached_property
-    def _largest(self) -> Any:
-        return jax.jit(jnp.max, out_shardings=replicated(self.mesh))
 
     def ask(self, request: int) -> int:
         """Send this process's request, and return the largest of all processes `lag` calls ago, or 0 before that."""

@@ -20,10 +20,8 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
     targets and zero weight.
 
     Args:
-        mesh: the devices.
         batches: arrays or `Windows`, each `[B, T + 1]` or `[B, T, 3]`; slicing reads the rows.
-        shape: shape of the result: `[rows, ...]` for one batch, `[K, rows, ...]` for 0 to K batches.
-        several: whether the shape begins with K.
+        shape: shape of the result: `[rows, ...]` for one batch; `[K, rows, ...]` for 0 to K batches, if `several`.
 
     Returns:
         int32 of that shape; float32 for a batch of floating-point numbers.
@@ -39,7 +37,5 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
             np.copyto(rows[: len(filled)], filled, casting="same_kind")
         return out
 
-    def shard(index: Any) -> np.ndarray:
-        return part(*index[axis].indices(shape[axis])[:2])
-
-    return jax.make_array_from_callback(shape, batch_sharding(mesh, several), shard)
+    sharding = batch_sharding(mesh, several)
+    return jax.make_array_from_callback(shape, sharding, lambda index: part(*index[axis].indices(shape[axis])[:2]))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxgpt.parallel import replicated
+from jaxgpt.parallel.mesh import replicated
 
 WIDTHS = {"cpu": (1024, 2048)}  # matrix widths to try; accelerators need larger ones to reach their peak
 BANDWIDTH_BYTES = {"cpu": 2**29}  # bytes read by all devices together; the devices of a CPU share its memory

@@ -23,8 +23,17 @@ from jaxgpt.model.lora import model_adapters
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel import Microbatches, batch_sharding, microbatches, quick_compile_options, shardings_like, use_mesh
-from jaxgpt.parallel.mesh import RULES, Rules, batch_ways
+from jaxgpt.parallel.host import quick_compile_options
+from jaxgpt.parallel.mesh import (
+    RULES,
+    Microbatches,
+    Rules,
+    batch_sharding,
+    batch_ways,
+    microbatches,
+    shardings_like,
+    use_mesh,
+)
 from jaxgpt.train.loss import Objective
 from jaxgpt.train.optimizer import Numbers, make_optimizer, numbers_of
 from jaxgpt.train.step import TrainState, init_state

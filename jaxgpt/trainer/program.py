@@ -28,8 +28,7 @@ from jaxgpt.model.lora import merge
 from jaxgpt.model.scan import unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
-from jaxgpt.parallel import block_on_cpu_mesh, make_mesh, replicated, resolve
-from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules
+from jaxgpt.parallel.mesh import Rules, batch_ways, block_on_cpu_mesh, change_rules, make_mesh, replicated, resolve
 from jaxgpt.parallel.processes import is_peer_failure, process_count
 from jaxgpt.parallel.put import put
 from jaxgpt.train.loss import Objective, next_token_loss

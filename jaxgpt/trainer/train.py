@@ -11,7 +11,7 @@ import jax
 from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
-from jaxgpt.parallel import keep_memory, use_cores
+from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import Poll, is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState

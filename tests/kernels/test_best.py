@@ -16,7 +16,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.kernels import CPU, KERNELS, PLAIN, best, choose_attention, of_device
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import attend
-from jaxgpt.parallel import make_mesh
+from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.trainer.program import build
 
 DEVICE = SimpleNamespace(platform="cpu")

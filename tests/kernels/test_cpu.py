@@ -18,7 +18,7 @@ from jaxgpt.ops import attention
 from jaxgpt.ops import linear as definitions
 from jaxgpt.ops.attention import Positions, Visible, row_positions
 from jaxgpt.ops.rotary import Llama3Scaling, rope_frequencies, rope_rotation, rotate
-from jaxgpt.parallel import make_mesh
+from jaxgpt.parallel.mesh import make_mesh
 
 
 def random(seed: int, shape: tuple[int, ...]) -> jax.Array:

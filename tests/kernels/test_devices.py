@@ -18,8 +18,7 @@ from jaxgpt.kernels import devices
 from jaxgpt.kernels.flash import cudnn_attention, splash_attention
 from jaxgpt.kernels.tiled import tiled_attention
 from jaxgpt.ops.attention import Visible, attend, row_positions
-from jaxgpt.parallel import make_mesh, use_mesh
-from jaxgpt.parallel.mesh import Rules, change_rules
+from jaxgpt.parallel.mesh import Rules, change_rules, make_mesh, use_mesh
 
 splash = functools.partial(splash_attention, interpret=True)
 fused = functools.partial(cudnn_attention, implementation="xla")  # cuDNN needs a GPU; its wrapper also runs with XLA

@@ -21,7 +21,7 @@ from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.ops.attention import document_positions
-from jaxgpt.parallel import make_mesh, use_mesh
+from jaxgpt.parallel.mesh import make_mesh, use_mesh
 from jaxgpt.train.loss import cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import gradients
 

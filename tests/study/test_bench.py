@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.config import Config, MeshConfig, OptimConfig, TrainConfig
-from jaxgpt.parallel import make_mesh
+from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.plan.hlo import read_computations
 from jaxgpt.presets import preset
 from jaxgpt.study import bench, limits

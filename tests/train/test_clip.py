@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxgpt.config import MeshConfig
 from jaxgpt.ops.linear import squared_norm
-from jaxgpt.parallel import make_mesh
+from jaxgpt.parallel.mesh import make_mesh
 from jaxgpt.train.clip import clip_by_global_norm, global_norm
 
 SHAPES = [(), (1,), (65,), (128,), (130,), (3, 4096), (257, 96), (2, 31, 64)]

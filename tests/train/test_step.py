@@ -21,7 +21,7 @@ from jaxgpt.errors import UserError
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
 from jaxgpt.ops.random import named_key
-from jaxgpt.parallel import use_mesh
+from jaxgpt.parallel.mesh import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import eval_step, gradients, init_state, train_step
 from jaxgpt.trainer.layout import shardings_of

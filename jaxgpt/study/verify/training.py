@@ -20,8 +20,7 @@ from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.parallel import resolve
-from jaxgpt.parallel.mesh import AXES
+from jaxgpt.parallel.mesh import AXES, resolve
 from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.layout import Layout
