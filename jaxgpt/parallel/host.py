@@ -19,7 +19,6 @@ from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set
 GLIBC_KEEPS = 32 * 2**20  # bytes; glibc returns larger blocks to the kernel for any thresholds
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
 LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not be known yet
-MOST_DEVICES = 1024  # devices of a CPU: each is a few threads
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
@@ -40,7 +39,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
-    if devices > MOST_DEVICES:
+    if devices > 1024:  # each is a few threads
         devices = cores()  # `resolve` then reports how many the mesh needs
     with contextlib.suppress(RuntimeError):  # JAX has been used
         jax.config.update("jax_num_cpu_devices", devices)

@@ -37,5 +37,7 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
             np.copyto(rows[: len(filled)], filled, casting="same_kind")
         return out
 
-    sharding = batch_sharding(mesh, several)
-    return jax.make_array_from_callback(shape, sharding, lambda index: part(*index[axis].indices(shape[axis])[:2]))
+    def shard(index: Any) -> np.ndarray:
+        return part(*index[axis].indices(shape[axis])[:2])
+
+    return jax.make_array_from_callback(shape, batch_sharding(mesh, several), shard)
