@@ -317,10 +317,10 @@ def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.Mon
         ([], "TARGET requires an argument"),
         (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
         (["python-char", "--topology", "v9:2x4"], "unknown chip 'v9'"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "use --mesh.data 8 --mesh.fsdp 1"),
+        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "use --mesh.data -1"),
         (
             ["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"],
-            "4: use --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 4",
+            "4: use --mesh.data -1 --mesh.fsdp -1 --mesh.tensor 1",
         ),
         (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "needs 16 devices (fsdp 16), there are 8"),
         (["python-char", "--topology", "v5e:2x4", "--train.epochs", "2"], "set --train.steps"),
