@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import json
 import math
@@ -178,8 +177,7 @@ def jaxgpt(*args: str) -> Result:
 
 def parsed(name: str, *words: str) -> dict[str, Any]:
     """Return the arguments that the function of a command would receive; for help, the arguments of the help printer."""
-    function, args, options = parse([*name.split(), *words])
-    bound = inspect.signature(function).bind(*args, **options)
+    _, bound = parse([*name.split(), *words])
     bound.apply_defaults()
     return bound.arguments
 

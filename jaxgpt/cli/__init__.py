@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
-import select
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from jaxgpt.cli.parse import run
+from jaxgpt.cli.parse import parse
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.runtime import keep_compiled, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
@@ -24,7 +22,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full: neither 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, or one of the constants above."""
     try:
-        code = run(sys.argv[1:] if argv is None else argv)
+        command, arguments = parse(sys.argv[1:] if argv is None else argv)
+        code = command(*arguments.args, **arguments.kwargs) or 0
         if sys.stdout is not None:
             sys.stdout.flush()  # report a failed write here rather than when Python exits
         return code
@@ -34,43 +33,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"interrupted{f': {text}' if (text := advice()) else ''}", INTERRUPTED)
     except TrainingFailed as e:
         return _fail(str(e), FAILED)
+    except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt sample ... | head`
+        sys.stdout = None  # Python would flush it at exit
+        return 0
     except OSError as e:
-        if isinstance(e, BrokenPipeError) and _reader_left():
-            return 0
         if e.errno in FULL:
             return _fail(f"cannot write{f' {e.filename}' if e.filename else ''}: {e.strerror}", FAILED)
         if e.filename is None:
             raise
         return _fail(f"cannot access {e.filename}: {e.strerror}", BAD_INPUT)
-    except (RuntimeError, AssertionError) as e:
-        if "jax" not in sys.modules:
+    except (RuntimeError, AssertionError) as e:  # JAX lacks an accelerator, or XLA failed
+        from jaxgpt.parallel.host import missing_platform
+
+        if missing := missing_platform():
+            return _fail(missing, BAD_INPUT)
+        if type(e).__name__ != "JaxRuntimeError":
             raise
-        return _jax_failed(e)
-
-
-def _reader_left() -> bool:
-    """Return whether the reader of standard output has closed the pipe, as in `jaxgpt sample ... | head`."""
-    if sys.stdout is None:  # it was closed before the start
-        return False
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return False
-    sys.stdout = None  # type: ignore[assignment]  # Python would flush it at exit
-    return True
-
-
-def _jax_failed(e: Exception) -> int:
-    """Report an accelerator that is missing, or an error of XLA's compiler or of a device; raise any other again."""
-    from jaxgpt.parallel.host import missing_platform
-
-    if missing := missing_platform():
-        return _fail(missing, BAD_INPUT)
-    if type(e).__name__ != "JaxRuntimeError":
-        raise e
-    full = "; the device is out of memory: raise train.accumulation, or use a smaller model"
-    reason = one_line(e, 300)
-    return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
+        full = "; the device is out of memory: raise train.accumulation, or use a smaller model"
+        reason = one_line(e, 300)
+        return _fail(f"XLA failed: {reason}{full if 'RESOURCE_EXHAUSTED' in reason else ''}", FAILED)
 
 
 def _fail(reason: str, code: int) -> int:
@@ -83,9 +64,8 @@ def entry(*before: str) -> None:
     tune_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors
     exit_on_second_signal()
-    if isinstance(sys.stdout, io.TextIOWrapper) and codecs.lookup(sys.stdout.encoding).name != "utf-8":
-        # A sample may have characters outside the terminal's encoding.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
     with suppress(OSError, RuntimeError):  # no home directory, or one that is not writable: compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])

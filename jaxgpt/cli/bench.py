@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from jaxgpt.cli.output import aligned, print_json
-from jaxgpt.cli.parse import NO_SETTINGS, ON, Json, Settings
+from jaxgpt.cli.parse import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.errors import UserError
@@ -19,7 +19,7 @@ def bench(
     decode: Annotated[bool, ON] = True,
     trace: str = "",
     json: Json = False,
-    settings: Settings = NO_SETTINGS,
+    settings: GivenSettings = NO_SETTINGS,
 ) -> int:
     """Measure training and generation speed on this machine, its peak rates, and where the time goes.
 

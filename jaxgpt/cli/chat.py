@@ -10,8 +10,9 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import note, print_json
+from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Weights
+from jaxgpt.cli.progress import note
 from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError, reported

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxgpt.cli.output import command_line, note, path_word, print_json
+from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import FLAT, Json
-from jaxgpt.cli.progress import Activity, progress
+from jaxgpt.cli.progress import Activity, note, progress
 from jaxgpt.config import PrepareParams
 from jaxgpt.errors import UserError, plural
 
@@ -44,9 +45,7 @@ def data_prepare(
     if json:
         print_json({"out": out} | index)
         return 0
-    for label, text in _facts(index):
-        print(f"{label:<12} {text}")
-    print(f"{'train on it':<12} {command_line('train', '--data.path', path_word(Path(out)))}")
+    print(aligned(_facts(index) | {"train on it": shlex.join(["jaxgpt", "train", "--data.path", out])}))
     return 0
 
 
@@ -68,23 +67,20 @@ class _Report:
         self._activity(read - first_read, max(total - first_read, 0))
 
 
-def _facts(index: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    splits = index["splits"]
-    for split, facts in splits.items():
-        shards, size = facts["shards"], facts["bytes"] / max(facts["tokens"], 1)
-        counts = f"{plural(facts['documents'], 'document')}, {plural(facts['tokens'], 'token')}"
-        yield split, f"{counts} in {plural(len(shards), 'shard')}" + f"; {size:.2f} bytes per token" * bool(shards)
-    tokenizer = index["tokenizer"]
-    yield "tokenizer", f"{tokenizer['name']}, {tokenizer['vocab_size']:,} tokens"
-    held_out = splits["val"]["tokens"]
-    if held_out:
-        reached, windows = held_out / (held_out + splits["train"]["tokens"]), held_out // WINDOW
+def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:
+    facts = dict[str, str | list[str]]()
+    for split, part in index["splits"].items():
+        counts = f"{plural(part['documents'], 'document')}, {plural(part['tokens'], 'token')}"
+        size = f"; {part['bytes'] / part['tokens']:.2f} bytes per token" if part["tokens"] else ""
+        facts[split] = f"{counts} in {plural(len(part['shards']), 'shard')}{size}"
+    facts["tokenizer"] = f"{index['tokenizer']['name']}, {index['tokenizer']['vocab_size']:,} tokens"
+    train, val = (index["splits"][split]["tokens"] for split in ("train", "val"))
+    if val:
         few = f"; fewer than {MIN_WINDOWS} windows of {WINDOW:,} tokens: raise --val-fraction to compare runs by their loss"
-        yield "validation", f"{reached:.2%} of the tokens" + few * (windows < MIN_WINDOWS)
+        facts["validation"] = f"{val / (val + train):.2%} of the tokens" + few * (val // WINDOW < MIN_WINDOWS)
     else:
-        yield "validation", "no documents were chosen: jaxgpt train splits the tokens at data.train_fraction"
+        facts["validation"] = "no documents were chosen: jaxgpt train splits the tokens at data.train_fraction"
     skipped = index["skipped"]
     if skipped["documents"]:
-        yield "skipped", f"{plural(skipped['documents'], 'document')}; the first:"
-        for text in skipped["first"]:
-            yield "", text
+        facts["skipped"] = [f"{plural(skipped['documents'], 'document')}; the first:", *skipped["first"]]
+    return facts

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.output import print_json
-from jaxgpt.cli.parse import NO_SETTINGS, DataSettings, Json
+from jaxgpt.cli.output import aligned, columns, print_json
+from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
-from jaxgpt.errors import UserError, did_you_mean
+from jaxgpt.errors import UserError, did_you_mean, plural
 from jaxgpt.files import beside
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 
 
-def data_report(target: str, /, *, json: Json = False, settings: DataSettings = NO_SETTINGS) -> int:
+def data_report(target: str, /, *, json: Json = False, settings: GivenSettings = NO_SETTINGS) -> int:
     """Describe the data of a preset or run, or a path as `jaxgpt train --data.path PATH` reads it.
 
     It has tokens, documents, repetitions, the overlap of validation with training, and baselines to compare a loss with:
@@ -32,22 +31,17 @@ def data_report(target: str, /, *, json: Json = False, settings: DataSettings = 
     """
     # A directory of text may have a file config.json.
     is_run = target not in PRESETS and all(
-        (Path(target) / f"{name}.json").is_file() for name in ("config", "tokenizer")
+        (Path(target) / name).is_file() for name in ("config.json", "tokenizer.json")
     )
     if target in PRESETS or is_run:
         base = named_config(target)
+    elif {"data.path", "data.mix"} & settings.keys():
+        raise UserError(f"{target} is the path of the data: leave out --data.path and --data.mix")
     elif Path(target).exists():
         base = preset(DEFAULT)
         base = replace(base, data=replace(base.data, path=target))
-        if "data.path" in settings:
-            raise UserError(f"two paths: {target} and --data.path {settings['data.path']}; leave one of them out")
-        if "data.mix" in settings:
-            raise UserError(f"{target} and --data.mix both name the data: leave one of them out")
         if base.data.conversations:
-            raise UserError(
-                f"conversations need the tokenizer and context length of a model: use jaxgpt data report RUN "
-                f"--data.path {target}"
-            )
+            raise UserError(f"conversations need the tokenizer of a model: jaxgpt data report RUN --data.path {target}")
     else:
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")
@@ -74,47 +68,46 @@ def data_report(target: str, /, *, json: Json = False, settings: DataSettings = 
         print_json({"name": target} | ({"sources": sources} if sources else reports[0]))
         return 0
     for number, results in enumerate(reports):
+        facts = _facts(results)
         if shares:
             path, share = shares[number].values()
-            print("\n" * (number > 0) + f"{'source':<14} {path}, {share:.1%} of the training windows")
-        for label, text in _facts(results):
-            print(f"{label:<14} {text}")
-        print()
-        for line in _table(results):
-            print(line)
+            facts = {"source": f"{path}, {share:.1%} of the training windows"} | facts
+        print("\n" * (number > 0) + aligned(facts))
+        print(f"\n{_baselines(results)}")
     return 0
 
 
-def _facts(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    val = results["validation_tokens"]
+def _facts(results: dict[str, Any]) -> dict[str, str]:
+    val, size, overlap = (results[name] for name in ("validation_tokens", "bytes_per_token", "overlap"))
     held_out = f"{val:,} validation" if val else "no validation"
-    size = results["bytes_per_token"]
-    yield "data", results["source"]
     ratio = f"; {size:.2f} bytes per token" if size else ""
-    yield "tokens", f"{results['train_tokens']:,} training, {held_out}{ratio}"
-    yield "vocabulary", f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur"
-    for items in ("documents", "lines"):
-        if results[items] is not None:
-            yield items, f"{results[items]:,}, {_share(results[f'duplicate_{items}'], results[items])}"
-    if results["overlap"] is not None:
-        yield "overlap", f"{results['overlap']:.2%} of the validation 13-grams occur in the training tokens"
+    repeated = {"documents": "", "lines": ""}
+    for items in repeated:
+        if (total := results[items]) is not None:
+            number = results[f"duplicate_{items}"]
+            share = f" ({number / total:.1%})" if number else ""
+            repeated[items] = f"{total:,}, {plural(number, 'duplicate')}{share}"
+    return {
+        "data": results["source"],
+        "tokens": f"{results['train_tokens']:,} training, {held_out}{ratio}",
+        "vocabulary": f"{results['vocabulary_used']:,} of {results['vocabulary']:,} tokens occur",
+        **repeated,
+        "overlap": "" if overlap is None else f"{overlap:.2%} of the validation 13-grams occur in the training tokens",
+    }
 
 
-def _share(repeated: int, total: int) -> str:
-    share = f" ({repeated / total:.1%})" if repeated else ""
-    return f"{repeated:,} duplicate{'s' * (repeated != 1)}{share}"
-
-
-def _table(results: dict[str, Any]) -> Iterator[str]:
+def _baselines(results: dict[str, Any]) -> str:
     baselines = results["baselines"]
-    known = baselines["uniform"]["bits_per_byte"] is not None
-    split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
-    yield f"{'baseline':<18} {'nats per token':>14}" + f" {'bits per byte':>14}" * known
+    rows = [["baseline", "nats per token", "bits per byte"]]
     for name, row in baselines.items():
         label = f"uniform, ln {results['vocabulary']}" if name == "uniform" else name
-        yield f"{label:<18} {row['loss']:>14.4f}" + (f" {row['bits_per_byte']:>14.4f}" if known else "")
+        bits = row["bits_per_byte"]
+        rows.append([label, f"{row['loss']:.4f}", "unknown" if bits is None else f"{bits:.4f}"])
+    split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
     sampled = results["counted_tokens"] < results["train_tokens"] - 2
     counted = f"; n-grams are counted in {results['counted_tokens']:,} training tokens" * sampled
-    yield f"\nOn {results['evaluated_tokens']:,} {split}{counted}."
     trigram = baselines["trigram"]["loss"]
-    yield f"A loss below the trigram's {trigram:.4f} means that the model uses more than the two previous tokens."
+    return (
+        f"{columns(rows)}\n\nOn {results['evaluated_tokens']:,} {split}{counted}.\n"
+        f"A loss below the trigram's {trigram:.4f} means that the model uses more than the two previous tokens."
+    )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import ERROR_OF_DATA, note, print_facts, print_json
+from jaxgpt.cli.output import ERROR_OF_DATA, aligned, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
-from jaxgpt.cli.progress import progress
+from jaxgpt.cli.progress import note, progress
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.errors import UserError, plural
 
@@ -83,17 +83,16 @@ def eval(
     if json:
         print_json({k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)})
         return 0
-    print_facts(
-        {
-            "model": lm.source,
-            "text": text,
-            "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
-            weights: change,
-            "perplexity": f"{results['perplexity']:.3f}",
-            "bits per byte": f"{results['bits_per_byte']:.4f}" if size else "",
-            "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
-        }
-    )
+    facts = {
+        "model": lm.source,
+        "text": text,
+        "loss": [f"{result} nats per token", ERROR_OF_DATA if math.isfinite(result.stderr) else ""],
+        weights: change,
+        "perplexity": f"{results['perplexity']:.3f}",
+        "bits per byte": f"{results['bits_per_byte']:.4f}" if size else "",
+        "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
+    }
+    print(aligned(facts))
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
-from jaxgpt.cli.settings import load_model, note_if_empty
+from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError
 
@@ -49,7 +49,6 @@ def explain(
     from jaxgpt.lm.arguments import encode_prompt
     from jaxgpt.lm.text import TextStream
 
-    note_if_empty(lm, [prompt])
     random: int | jax.Array = seed
     if key:
         words = jax.random.key_data(jax.random.key(0)).size

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxgpt.cli.output import print_facts, print_json
+from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import use_one_device
+from jaxgpt.config import MeshConfig
 from jaxgpt.errors import UserError
 
 
@@ -37,10 +37,11 @@ def export(
     if base and not adapter:
         raise UserError(f"--base {base} names the base of an adapter: add --adapter, or leave out --base")
 
-    use_one_device()
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
+    from jaxgpt.parallel.host import use_cores
 
+    use_cores(MeshConfig(data=1))
     with progress("exporting"):
         if adapter:
             done = export_adapter(run, Path(directory), checkpoint, base)
@@ -49,12 +50,11 @@ def export(
     if json:
         print_json({"run": run, "directory": directory} | asdict(done))
         return 0
-    print_facts(
-        {
-            "model": f"{run}, {done.family}, {done.parameters:,} parameters",
-            "directory": directory,
-            "computed by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
-            "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
-        }
-    )
+    facts = {
+        "model": f"{run}, {done.family}, {done.parameters:,} parameters",
+        "directory": directory,
+        "computed by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
+        "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
+    }
+    print(aligned(facts))
     return 0

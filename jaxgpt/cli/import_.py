@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxgpt.cli.output import print_facts, print_json
+from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import use_one_device
+from jaxgpt.config import MeshConfig
 from jaxgpt.errors import UserError
 
 
@@ -50,10 +50,11 @@ def import_(
     elif revision:
         raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; leave out --revision")
 
-    use_one_device()
     from jaxgpt.convert.models import import_model
     from jaxgpt.convert.peft import CONFIG, import_adapter
+    from jaxgpt.parallel.host import use_cores
 
+    use_cores(MeshConfig(data=1))
     adapter = (folder / CONFIG).is_file()
     if adapter and not init_from:
         raise UserError(f"{source} is a LoRA adapter: add the run of its base model, --init-from RUN")
@@ -72,5 +73,5 @@ def import_(
         print_json({"source": source, "commit": commit, "run": run} | asdict(done))
     else:
         name = f"{source} at {commit}" if commit else source
-        print_facts({"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run})
+        print(aligned({"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run}))
     return 0

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import columns, print_facts, print_json
+from jaxgpt.cli.output import aligned, columns, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import duration
 from jaxgpt.cli.settings import named_config, with_vocab
@@ -43,7 +43,7 @@ def info(target: str, /, *, json: Json = False) -> int:
     if json:
         print_json(results)
         return 0
-    print_facts(_facts(config, results) | (_run_facts(results) if "run" in results else {}))
+    print(aligned(_facts(config, results) | (_run_facts(results) if "run" in results else {})))
     print(f"\n{columns(_module_rows(results['modules'], config.model.n_layer))}")
     return 0
 

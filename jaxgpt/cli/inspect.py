@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Checkpoint, Count, Json, Seed
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import load_model, note_if_empty
+from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED
 from jaxgpt.files import write_atomically
 
@@ -46,7 +46,6 @@ def inspect(
     lm = load_model(run, checkpoint)
     from jaxgpt.study import inspection, page
 
-    note_if_empty(lm, [prompt])
     with progress("computing"):
         found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens, temperature=temperature, key=seed)
     if html:

@@ -18,8 +18,8 @@ from typing import IO, Annotated, Any
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import note
 from jaxgpt.cli.parse import FLAT
+from jaxgpt.cli.progress import note
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
 from jaxgpt.settings import Section, setting

@@ -7,74 +7,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, get_args, get_type_hints
+from inspect import BoundArguments, signature
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
 import jaxgpt
-from jaxgpt.config import Config
-from jaxgpt.errors import UserError, one_line, short_repr
+from jaxgpt.errors import UserError, one_line
 from jaxgpt.presets import DEFAULT, PRESETS, preset
 from jaxgpt.settings import Section, check_text
 
-COMMANDS = {
-    "train": "train a model, or resume a run",
-    "launch": "train in several processes on this machine",
-    "sample": "generate text from a run",
-    "chat": "chat with an instruction-tuned model",
-    "explain": "show how the next token is sampled",
-    "inspect": "show what a model computes for a text, as tables or a page",
-    "eval": "compute the loss of a run on its validation split or a text",
-    "data prepare": "tokenize documents to shards of token ids",
-    "data report": "describe a dataset, and compute baselines of its loss",
-    "plot": "draw the losses of runs in one picture",
-    "info": "print parameters, FLOPs and bytes of a run or preset",
-    "presets": "list the presets with their expected results",
-    "import": "convert a transformers or nanoGPT model to a run",
-    "export": "convert a run to a transformers model",
-    "verify": "check the numerical consistency of jaxgpt on this machine",
-    "plan": "plan a run on hardware you do not have: memory, traffic, speed",
-    "bench": "measure training and generation speed on this machine",
-}
-HELP = frozenset({"-h", "--help"})
-
-
-def _shown(value: Any) -> str | None:
-    """Format the default of an option; one that is empty or off is not shown."""
-    return repr(value).strip("'") if value else None
-
-
-EVERY = Parameter(  # defaults of all options
-    consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=_shown
+COMMANDS = (
+    *"train launch sample chat explain inspect eval plot info presets import export verify plan bench".split(),
+    *("data prepare", "data report"),
 )
-FLAT = Parameter(name="*")  # each field of a dataclass is a top-level option: --top-k
-ON = Parameter(negative_bool="no-")  # --no-NAME turns the option off
-Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
-Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
-Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
-Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
-Count = Annotated[int, Parameter(validator=Number(gte=0))]
-Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
-
-# Settings given on the command line, by dotted name: {"train.steps": 10}.
-NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-if TYPE_CHECKING:
-    Settings: TypeAlias = Mapping[str, Any]
-    DataSettings: TypeAlias = Mapping[str, Any]
-else:
-    Settings = FLAT(TypedDict("Settings", {}, total=False))  # `_declare` adds the settings
-    DataSettings = FLAT(TypedDict("DataSettings", {}, total=False))
-
+HELP = frozenset({"-h", "--help"})
 PEERS = {  # options of other programs
     "lr": "--optim.learning-rate",
-    "optimizer": "--optim.name",
     "max-iters": "--train.steps",
-    "eval-interval": "--train.eval-every",
     "dtype": "--train.compute-dtype",
     "context-length": "--model.block-size",
     "out-dir": "--out",
@@ -82,65 +36,79 @@ PEERS = {  # options of other programs
 }
 
 
-def run(words: Sequence[str]) -> int:
-    """Run the words of a command line, and return the exit code.
+class Settings(TypedDict, total=False):
+    """The settings on a command line, by dotted name: {"train.steps": 10}. `make_app` declares them."""
+
+
+def shown(default: Any) -> str | None:
+    """Format the default of an option; one that is empty or off is not shown."""
+    return repr(default).strip("'") if default else None
+
+
+EVERY = Parameter(
+    consume_multiple=True, allow_repeating=True, negative_bool=(), negative_iterable=(), show_default=shown
+)
+FLAT = Parameter(name="*")  # each field of a class is a top-level option: --top-k
+ON = Parameter(negative_bool="no-")  # --no-NAME turns the option off
+GivenSettings = Annotated[Settings, FLAT]
+NO_SETTINGS = Settings()
+Json = Annotated[bool, Parameter(help="print one JSON object instead of text")]
+Checkpoint = Annotated[str, Parameter(help="checkpoint to load: best (lowest validation loss), last, or a step")]
+Weights = Annotated[Literal["float32", "bfloat16", "int8"], Parameter(help="precision of the weights in memory")]
+Seed = Annotated[int, Parameter(help="random seed", validator=Number(gte=0, lt=2**32))]
+Count = Annotated[int, Parameter(validator=Number(gte=0))]
+Special = Annotated[bool, Parameter(help="encode special tokens in the prompt, such as <|im_end|>, as their ids")]
+
+
+def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
+    """Return the function of a command, or the help printer, and its arguments.
 
     Raises:
         UserError: if a command, option or argument is unknown, missing or invalid.
     """
-    command, args, options = parse(words)
-    return command(*args, **options) or 0
-
-
-def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], tuple[Any, ...], dict[str, Any]]:
-    """Return the function of a command, or the help printer, and its arguments."""
     app = make_app(words)
-    if not HELP.isdisjoint(words):
-        return app.help_print, ([word for word in words[:2] if not word.startswith("-")],), {}
-    if words[:1] == ["launch"] and "train" in words:  # all that follows belongs to train
-        words = [*words[: words.index("train")], "--", *words[words.index("train") :]]
+    if not HELP.isdisjoint(words):  # parse_args would take twice the time
+        return app.help_print, signature(app.help_print).bind([word for word in words[:2] if not word.startswith("-")])
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:
         name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
-        option = (e.token.keyword or e.token.value) if isinstance(e, UnknownOptionError) else ""
-        peer = PEERS.get(option.partition("=")[0].lstrip("-").replace("_", "-"))
-        about = f"Unknown option: {option}. Did you mean {peer}?" if peer else one_line(e)
-        if isinstance(e, UnusedCliTokensError):
-            about = f"Unexpected argument: {' '.join(map(short_repr, e.unused_tokens or ()))}."
+        about = one_line(e)
+        if isinstance(e, UnknownOptionError):
+            option = e.token.keyword or e.token.value
+            last = re.split(r"-+|\.", option.partition("=")[0].replace("_", "-"), maxsplit=1)[-1]
+            if peer := PEERS.get(last):
+                about = f"Unknown option: {option}. Did you mean {peer}?"
         raise UserError(f"{about} See {name} --help.") from None
-    return command, bound.args, bound.kwargs
+    return command, bound
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Return the parser of these words: a command with its options, and the names of the other commands.
-
-    The help shows the defaults of the preset among the words, and full names of settings only.
-    """
-    _declare(preset(next((word for word in words if word in PRESETS), DEFAULT)), short=HELP.isdisjoint(words))
+    """Return the parser. Its help shows the defaults of the preset among the words, and only full names of settings."""
+    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), HELP.isdisjoint(words))
     app = App(
         name="jaxgpt",
         help="Train, sample and study decoder-only transformers.",
         version=jaxgpt.__version__,
         help_format="plaintext",
         default_parameter=EVERY,
-        config=_check,
+        config=_check_words,
     )
-    app.command(App(name="data", help="prepare and describe training data"))
-    for name, about in COMMANDS.items():
-        *group, last = path = name.split()
+    app.command(App(name="data", help="Prepare and describe training data."))
+    for name in COMMANDS:
+        *group, last = name.split()
+        parent = app["data"] if group else app
         function = "import_" if name == "import" else name.replace(" ", "_")
-        (app["data"] if group else app).command(
-            f"jaxgpt.cli.{function}:{function}",
-            name=last,
-            help=None if list(words[: len(path)]) == path else about,  # its docstring has more
-        )
+        usage = f"Usage: jaxgpt {name} [ARGUMENTS] [OPTIONS]"
+        parent.command(f"jaxgpt.cli.{function}:{function}", name=last, usage=usage)
+        if [word for word in words if not word.startswith("-")] in ([], group):
+            parent[last]  # import it: a list of commands shows the first lines of their docstrings
     return app
 
 
-def _declare(base: Config, short: bool) -> None:
-    """Declare one option per setting; the help shows the values of `base` as defaults."""
-    sections = {name: section for name, section in vars(base).items() if isinstance(section, Section)}
+def _declare_settings(base: str, short: bool) -> None:
+    """Declare an option for each setting; the help shows the values of a preset as defaults."""
+    sections = {name: section for name, section in vars(preset(base)).items() if isinstance(section, Section)}
     count = Counter([*sections, *(field.name for section in sections.values() for field in fields(section))])
     for name, section in sections.items():
         hints, group = get_type_hints(type(section)), Group.create_ordered(name.capitalize())
@@ -150,19 +118,18 @@ def _declare(base: Config, short: bool) -> None:
                 name=[f"--{each.replace('_', '-')}" for each in names],
                 help=field.metadata["help"],
                 group=group,
-                show_default=_shown(getattr(section, field.name)) or False,
+                show_default=shown(getattr(section, field.name)) or False,
             )
-            for kind in (Settings, DataSettings) if name == "data" else (Settings,):
-                kind.__annotations__[names[0]] = Annotated[hints[field.name], about, ON]
+            Settings.__annotations__[names[0]] = Annotated[hints[field.name], about, ON]
 
 
-def _check(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Check the words of each option, before cyclopts converts them: it would round 1.5 to an integer."""
+def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Check words before cyclopts converts them: it would round 1.5 to an integer."""
     for argument in arguments:
-        for token in argument.tokens:
-            name = token.keyword or argument.name
-            check_text(name, token.value)
-            if int in (argument.hint, *get_args(argument.hint)) and not re.fullmatch(r"[+-]?\d+", token.value):
-                raise UserError(f"{name} must be an integer, not {token.value!r}")
-            if not (token.keyword or token.value):
+        name, kinds = argument.name, (argument.hint, *get_args(argument.hint))
+        for word in [token.value for token in argument.tokens]:
+            check_text(name, word)
+            if int in kinds and not re.fullmatch(r"[+-]?\d+", word):
+                raise UserError(f"{name} must be an integer, not {word!r}")
+            if str in kinds and not word and not name.endswith("prompt"):
                 raise UserError(f"{name} is empty, as of an unset variable: omit it, or write ./")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from jaxgpt.cli.output import aligned, print_json
-from jaxgpt.cli.parse import NO_SETTINGS, Json, Settings
+from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.progress import duration, progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
 from jaxgpt.config import Config
@@ -34,7 +34,7 @@ def plan(
     full: bool = False,
     estimate: bool = False,
     json: Json = False,
-    settings: Settings = NO_SETTINGS,
+    settings: GivenSettings = NO_SETTINGS,
 ) -> int:
     """Plan a run on hardware you do not have, without executing it: memory per device, communication, and a bound on speed.
 

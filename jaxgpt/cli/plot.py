@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxgpt.cli.output import columns, note
+from jaxgpt.cli.output import columns
+from jaxgpt.cli.progress import note
 from jaxgpt.config import flat
 from jaxgpt.errors import UserError, plural
 from jaxgpt.files import read_json, write_atomically

@@ -1,7 +1,9 @@
-"""Progress of long work: a line that a terminal updates in place, otherwise plain lines."""
+"""The terminal during long work: verbatim lines, and a progress line that is updated in place, or plain lines in a file."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,14 +11,37 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import rich.console
+from rich.segment import Segment, Segments
+
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.table import Table
-
-    from jaxgpt.cli.console import Console
 
 DELAY = 2.0  # seconds before a command shows progress
 EVERY = 10.0  # seconds between plain lines
+
+
+class Console(rich.console.Console):
+    """A rich console without markup, emoji codes, highlighting or wrapping."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def write(self, text: str) -> None:
+        """Print a line verbatim, tabs and control characters included, above any live display."""
+        self.print(Segments([Segment(text + "\n")]), end="")
+
+    def on_broken_pipe(self) -> None:
+        """Stop printing but keep working when the reader closes the pipe, as in `jaxgpt train | head`."""
+        self.quiet = True
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, (sys.stderr if self.stderr else sys.stdout).fileno())
+        os.close(null)
+
+
+def note(text: str) -> None:
+    """Print a line on standard error, which keeps it out of machine-readable output."""
+    Console(stderr=True).write(f"jaxgpt: {text}")
 
 
 class Activity:
@@ -51,21 +76,26 @@ def progress(name: str) -> Iterator[Activity]:
     Nothing is written to standard output, which may hold the JSON of `--json`. Do not nest; use `Activity.stage`.
     """
     activity = Activity(name)
-    with shown(activity.__str__, delay=DELAY):
+    with line_shown(activity.__str__, Console(stderr=True), DELAY):
         yield activity
 
 
 @contextmanager
-def shown(line: Callable[[], str], console: Console | None = None, delay: float = 0.0) -> Iterator[None]:
-    """Show a line during the block: updated in place on a terminal, otherwise written every `EVERY` seconds.
-
-    Args:
-        line: returns the current line.
-        console: None: standard error.
-        delay: seconds before the line is shown.
-    """
+def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) -> Iterator[None]:
+    """Show a line during the block, after `delay` seconds: updated in place on a terminal, otherwise at intervals."""
     ended = threading.Event()
-    thread = threading.Thread(target=_show, args=(line, console, delay, ended), daemon=True)
+
+    def show() -> None:
+        if ended.wait(delay):
+            return
+        with suppress(OSError):  # the stream was closed
+            if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
+                with _live(line, console):
+                    ended.wait()
+            while not ended.wait(EVERY):
+                console.write(line())
+
+    thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
         yield
@@ -79,32 +109,16 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=int(seconds)))
 
 
-def _show(line: Callable[[], str], console: Console | None, delay: float, ended: threading.Event) -> None:
-    if ended.wait(delay):
-        return
-    from jaxgpt.cli.console import Console  # imported late: quick commands do not need it
-
-    console = console or Console(stderr=True)
-    with suppress(OSError):  # the stream was closed
-        if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
-            with _live(line, console):
-                ended.wait()
-        while not ended.wait(EVERY):
-            console.write(line())
-
-
 def _live(line: Callable[[], str], console: Console) -> Live:
     from rich.live import Live
     from rich.spinner import Spinner
-    from rich.table import Table
     from rich.text import Text
 
     spinner = Spinner("dots")
 
-    def render() -> Table:
-        grid = Table.grid(padding=(0, 1))
-        grid.add_row(spinner, Text(line(), no_wrap=True, overflow="ellipsis"))
-        return grid
+    def render() -> Spinner:
+        spinner.update(text=Text(line(), no_wrap=True, overflow="ellipsis"))
+        return spinner
 
     # By default rich would redirect standard output to a console that writes to standard error.
     out = not console.stderr

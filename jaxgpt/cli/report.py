@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,10 +13,9 @@ import jax
 
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.checkpoint.store import kept_checkpoint_message
-from jaxgpt.cli.console import Console
-from jaxgpt.cli.output import ERROR_OF_DATA, aligned, command_line, note, path_word
+from jaxgpt.cli.output import ERROR_OF_DATA, aligned
 from jaxgpt.cli.plot import draw_run, read_baselines
-from jaxgpt.cli.progress import Activity, duration, progress, shown
+from jaxgpt.cli.progress import Activity, Console, duration, line_shown, note, progress
 from jaxgpt.config import Config, TrainConfig
 from jaxgpt.data import Batches, Data, Packed, Split, Tokenizer
 from jaxgpt.errors import UserError
@@ -50,7 +50,7 @@ class TrainReport(Report):
         self._stack = ExitStack()
 
     def __enter__(self) -> TrainReport:
-        self._stack.enter_context(shown(self._line, self.console))
+        self._stack.enter_context(line_shown(self._line, self.console))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -62,8 +62,12 @@ class TrainReport(Report):
         self._step, self._total = step, config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
-        for advice in unintended(config, data.tokenizer, step):
-            self.note(advice)
+        rate, warmup = config.optim.learning_rate, config.optim.warmup_steps
+        if self._total <= warmup and not step:
+            self.note(
+                f"training ends within the {warmup:,} steps of learning-rate warmup: the rate reaches "
+                f"{rate * self._total / (warmup + 1):.2g} of {rate:g}; lower --optim.warmup-steps, or train longer"
+            )
         if is_leader():
             if not run.baselines.exists() and (found := baselines(data)):
                 write_json(run.baselines, found)
@@ -96,7 +100,7 @@ class TrainReport(Report):
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return command_line("train", "--resume", "--out", path_word(self.run.path))
+        return shlex.join(["jaxgpt", "train", "--resume", "--out", str(self.run.path)])
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
@@ -114,21 +118,24 @@ class TrainReport(Report):
             params = gather_to_host(self.program.weights(eval_params(outcome.state, config)))
         if not is_leader():
             return
-        prompt, ids = first_prompt(config, self.data.tokenizer, self.data.val)
-        if params is not None:
-            try:
+        prompt = ""
+        try:
+            ids = first_prompt(config, self.data.tokenizer, self.data.val)
+            prompt = self.data.tokenizer.decode(ids)
+            if params is not None:
                 with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, ids)
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
-            except UserError as e:  # such as too little memory: the run is complete
-                self.note(f"cannot sample: {e}")
+        except UserError as e:  # such as too little memory: the run is complete
+            self.note(f"cannot sample: {e}")
         losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run).items())
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
-        following = command_line("chat", path_word(self.run.path)) if chats else ""
         summary = {
             "baseline": f"{losses} (nats per token)" if losses else "",
             "run": f"{self.run.path} (loss.png, metrics.jsonl, checkpoints)",
-            "next": following or sample_command(self.run.path, prompt if prompt.strip() else ""),
+            "next": shlex.join(["jaxgpt", "chat", str(self.run.path)])
+            if chats
+            else sample_command(self.run.path, prompt),
         }
         self.console.write(aligned(summary))
 
@@ -150,17 +157,11 @@ class TrainReport(Report):
 
     def _introduction(self, config: Config) -> dict[str, str | list[str]]:
         """Return the model, the data, the devices and the directory of the run, by label."""
-        layout, data, lora, train, V = (
-            self.program.layout,
-            self.data,
-            config.lora,
-            config.train,
-            config.model.vocab_size,
-        )
+        layout, data, train, V = self.program.layout, self.data, config.train, config.model.vocab_size
         model = [f"{config.preset}, {parameter_count(layout.abstract_weights):,} parameters"]
-        if lora.rank:
+        if config.lora.rank:
             trained = parameter_count(layout.abstract_state.params)
-            model.append(f"LoRA of rank {lora.rank} on {lora.targets}: {trained:,} trainable parameters")
+            model.append(f"LoRA of rank {config.lora.rank} on {config.lora.targets}: {trained:,} trainable parameters")
         text = f"{data.characters:,} characters, " if data.characters else ""
         held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
         epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
@@ -192,7 +193,7 @@ class TrainReport(Report):
         self._drawn = time.monotonic()
 
     def _sample(self, params: Any, ids: list[int]) -> str:
-        """Sample after a prompt. The text includes the prompt, and an end token if it ended the text."""
+        """Return a prompt and a sample that continues it."""
         config, tokenizer = self.program.layout.config, self.data.tokenizer
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), tokenizer)
@@ -200,57 +201,28 @@ class TrainReport(Report):
         if config.model.positions != "rope":
             tokens = min(tokens, config.model.block_size - max(len(ids), 1) + 1)
         [out] = generate(lm, [ids or ""], max_new_tokens=tokens, key=config.train.seed)
-        text = [*ids, *out.ids]
-        if out.finish_reason == "stop" and tokenizer.eos_id is not None:
-            text.append(tokenizer.eos_id)
-        return tokenizer.decode(text)
+        return tokenizer.decode([*ids, *out.ids])
 
 
-def unintended(config: Config, tokenizer: Tokenizer, step: int) -> list[str]:
-    """List what the user probably did not intend, for a run that starts at a step."""
-    advice, (steps, warmup) = [], (config.train.steps, config.optim.warmup_steps)
-    if config.model.vocab_size >= 2 * tokenizer.vocab_size:
-        advice.append(
-            f"model.vocab_size {config.model.vocab_size} exceeds the tokenizer's {tokenizer.vocab_size} ids: the extra ids "
-            f"are trained but never sampled; to match the tokenizer, use --model.vocab-size 0"
-        )
-    if steps <= warmup and not step:
-        rate = config.optim.learning_rate
-        advice.append(
-            f"training ends at step {steps:,}, within the {warmup:,} steps of learning-rate warmup: the rate reaches "
-            f"{rate * steps / (warmup + 1):.2g} of {rate:g}; lower --optim.warmup-steps, or train longer"
-        )
-    return advice
+def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> list[int]:
+    """Return the ids of `train.prompt`, truncated if it exceeds the context.
 
-
-def first_prompt(config: Config, tokenizer: Tokenizer, split: Split) -> tuple[str, list[int]]:
-    """Choose the prompt of the sample after training.
-
-    It is `train.prompt`, truncated if it exceeds the context. By default, or if the tokenizer cannot encode it, it is the
-    beginning of the validation data: the first words of a line, or the text before the first answer.
-
-    Returns:
-        The prompt for `jaxgpt sample` ("": no prompt), and its ids.
+    By default, it is the beginning of the validation data: the first words of a line, or the text before the first answer.
     """
-    wanted, context = config.train.prompt, config.model.block_size
-    if wanted == TrainConfig.prompt and isinstance(split, Packed) and len(ids := split.prompt()):
-        return tokenizer.decode(ids), ids.tolist()
-    ids = split.take(0, min(len(split), LINE))
-    lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
-    # The first line may be incomplete.
-    words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
-    prompts = [" ".join(words[:WORDS])[:LETTERS]]
-    if wanted != TrainConfig.prompt:
-        prompts.insert(0, wanted)
-    for prompt in prompts if wanted else ():
-        with suppress(UserError):
-            if ids := tokenizer.encode(prompt).tolist():
-                ids = ids if len(ids) <= context else ids[: max(context // 2, 1)]
-                return tokenizer.decode(ids), ids
-    return "", []
+    prompt, context = config.train.prompt, config.model.block_size
+    if prompt == TrainConfig.prompt:
+        if isinstance(split, Packed) and len(ids := split.prompt()):
+            return ids.tolist()
+        ids = split.take(0, min(len(split), LINE))
+        lines = tokenizer.decode(ids[ids != tokenizer.eos_id]).split("\n")
+        # The first line may be incomplete.
+        words = next((line.split() for line in lines[1:] if line.strip()), lines[0].split())
+        prompt = " ".join(words[:WORDS])[:LETTERS]
+    encoded = tokenizer.encode(prompt).tolist()
+    return encoded if len(encoded) <= context else encoded[: max(context // 2, 1)]
 
 
 def sample_command(run: Path, prompt: str) -> str:
     """Return the command that samples from a run, quoted for a shell."""
     words = [f"--prompt={prompt}"] if prompt.startswith("-") else ["--prompt", prompt]
-    return command_line("sample", path_word(run), *(words if prompt else []))
+    return shlex.join(["jaxgpt", "sample", str(run), *(words if prompt.strip() else [])])

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import note, print_facts, print_json
+from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Special, Weights
-from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import load_model, note_if_empty
+from jaxgpt.cli.progress import note, progress
+from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 
@@ -67,7 +67,6 @@ def sample(
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
-    note_if_empty(lm, prompts)
     inputs = [
         _encoded(lm, text, special, f"{prompts_file}: line {n}: " * bool(prompts_file))
         for n, text in enumerate(prompts, 1)
@@ -161,7 +160,7 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
             continue
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
         print(f"longest span of {which} in the training data: {size}, at {span.location}")
-        print_facts({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")})
+        print(aligned({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")}))
     if validation is not None:
         print(f"for comparison, validation text of this length: {validation:g} tokens (median of {PIECES} pieces)")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.parse import NO_SETTINGS, Settings
-from jaxgpt.cli.settings import config_file, named_config, with_settings
+from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings
+from jaxgpt.cli.settings import named_config, with_settings
 from jaxgpt.config import Config, DistributedConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.presets import PRESETS
@@ -21,10 +21,9 @@ def train(
     out: str = "",
     resume: bool = False,
     overwrite: bool = False,
-    config: str = "",
     init_from: str = "",
     distributed: DistributedConfig = DistributedConfig(),
-    settings: Settings = NO_SETTINGS,
+    settings: GivenSettings = NO_SETTINGS,
 ) -> int:
     """Train a model with the settings of a preset (default: python-char), a run or a file; or resume a run.
 
@@ -36,18 +35,23 @@ def train(
     jaxgpt train runs/long --resume --train.steps 2000
 
     Args:
-        target: preset or run
+        target: preset, run, or JSON file of settings, such as the config.json of a run
         out: run directory; empty: a new one under runs/
         resume: resume the run in --out; with a preset, start a new run if --out has no run
         overwrite: delete the run in --out and start a new one there
-        config: read the settings from this file, such as the config.json of a run, instead of a preset
         init_from: initialize the weights from this run or RUN/checkpoints/STEP; empty: at random
     """
-    source = "" if target in ("", *PRESETS) else target  # the run to repeat or to resume
-    if target and config:
-        raise UserError(f"{target} and --config {config} both give settings: omit one of them")
-    base = config_file(config) if config else named_config(target)
-    _check_options(source, out, resume, overwrite or bool(config))
+    base = named_config(target)
+    given = target not in ("", *PRESETS)
+    source = target if given and Path(target).is_dir() else ""  # the run to repeat or to resume
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other: omit one of them")
+    if resume and not (out or source):
+        raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
+    if source and not (out or resume):
+        raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
+    if source and resume and out not in ("", source):
+        raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run
     from jaxgpt.cli.report import TrainReport
@@ -66,7 +70,7 @@ def train(
             elif resume and not target:
                 raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
             else:
-                wanted = new_config(base, source, init_from or base.init_from, settings, keep=bool(source or config))
+                wanted = new_config(base, source, init_from or base.init_from, settings, keep=given)
                 begin = Start(wanted, out, overwrite)
                 if resume:
                     report.note(f"no run at {out} yet: starting a new one")
@@ -120,15 +124,3 @@ def resumed_config(
         note(reason)
         return None
     return config
-
-
-def _check_options(source: str, out: str, resume: bool, anew: bool) -> None:
-    """Check options that exclude or need each other."""
-    if resume and anew:
-        raise UserError("--resume cannot be combined with --overwrite or --config: omit one of them")
-    if resume and not (out or source):
-        raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
-    if source and not (out or resume):
-        raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
-    if source and resume and out not in ("", source):
-        raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")

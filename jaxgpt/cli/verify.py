@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import columns, print_facts, print_json
+from jaxgpt.cli.output import aligned, columns, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_vocab
@@ -63,7 +63,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     if json:
         print_json(about | {"ok": not failed, "damaged": damaged, "rows": [_as_json(row) for row in rows]})
         return int(failed)
-    print_facts(about)
+    print(aligned(about))
     _print_table(rows)
     for reason in damaged:
         print(f"FAILED: {reason}")

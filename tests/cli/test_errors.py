@@ -17,7 +17,7 @@ from helpers import jaxgpt
 
 from jaxgpt.checkpoint.store import read_info, seal
 from jaxgpt.cli import main
-from jaxgpt.cli.console import Console
+from jaxgpt.cli.progress import Console
 
 
 def panicking_tokenizer(run: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_closed_pipe_does_not_stop_the_work(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, time; from jaxgpt.cli.console import Console; console = Console()\n"
+        "import sys, pathlib, time; from jaxgpt.cli.progress import Console; console = Console()\n"
         "for _ in range(1000): console.write('x' * 1000)\n"
         "pathlib.Path('done').write_text('')\n"
     )

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 from folders import SMALL, TEXT, run_folder
 from helpers import jaxgpt, parsed
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run, write_settings
-from jaxgpt.cli.output import command_line, path_word
 from jaxgpt.cli.report import TrainReport, first_prompt, sample_command
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, from_json
 from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.data.tokens import Tokens
+from jaxgpt.errors import UserError
 from jaxgpt.trainer import train as train_module
 from jaxgpt.trainer.train import Outcome
 
@@ -40,7 +38,7 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
     settings = Config(preset="gpt2-style", train=TrainConfig(steps=7), data=DataConfig(path="text.txt"))
     old = replace(settings, model=run.config().model)
     write_settings(run, old, run.tokenizer())
-    for args in (["a run"], ["--config", "a run/config.json"]):
+    for args in (["a run"], ["a run/config.json"]):
         assert jaxgpt("train", *args, "--out", "new").code == 0
         assert jaxgpt("train", *args, "--out", "new", "--train.steps", "9", "--model.no-bias").code == 0
         same, changed = trained[-2:]
@@ -72,11 +70,8 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
     ("args", "message"),
     [
         (["run"], "run is a run: repeat its settings with --out NEW, or resume it with --resume"),
-        (["gpt2", "--config", "run/config.json"], "gpt2 and --config run/config.json both give settings"),
-        (["--config", "run"], "--config run is a directory; to repeat a run: jaxgpt train run --out NEW"),
-        (["--config", "nosuch.json"], "cannot read nosuch.json"),
-        (["--config", "bad.json"], "bad.json: unknown key 'modle' (did you mean model?)"),
-        (["nosuch", "--out", "x"], "no preset or run 'nosuch'"),
+        (["bad.json"], "bad.json: unknown key 'modle' (did you mean model?)"),
+        (["nosuch", "--out", "x"], "no preset, run or file 'nosuch'"),
         (["run", "--out", "run", "--data.path", "text.txt"], "run already holds a run"),
     ],
 )
@@ -90,10 +85,10 @@ def test_runs_that_cannot_be_repeated(args: list[str], message: str) -> None:
 
 
 def test_the_preset_name_in_a_file_is_not_a_path() -> None:
-    from jaxgpt.cli.settings import config_file
+    from jaxgpt.cli.settings import named_config
 
     Path("config.json").write_text('{"preset": "../../outside"}')
-    assert config_file("config.json") == replace(from_json("{}"), preset="custom")
+    assert named_config("config.json") == replace(from_json("{}"), preset="custom")
 
 
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "ids"])
@@ -103,23 +98,17 @@ def test_the_printed_prompt_is_quoted_for_the_shell(kind: str, prompt: str) -> N
     tokenizer = make_tokenizer(kind, text, 0, 20)
     tokens = Tokens([np.asarray(tokenizer.encode(text))])
     model = ModelConfig(vocab_size=tokenizer.vocab_size, block_size=16)
-    chosen, ids = first_prompt(Config(model=model, train=TrainConfig(prompt=prompt)), tokenizer, tokens)
+    try:
+        ids = first_prompt(Config(model=model, train=TrainConfig(prompt=prompt)), tokenizer, tokens)
+    except UserError:
+        assert not set(prompt.split()) <= set(text.split())  # words outside the vocabulary
+        return
     assert len(ids) <= 16
-    words = shlex.split(sample_command(Path("-my run"), chosen))
-    read = parsed("sample", *words[2:])
-    assert (read["run"], read["prompt"]) == ("./-my run", chosen)
+    chosen = tokenizer.decode(ids)
     assert tokenizer.encode(chosen).tolist() == ids
+    words = shlex.split(sample_command(Path("my run"), chosen))
+    read = parsed("sample", *words[2:])
+    assert (read["run"], read["prompt"]) == ("my run", chosen)
     expected = {"to be": "to be", "\n": "that is " if kind in ("char", "byte") else "to be or not"}
     if prompt in expected and kind != "ids":
         assert chosen == expected[prompt]
-
-
-@settings(max_examples=25)
-@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])).filter(bool))
-def test_printed_paths_can_be_pasted(name: str) -> None:
-    words = shlex.split(command_line("train", "--resume", "--out", path_word(Path(name))))
-    resumed = parsed("train", *words[2:])
-    assert (Path(resumed["out"]), resumed["resume"]) == (Path(name), True)
-    words = shlex.split(sample_command(Path(name), "--out"))
-    sampled = parsed("sample", *words[2:])
-    assert (Path(sampled["run"]), sampled["prompt"]) == (Path(name), "--out")

@@ -78,11 +78,6 @@ def test_explain_names_the_token_that_sample_takes(run: str, capsys: pytest.Capt
     assert str(told["key"][0]) in capsys.readouterr().out
 
 
-def test_an_empty_prompt_reports_its_first_token(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sample", run, "--max-new-tokens", "2"]) == 0
-    assert "generation starts from a new line" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -44,7 +44,7 @@ def test_a_text() -> None:
     assert 0 < found["overlap"] < 1
     out = jaxgpt("data", "report", "text.txt", "--data.train-fraction", "0.5").out
     assert f"A loss below the trigram's {each['trigram']:.4f} means" in out
-    assert "\nlines          401, 1 duplicate (0.2%)\n" in out
+    assert "\nlines       401, 1 duplicate (0.2%)\n" in out
 
 
 def test_a_folder() -> None:
@@ -162,8 +162,8 @@ def test_conversations(tmp_path: Path) -> None:
         (["report", "nosuch"], "no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "gpt2"], "no text is named: add --data.path FILE"),
-        (["report", "ab.txt", "--data.path", "c.txt"], "two paths: ab.txt and --data.path c.txt"),
-        (["report", "talks.jsonl"], "use jaxgpt data report RUN --data.path talks.jsonl"),
+        (["report", "ab.txt", "--data.path", "c.txt"], "ab.txt is the path of the data: leave out --data.path"),
+        (["report", "talks.jsonl"], "jaxgpt data report RUN --data.path talks.jsonl"),
         (["report", "python-char", "--data.path", ""], "--data.path is empty"),
         (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
         (["report", "big.bin"], "choose their tokenizer with --data.tokenizer"),
@@ -187,11 +187,14 @@ def test_the_sources_of_a_mixture() -> None:
     Path("b.txt").write_text("bc\n" * 300)
     result = jaxgpt("data", "report", "python-char", "--data.mix", "a.txt=3", "b.txt=1")
     assert result.code == 0, result.err
-    assert "source         a.txt, 75.0% of the training windows\ndata           a.txt\n" in result.out
-    assert "\nsource         b.txt, 25.0% of the training windows\n" in result.out
+    assert "source      a.txt, 75.0% of the training windows\ndata        a.txt\n" in result.out
+    assert "\nsource      b.txt, 25.0% of the training windows\n" in result.out
     assert result.out.count("of 4 tokens occur") == 2, "one vocabulary"
     result = jaxgpt("data", "report", "python-char", "--data.mix", "a.txt=3", "b.txt=1", "--json")
     sources = json.loads(result.out)["sources"]
     assert [(source["path"], source["share"]) for source in sources] == [("a.txt", 0.75), ("b.txt", 0.25)]
     result = jaxgpt("data", "report", "a.txt", "--data.mix", "b.txt=1")
-    assert (result.code, result.err) == (2, "jaxgpt: a.txt and --data.mix both name the data: leave one of them out\n")
+    assert (result.code, result.err) == (
+        2,
+        "jaxgpt: a.txt is the path of the data: leave out --data.path and --data.mix\n",
+    )
