@@ -445,8 +445,6 @@ class PrepareParams(Section):
     shard_tokens: int = setting(100_000_000, "tokens in each shard of llm.c's format", 1)
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
     field: str = setting("text", "field or column with the text")
-    subset: str = setting("", "subset of a Hugging Face dataset")
-    split: str = setting("train", "split of a Hugging Face dataset")
     workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
     on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or count them")
 

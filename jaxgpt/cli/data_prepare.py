@@ -28,11 +28,10 @@ def data_prepare(
 
     jaxgpt data prepare books/ --out tokens --tokenizer gpt2
     jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768
-    jaxgpt data prepare hf:HuggingFaceFW/fineweb --subset sample-10BT --out tokens
 
     Args:
-        sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row), or
-            hf:NAME, a Hugging Face dataset; text and JSON Lines may be compressed (.gz, .xz, .bz2)
+        sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row);
+            text and JSON Lines may be compressed (.gz, .xz, .bz2)
         out: directory to write to
     """
     if not sources:

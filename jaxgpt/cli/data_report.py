@@ -20,7 +20,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
 
     It has tokens, documents, repetitions, the overlap of validation with training, and baselines to compare a loss with:
     cross entropies of the held-out tokens under a uniform guess and under unigram, bigram and trigram models of the training
-    tokens, and the size of the held-out text after gzip primed with the end of the training text.
+    tokens, and the size of the held-out text after gzip.
 
     jaxgpt data report shakespeare
     jaxgpt data report my.txt --data.tokenizer bpe

@@ -7,26 +7,30 @@ import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxgpt.errors import UserError, short_repr
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-RENDERED = 1 << 24  # maximum characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
+MARK = secrets.token_hex(16)  # surrounds the assistant's text; no message can contain it
 
 Message = Mapping[str, Any]
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation."""
+    """A rendered conversation.
 
-    text: str  # input for the tokenizer, with special tokens by name
-    spans: list[
-        tuple[int, int]
-    ]  # `[begin, end)` of the characters that the assistant wrote, if the template marks them
+    Attributes:
+        text: input for the tokenizer, with special tokens by name.
+        spans: `[begin, end)` of the characters that the assistant wrote, if the template marks them.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
@@ -51,20 +55,17 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 class ChatTemplate:
     """A chat template, rendered as by transformers' `apply_chat_template`.
 
-    A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python. Its
-    result is limited to `RENDERED` characters; its time and memory are not.
+    A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python; its
+    time and memory are not limited. It is compiled when it is first used.
+
+    Args:
+        source: Jinja source.
+        variables: other variables of the template: `bos_token`, `eos_token`, ...
+        date: date for templates that write it, as `2024-07-26`; empty: today.
     """
 
     def __init__(self, source: str, variables: Mapping[str, str] | None = None, date: str = "") -> None:
-        """Keep the template; it is compiled when it is first used.
-
-        Args:
-            source: Jinja source.
-            variables: other variables of the template: `bos_token`, `eos_token`, ...
-            date: date for templates that write it, as `2024-07-26`; empty: today.
-        """
         self.source, self.variables, self.date = source, dict[str, Any](variables or {}), date
-        self._mark = secrets.token_hex(16)  # surrounds the assistant's text; no message can contain it
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> Rendered:
         """Render a conversation.
@@ -74,25 +75,19 @@ class ChatTemplate:
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
-            UserError: if the messages are malformed, or the template rejects them, has an error or writes too much.
+            UserError: if the messages are malformed, or the template rejects them or has an error.
         """
-        import jinja2
-
         variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
-        variables["add_generation_prompt"] = add_generation_prompt
         try:
-            whole = ""
-            for part in self._template.generate(variables):
-                whole += part
-                if len(whole) > RENDERED:
-                    raise ValueError(f"the result has more than {RENDERED:,} characters")
+            marked = self._template.render(variables, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # a template can raise anything
             raise UserError(f"the chat template cannot render these messages: {e or type(e).__name__}") from None
         text, spans = "", list[tuple[int, int]]()
-        for number, part in enumerate(whole.split(self._mark)):
-            spans += [(len(text), len(text) + len(part))] if number % 2 else []
+        for number, part in enumerate(marked.split(MARK)):
+            if number % 2:
+                spans.append((len(text), len(text) + len(part)))
             text += part
         return Rendered(text, spans)
 
@@ -125,40 +120,35 @@ class ChatTemplate:
         return Rendered(whole.text, spans)
 
     @cached_property
-    def _template(self) -> Template:
-        return _compile(self.source, self._mark, self.date)
+    def _template(self) -> jinja2.Template:
+        """The compiled template, with the transformers extensions: `generation`, loop controls, and three functions."""
+        extensions = [Generation, loopcontrols]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "strftime_now": self._strftime}
+        return environment.from_string(self.source)
+
+    def _strftime(self, form: str) -> str:
+        return (datetime.fromisoformat(self.date) if self.date else datetime.now()).strftime(form)
 
 
-def _compile(source: str, mark: str, date: str) -> Template:
-    """Compile a template with the transformers extensions: `generation`, loop controls, and three functions."""
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+class Generation(Extension):
+    """`{% generation %} ... {% endgeneration %}` encloses the text that the assistant writes."""
 
-    class Generation(Extension):
-        """`{% generation %} ... {% endgeneration %}` encloses the text that the assistant writes."""
+    tags = {"generation"}  # noqa: RUF012
 
-        tags = {"generation"}  # noqa: RUF012
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
 
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.CallBlock(self.call_method("mark"), [], [], body).set_lineno(line)
+    def mark(self, caller: Any) -> str:
+        return f"{MARK}{caller()}{MARK}"
 
-        def mark(self, caller: Any) -> str:
-            return f"{mark}{caller()}{mark}"
 
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
 
-    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # unlike Jinja's, escapes no <, > and &
 
-    def strftime_now(form: str) -> str:
-        return (datetime.fromisoformat(date) if date else datetime.now()).strftime(form)
-
-    extensions = [Generation, loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = to_json
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return environment.from_string(source)
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # unlike Jinja's, escapes no <, > and &

@@ -44,12 +44,10 @@ def load_conversations(
     Raises:
         UserError: if the file cannot be read, a line is not a conversation, or none remains.
     """
-    source = tokenizer.special.chat_template
-    template = ChatTemplate(source, tokenizer.special.names, date=DATE) if source else None
+    source, size = tokenizer.special.chat_template, block_size + 1
+    template = ChatTemplate(source, tokenizer.special.names, DATE) if source else None
     conversations, sha256 = read_conversations(path, tokenizer, template, progress)
-    size = block_size + 1
-    truncated = [Conversation(each.ids[:size], each.is_target[:size]) for each in conversations]
-    kept = [each for each in truncated if each.is_target[1:].any()]
+    kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in conversations if is_target[1:size].any()]
     if not kept:
         raise UserError(
             f"no conversation of {path} has an assistant's token among its first {size:,}: raise data.window "
@@ -58,16 +56,13 @@ def load_conversations(
     n = max(int(train_fraction * len(kept)), 1)
     train, val = pack_conversations(kept[:n], block_size), pack_conversations(kept[n:], block_size)
     targets = sum(int(each.is_target[1:].sum()) for each in kept) / sum(len(each.ids) - 1 for each in kept)
-    notes = [
-        f"{plural(len(kept), 'conversation')} in {path}",
-        f"loss on {targets:.1%} of the tokens",
-        f"windows {train.fill(block_size):.1%} full",
-    ]
+    note = f"{plural(len(kept), 'conversation')} in {path}; loss on {targets:.1%} of the tokens"
+    note += f"; windows {train.fill(block_size):.1%} full"
     if longer := sum(len(each.ids) > size for each in conversations):
-        notes.append(f"{longer:,} cut at {block_size:,} tokens")
-    if dropped := len(truncated) - len(kept):
-        notes.append(f"{dropped:,} left out without an assistant's token")
-    return train, val, "; ".join(notes), sha256
+        note += f"; {longer:,} cut at {block_size:,} tokens"
+    if dropped := len(conversations) - len(kept):
+        note += f"; {dropped:,} left out without an assistant's token"
+    return train, val, note, sha256
 
 
 def pack_conversations(conversations: Sequence[Conversation], block_size: int) -> Packed:

@@ -1,4 +1,4 @@
-"""Read documents in a fixed order and bounded memory: text, JSON Lines, Parquet, and Hugging Face datasets.
+"""Read documents in a fixed order and bounded memory: text, JSON Lines and Parquet.
 
 A suffix means one thing. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is UTF-8 text, and
 one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
@@ -23,7 +23,7 @@ from jaxgpt.data.text import visible_files
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import missing, parse_json
 
-HUB = "hf:"  # prefix of the name of a Hugging Face dataset
+DOWNLOAD = "; download a Hugging Face dataset with hf download --repo-type dataset NAME --local-dir DIR"
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES = (".jsonl", ".ndjson")
 BLOCK = 1 << 20  # characters of a text file to read at a time
@@ -34,12 +34,12 @@ CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 
 
 class Source(NamedTuple):
-    """A file, a directory or a Hugging Face dataset."""
+    """A file or a directory."""
 
-    name: str  # path or `hf:NAME`, as given
-    files: tuple[Path, ...]  # sorted, without empty files; () for a dataset
-    size: int  # bytes on disk; 0 for a dataset
-    fingerprint: str  # SHA-256 of names, sizes and modification times of the files, or the revision of a dataset
+    name: str  # path, as given
+    files: tuple[Path, ...]  # sorted, without empty files
+    size: int  # bytes on disk
+    fingerprint: str  # SHA-256 of names, sizes and modification times of the files
 
 
 class Piece(NamedTuple):
@@ -80,30 +80,29 @@ class Piece(NamedTuple):
 
 
 def list_sources(names: Sequence[str]) -> list[Source]:
-    """List the files of each source, or the revision of a dataset; raise `UserError` if a source is missing or empty."""
-    return [_dataset(name) if name.startswith(HUB) else _files(name) for name in names]
+    """List the files of each source; raise `UserError` if a source is missing or empty."""
+    return [_source(name) for name in names]
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
     """Yield all documents, with long texts cut at `cuts`. The first document is for training."""
     read = documents = 0
-    for size, pieces in _contents(sources, params, cuts):
-        for piece in pieces:
+    for path in _paths(sources):
+        for piece in _read_file(path, params.field, cuts):
             documents += piece.first
             yield piece._replace(read=read + piece.read, digest=TRAIN if documents == 1 else piece.digest)
-        read += size
+        read += path.stat().st_size
 
 
 def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> Iterator[list[str]]:
     """Yield about `size` bytes of text, in pieces: the beginning of each file, in proportion to its size on disk.
 
-    Each dataset counts as a file of this size. Unreadable documents are skipped.
+    Unreadable documents are skipped.
     """
-    contents = list(_contents(sources, params, GPT2_CUTS))
-    total = sum(on_disk or size for on_disk, _ in contents)
-    for on_disk, pieces in contents:
-        left = size * (on_disk or size) / total
-        for piece in pieces:
+    total = sum(source.size for source in sources)
+    for path in _paths(sources):
+        left = size * path.stat().st_size / total
+        for piece in _read_file(path, params.field, GPT2_CUTS):
             if left <= 0:
                 break
             try:
@@ -114,40 +113,31 @@ def sample_text(sources: Sequence[Source], params: PrepareParams, size: int) -> 
             yield cut(text, GPT2_CUTS)
 
 
-def _contents(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[tuple[int, Iterator[Piece]]]:
-    """Yield the bytes on disk and the documents of each file or dataset."""
+def _paths(sources: Sequence[Source]) -> Iterator[Path]:
     for source in sources:
-        if source.name.startswith(HUB):
-            yield 0, _readable(source.name, _read_dataset(source, params))
-        for path in source.files:
-            yield path.stat().st_size, _readable(str(path), _read_file(path, params.field, cuts))
-
-
-def _readable(where: str, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Yield pieces of a file or dataset. If it is damaged, its remainder is a single unreadable piece."""
-    piece = Piece(where, "")
-    try:
-        for piece in pieces:
-            yield piece
-    except Exception as e:  # any error of the libraries that read it
-        yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
+        yield from source.files
 
 
 def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
+    """Yield pieces of a file. If it is damaged, its remainder is a single unreadable piece."""
     where, unpack = str(path), OPEN.get(path.suffix.lower())
     name = path.stem.lower() if unpack else path.name.lower()
-    with path.open("rb") as raw:
-        file = unpack(raw) if unpack else raw
-        if name.endswith(".parquet"):
-            pieces = _read_parquet(file, where, field)
-        elif name.endswith(LINES):
-            pieces = _read_lines(file, where, field)
-        elif name.endswith(".json"):
-            raise UserError(f"{where}: write one object per line, in a file with the suffix .jsonl")
-        else:
-            pieces = _read_text(file, where, cuts)
-        for piece in pieces:
-            yield piece._replace(read=raw.tell())
+    piece = Piece(where, "")
+    try:
+        with path.open("rb") as raw:
+            file = unpack(raw) if unpack else raw
+            if name.endswith(".parquet"):
+                pieces = _read_parquet(file, where, field)
+            elif name.endswith(LINES):
+                pieces = _read_lines(file, where, field)
+            elif name.endswith(".json"):
+                raise UserError(f"{where}: write one object per line, in a file with the suffix .jsonl")
+            else:
+                pieces = _read_text(file, where, cuts)
+            for piece in pieces:
+                yield piece._replace(read=raw.tell())
+    except Exception as e:  # any error of the libraries that read it
+        yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
 
 
 def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
@@ -183,7 +173,8 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
     except ImportError:
         raise UserError(f"{where} needs the package pyarrow: pip install 'jaxgpt[data]'") from None
     table = parquet.ParquetFile(file, buffer_size=BLOCK)
-    _check_column(where, field, table.schema_arrow.names)
+    if field not in (names := table.schema_arrow.names):
+        raise UserError(f"{where} has no column {field!r}: choose one of {short_repr(names)} with --field")
     number = 0
     for batch in table.iter_batches(ROWS, columns=[field]):
         for value in batch.column(0).cast("binary").to_pylist():  # bytes that are not UTF-8 are found by `Piece.text`
@@ -191,23 +182,10 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
             number += 1
 
 
-def _read_dataset(source: Source, params: PrepareParams) -> Iterator[Piece]:
-    import datasets
-
-    name, field = source.name.removeprefix(HUB), params.field
-    revision = {} if Path(name).is_dir() else {"revision": source.fingerprint}
-    rows = datasets.load_dataset(name, params.subset or None, split=params.split, streaming=True, **revision)
-    if rows.column_names is not None:
-        _check_column(source.name, field, rows.column_names)
-        rows = rows.select_columns([field])
-    for number, row in enumerate(rows):
-        yield Piece(f"{source.name}, row {number}", row.get(field))
-
-
-def _files(name: str) -> Source:
+def _source(name: str) -> Source:
     path = Path(name)
     if not path.exists():
-        raise missing(name, f"; a Hugging Face dataset is {HUB}NAME")
+        raise missing(name, DOWNLOAD)
     files = [p for p in (visible_files(path) if path.is_dir() else [path]) if p.stat().st_size]
     if not files:
         raise UserError(f"{name} has no files, or only empty files")
@@ -216,34 +194,9 @@ def _files(name: str) -> Source:
     return Source(name, tuple(files), sum(size for _, size, _ in stats), fingerprint)
 
 
-def _dataset(name: str) -> Source:
-    path = name.removeprefix(HUB)
-    try:
-        import datasets  # noqa: F401
-        from huggingface_hub import dataset_info
-    except ImportError:
-        raise UserError(f"{name} needs the package datasets: pip install 'jaxgpt[datasets]'") from None
-    if Path(path).is_dir():
-        return _files(path)._replace(name=name, files=(), size=0)
-    try:
-        revision = str(dataset_info(path, timeout=10).sha)
-    except Exception as e:  # any error of the HTTP client, or an invalid name
-        raise UserError(f"cannot find {name} on the Hugging Face Hub: {_reason(e)}") from None
-    return Source(name, (), 0, revision)
-
-
-def _check_column(where: str, field: str, names: Sequence[str]) -> None:
-    if field not in names:
-        raise UserError(f"{where} has no column {field!r}: choose one of {short_repr([*names])} with --field")
-
-
 def _unreadable(where: str, e: Exception) -> UserError:
     if isinstance(e, UserError):
         return e
     if isinstance(e, UnicodeDecodeError):
         return UserError(f"{where}: not UTF-8 text: {CONVERT}")
-    return UserError(f"cannot read {where}: {_reason(e)}")
-
-
-def _reason(e: Exception) -> str:
-    return one_line(getattr(e, "strerror", None) or e) or type(e).__name__
+    return UserError(f"cannot read {where}: {one_line(getattr(e, 'strerror', None) or e) or type(e).__name__}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,10 @@ UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "by
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     """Return a faster function with the results of `tokenizer.encode`, or None without such a function or without tiktoken."""
-    try:
-        import tiktoken
-    except ImportError:
+    if not find_spec("tiktoken") or not isinstance(tokenizer, SubwordTokenizer):
         return None
-    if not isinstance(tokenizer, SubwordTokenizer):
-        return None
+    import tiktoken
+
     value = json.loads(tokenizer.to_json())
     pattern, plain = word_pattern(value), all(token["special"] for token in value["added_tokens"])
     if not pattern or not plain or value["normalizer"] or not (ranks := _ranks(tokenizer, value["model"])):

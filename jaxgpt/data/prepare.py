@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
-from jaxgpt.data.documents import HUB, Piece, Source, list_sources, read_pieces, sample_text
+from jaxgpt.data.documents import Piece, Source, list_sources, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import INDEX, SPLITS, TOKENIZER_FILE, ShardWriter
 from jaxgpt.data.tokenizer import Tokenizer
@@ -62,10 +62,10 @@ def prepare(
     A call for a complete directory compares the files with their checksums.
 
     Args:
-        names: files, directories, or names of Hugging Face datasets after `hf:`.
+        names: files or directories.
         out: directory to write; new, empty, or from an earlier call with the same parameters.
         params: parameters of the shards.
-        report: called with the index, and the bytes of the sources read so far and in total; 0: unknown.
+        report: called with the index, and the bytes of the sources read so far and in total.
         note: called with messages.
 
     Returns:
@@ -75,7 +75,7 @@ def prepare(
         UserError: if the sources, parameters or directory cannot be used, or a document cannot be read.
     """
     for name in names:
-        if not name.startswith(HUB) and Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
+        if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
             raise UserError(f"--out {out} is inside the source {name}: choose another --out")
     sources = list_sources(names)
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
@@ -109,7 +109,7 @@ def prepare(
             documents = sum(index["splits"][split]["documents"] for split in SPLITS)
             note(f"continuing {out} after {plural(documents, 'document')}")
         tokenizer = shards.saved_tokenizer(out, index)
-        total = sum(source.size for source in sources) if all(source.size for source in sources) else 0
+        total = sum(source.size for source in sources)
         pieces = islice(read_pieces(sources, params, tokenizer.cuts), index["pieces"], None)
         encoded = _in_order(_encoder(tokenizer, params), _batches(pieces), params.workers or cores())
         try:

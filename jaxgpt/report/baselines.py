@@ -9,67 +9,47 @@ from typing import Any
 import numpy as np
 
 from jaxgpt.data import Data, Mixture, Packed, Split, Tokens
-from jaxgpt.report import ngrams
-from jaxgpt.report.ngrams import MAX_BASE, trigrams
+from jaxgpt.report.ngrams import MAX_BASE, cross_entropies, trigrams
 
 COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
 EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
 QUICK = 1 << 22  # both of these when a run starts
 SAMPLED = 1 << 20  # tokens of a block of a sample
 COMPRESSED = 1 << 20  # bytes of held-out text to compress
-GZIP_WINDOW = 1 << 15  # bytes that gzip looks back
 
 
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns:
-        A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram model in nats per token, and the numbers
-        of tokens they were counted in and evaluated on. None for conversations and very short data.
+    Returns the dictionary of `fit_ngrams`; None for conversations and very short data.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
         return None
-    results = cross_entropies(data.train, data.val, size, QUICK, QUICK)
-    return dict(zip(("losses", "counted_tokens", "evaluated_tokens"), results, strict=True)) if results else None
+    return fit_ngrams(data.train, data.val, size, QUICK, QUICK)
 
 
-def cross_entropies(
-    train: Split, held_out: Split, vocab_size: int, counted: int, evaluated: int
-) -> tuple[dict[str, float], int, int] | None:
-    """Fit n-gram models to a sample of the training ids, and evaluate them on a sample of held-out ids.
+def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> dict[str, Any] | None:
+    """Count n-grams in at most `counted` training ids, and evaluate them on at most `evaluated` validation ids.
 
-    Args:
-        train: ids for training, of all sources of a mixture regardless of their weights.
-        held_out: ids to evaluate on.
-        vocab_size: V, the number of ids that share the probability.
-        counted: maximum number of training ids.
-        evaluated: maximum number of held-out ids.
+    A mixture counts the ids of all sources regardless of their weights.
 
     Returns:
-        Losses in nats per token, and the numbers of n-grams counted and evaluated; None if a split has no trigram.
+        A dictionary for JSON: `losses` of the uniform, unigram, bigram and trigram model in nats per token, and the numbers
+        of trigrams they were counted in and evaluated on. None if a split has no trigram.
     """
     fitted = np.concatenate([_trigrams(train, vocab_size, *block) for block in sample(len(train), counted)])
-    tested = np.concatenate([_trigrams(held_out, vocab_size, *block) for block in sample(len(held_out), evaluated)])
+    tested = np.concatenate([_trigrams(val, vocab_size, *block) for block in sample(len(val), evaluated)])
     if not len(fitted) or not len(tested):
         return None
-    entropies = ngrams.cross_entropies(fitted, tested, vocab_size)
-    losses = dict(zip(("unigram", "bigram", "trigram"), entropies, strict=True))
-    return {"uniform": math.log(vocab_size)} | losses, len(fitted), len(tested)
+    losses = {"uniform": math.log(vocab_size)} | cross_entropies(fitted, tested, vocab_size)
+    return {"losses": losses, "counted_tokens": len(fitted), "evaluated_tokens": len(tested)}
 
 
 def compressed_bits(data: Data) -> float:
-    """Return the bits per byte of the held-out text after gzip that has read the end of the training text."""
+    """Return the bits per byte of the beginning of the held-out text after gzip (DEFLATE, level 9)."""
     text = data.decode(data.val, 0, COMPRESSED).encode()[:COMPRESSED]
-    begin = max(len(data.train) - GZIP_WINDOW, 0)
-    before = data.decode(data.train, begin, GZIP_WINDOW).encode() if data.held_out else b""
-    return gzip_bits(text, before)
-
-
-def gzip_bits(text: bytes, before: bytes = b"") -> float:
-    """Return the bits per byte of a text after gzip (DEFLATE, level 9) that has read the last 32 KB of `before`."""
-    compressor = zlib.compressobj(9, wbits=-15, zdict=before[-GZIP_WINDOW:])
-    return 8 * len(compressor.compress(text) + compressor.flush()) / len(text)
+    return 8 * len(zlib.compress(text, 9, wbits=-15)) / len(text)
 
 
 def sample(length: int, limit: int) -> list[tuple[int, int]]:

@@ -61,11 +61,6 @@ class Grams:
         return joined
 
 
-def gram_hashes(ids: np.ndarray, n: int = GRAM) -> np.ndarray:
-    """Return the hash of the n-gram at each id but the last n - 1, uint64."""
-    return Grams(ids).of(n)
-
-
 def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
     """Return the fraction of hashes that occur in the training hashes, which are read once, in blocks."""
     wanted = HashSet(hashes)

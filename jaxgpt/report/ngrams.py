@@ -75,8 +75,8 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
         yield p
 
 
-def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> list[float]:
+def cross_entropies(training: np.ndarray, keys: np.ndarray, base: int) -> dict[str, float]:
     """Return the cross entropy of trigrams under the unigram, bigram and trigram model, in nats per token."""
     test = Counts.of(keys)
-    models = probabilities(training, test.keys, base)
-    return [abs(float(np.average(np.log(p), weights=test.counts))) for p in models]
+    models = zip(("unigram", "bigram", "trigram"), probabilities(training, test.keys, base), strict=True)
+    return {name: abs(float(np.average(np.log(p), weights=test.counts))) for name, p in models}

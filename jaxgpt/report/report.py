@@ -12,8 +12,8 @@ import numpy as np
 from jaxgpt.data import Data, Packed, Split, Tokens
 from jaxgpt.data.text import Progress, Text, no_progress
 from jaxgpt.errors import UserError
-from jaxgpt.report.baselines import COUNTED, EVALUATED, compressed_bits, cross_entropies, sample
-from jaxgpt.report.hashes import GRAM, blocks, gram_hashes, overlap
+from jaxgpt.report.baselines import COUNTED, EVALUATED, compressed_bits, fit_ngrams, sample
+from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
 
 READ = 1 << 20  # tokens to process at once
 
@@ -26,7 +26,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
 
     Args:
         data: the data.
-        progress: called with the number of tokens processed so far and the total.
+        progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Returns:
         A dictionary for JSON. Values that the data does not define are None: bytes of conversations and word tokenizers,
@@ -41,23 +41,22 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
     for split in splits:
         for ids in blocks(split, READ, progress):
             used[ids] = True
-    results = cross_entropies(train, val, len(used), COUNTED, EVALUATED)
-    if results is None:
+    fitted = fit_ngrams(train, val, len(used), COUNTED, EVALUATED)
+    if fitted is None:
         raise UserError(
             f"{data.source}: {len(train):,} training and {len(val) * data.held_out:,} validation tokens are too few to compute "
             f"the entropy of trigrams: use a longer text, or change data.train_fraction"
         )
-    losses, counted, evaluated = results
     ratio = _bytes_per_token(data, val)
     baselines = {
         name: {"loss": loss, "bits_per_byte": loss / math.log(2) / ratio if ratio else None}
-        for name, loss in losses.items()
+        for name, loss in fitted["losses"].items()
     }
     if ratio:
         bits = compressed_bits(data)
         baselines["gzip"] = {"loss": bits * math.log(2) * ratio, "bits_per_byte": bits}
     grams = _held_out_grams(val) if data.held_out else np.zeros(0, np.uint64)
-    training = (gram_hashes(ids) for ids in blocks(train, READ, progress, more=GRAM - 1))
+    training = (Grams(ids).of(GRAM) for ids in blocks(train, READ, progress, more=GRAM - 1))
     return {
         "source": data.source,
         "train_tokens": len(train),
@@ -68,8 +67,8 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
         **_counts("documents", _document_hashes(data, splits)),
         **_counts("lines", _line_hashes(data.text) if data.text else None),
         "overlap": overlap(grams, training) if len(grams) else None,
-        "counted_tokens": counted,
-        "evaluated_tokens": evaluated,
+        "counted_tokens": fitted["counted_tokens"],
+        "evaluated_tokens": fitted["evaluated_tokens"],
         "baselines": baselines,
     }
 
@@ -83,7 +82,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
     """Return the hashes of the validation n-grams; conversations: only n-grams that end in a target."""
     parts = []
     for start, n in sample(len(val), EVALUATED):
-        hashes = gram_hashes(val.take(start, n))
+        hashes = Grams(val.take(start, n)).of(GRAM)
         if isinstance(val, Packed) and val.is_target is not None:
             hashes = hashes[val.is_target[start : start + n][GRAM - 1 :]]
         parts.append(hashes)

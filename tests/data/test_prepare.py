@@ -371,7 +371,7 @@ def test_unreadable_rows_are_named(params: PrepareParams) -> None:
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
-        (["none"], {}, "no such file or directory: none; a Hugging Face dataset is hf:NAME"),
+        (["none"], {}, "no such file or directory: none; download a Hugging Face dataset with hf download"),
         (["empty"], {}, "empty has no files, or only empty files"),
         (["."], {}, "--out out is inside the source ."),
         (["src"], {"field": "t\udce9"}, "field .* unpaired surrogate"),
@@ -436,25 +436,3 @@ def test_large_vocabularies_have_32_bit_ids(params: PrepareParams) -> None:
     assert np.frombuffer(data[1024:], "<u4").tolist() == [tokenizer.eos_id, *tokenizer.encode("text").tolist()]
     ids = open_data(Config(data=DataConfig(path="out", train_fraction=1.0), model=ModelConfig(block_size=1))).train
     assert ids.take(0, len(ids)).tolist() == np.frombuffer(data[1024:], "<u4").tolist()
-
-
-@pytest.mark.ci
-def test_a_directory_of_a_dataset_is_read(params: PrepareParams) -> None:
-    pytest.importorskip("datasets")
-    texts = documents(30)
-    Path("set").mkdir()
-    Path("set/train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    params = replace(params, val_fraction=0.0)
-    run(params, names=["hf:set"])
-    assert shards_of(OUT, "train") == llmc_shards(params.tokenizer, texts)
-    with pytest.raises(UserError, match="hf:set has no column 'body'"):
-        run(replace(params, field="body"), Path("other"), ["hf:set"])
-    with pytest.raises(UserError, match=r"cannot read hf:set: .*[Ss]plit"):
-        run(replace(params, split="test"), Path("other"), ["hf:set"])
-
-
-def test_a_dataset_that_cannot_be_reached_is_one_line(params: PrepareParams, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datasets")
-    monkeypatch.setattr("huggingface_hub.dataset_info", lambda *args, **options: 1 / 0)
-    with pytest.raises(UserError, match="cannot find hf:no/where on the Hugging Face Hub: division by zero"):
-        run(params, names=["hf:no/where"])
