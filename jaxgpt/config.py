@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_origin, get_type_hints
 
-from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json
-from jaxgpt.settings import Section, setting
+from jaxgpt.settings import Section, as_int, setting
 
 MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
 MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes its angles before any weights are allocated

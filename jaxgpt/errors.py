@@ -1,4 +1,4 @@
-"""Errors that a command reports in one line, and strict checks of numbers.
+"""Errors that a command reports in one line, and the words in them.
 
 This module imports only the standard library.
 """
@@ -6,7 +6,6 @@ This module imports only the standard library.
 from __future__ import annotations
 
 import difflib
-import operator
 import re
 import reprlib
 from collections.abc import Iterable, Iterator
@@ -65,21 +64,3 @@ def plural(number: int, noun: str) -> str:
 def short_repr(value: Any) -> str:
     """Format a value for an error message: its repr, shortened if it is long or deeply nested."""
     return _short.repr(value)
-
-
-def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer of any kind (Python's, NumPy's, a 0-d array) to `int`.
-
-    Raises:
-        UserError: if the value is not an integer (bools and floats are rejected), or outside `low` to `high`.
-    """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise UserError(f"{name} must be an integer: {short_repr(value)}")
-    if not low <= number <= high:
-        limit = f"at least {low:,}" if number < low else f"at most {high:,}"
-        raise UserError(f"{name} must be {limit}: {short_repr(number)}")
-    return number

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -78,10 +77,8 @@ def sha256_file(path: Path) -> str:
 def sole_writer(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a directory. The kernel releases the lock when the process exits or is killed.
 
-    The lock file is never deleted: a process could lock the deleted file while a different process locks its successor.
-
-    Raises:
-        UserError: if another process holds the lock; the message has its id, host and start time.
+    If another process holds the lock, a `UserError` has its id, host and start time. The lock file is not deleted while the
+    directory exists: a process could lock the deleted file while a different process locks its successor.
     """
     path = directory / LOCK
     with reported(f"cannot write to {directory}"):
@@ -120,10 +117,7 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
     """Download a file to `path`, unless `path` has this checksum already. Other processes that need the file wait.
 
-    The error message recommends the option `flag` for a local copy. `timeout` is in seconds.
-
-    Raises:
-        UserError: if the download fails, the checksum differs, or `path` cannot be written.
+    The `UserError` of a failed download recommends the option `flag` for a local copy. `timeout` is in seconds.
     """
     from http.client import HTTPException  # imported late: `--help` does not need them
     from urllib.request import urlopen
@@ -144,11 +138,7 @@ def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> 
 
 
 def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
-    """Read a file of at most `limit` bytes.
-
-    Raises:
-        UserError: if the file is missing, not a regular file (a pipe would never end), or too large.
-    """
+    """Read a regular file (a pipe would never end) of at most `limit` bytes. Raises `UserError` if it cannot be read."""
     with reported(f"cannot read {path}"):
         if path.exists() and not path.is_file():
             raise UserError(f"cannot read {path}: it is not a file")
@@ -169,11 +159,7 @@ def missing(path: Path | str, fix: str = "") -> UserError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Raises:
-        UserError: if the file is missing, too large, or not a JSON object.
-    """
+    """Read a JSON object from a file. Raises `UserError` if it cannot be read or is not a JSON object."""
     value = parse_json(read_bytes(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object, found {type(value).__name__}")
@@ -192,7 +178,7 @@ def parse_json(data: bytes | str, where: str) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         value = json.loads(
-            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant
+            text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_float
         )
         if _SURROGATES.search(text):
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -204,10 +190,11 @@ def parse_json(data: bytes | str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"duplicate key {short_repr(key)}")
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"duplicate key {short_repr(key)}")
+        value[key] = item
     return value
 
 
@@ -217,10 +204,6 @@ def _integer(digits: str) -> int | float:
 
 def _float(digits: str) -> float:
     value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"the number {short_repr(digits)} is beyond float64")
+    if not math.isfinite(value):
+        raise ValueError(f"the number {short_repr(digits)} is not finite in float64")
     return value
-
-
-def _constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")

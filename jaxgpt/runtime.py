@@ -11,7 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from jaxgpt.files import cache_dir, locked
+from jaxgpt.files import cache_dir
 
 # XLA's CPU backend in these versions of jaxlib miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under
 # jit gives NaN or 1e31. `jaxgpt verify` shows whether a different version does, too.
@@ -69,22 +69,10 @@ def keep_compiled() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     # cuDNN attention has a pointer in its cache key, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
-    directory, limit = cache_dir() / "compiled" / cpu_kind(), str(COMPILED_BYTES)
-    if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(directory)) != str(directory):
-        return  # other programs may use this directory without a limit, and so without the files that a limit needs
-    if os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", limit) == limit and directory.is_dir():
-        _remove_truncated(directory)
-
-
-def _remove_truncated(directory: Path) -> None:
-    """Delete programs without a time of last use, which JAX writes after the program: their writer was killed.
-
-    JAX never replaces a cached program, so it would warn about a truncated one in every process.
-    """
-    with locked(directory / ".lockfile"):  # JAX's lock: excludes programs that are being written
-        for path in directory.glob("*-cache"):
-            if not path.with_name(path.name.removesuffix("cache") + "atime").exists():
-                path.unlink()
+    directory = str(cache_dir() / "compiled" / cpu_kind())
+    # Other programs may use a different directory without a limit, and so without the files that a limit needs.
+    if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", directory) == directory:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(COMPILED_BYTES))
 
 
 def cpu_kind() -> str:

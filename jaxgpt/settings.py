@@ -54,11 +54,7 @@ class Section:
         self.check()
 
     def check(self) -> None:
-        """Check settings that depend on each other.
-
-        Raises:
-            UserError: if they do not fit.
-        """
+        """Check settings that depend on each other. Raises `UserError` if they do not fit."""
 
 
 @lru_cache(maxsize=64)
@@ -74,7 +70,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
             near = did_you_mean(value, get_args(kind)) if isinstance(value, str) else ""
             raise UserError(f"{name} must be one of {', '.join(get_args(kind))}, not {short_repr(value)}{near}")
     elif kind in (int, float):
-        number = (_integer if kind is int else _real)(value)
+        number = _number(value, kind)
         if number is None:
             raise UserError(f"{name} must be {'an integer' if kind is int else 'a number'}, not {short_repr(value)}")
         if allowed := _broken(number, limits):
@@ -92,25 +88,30 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
     return value
 
 
+def as_int(name: str, value: Any, low: int, high: int) -> int:
+    """Convert an integer of any kind (Python's, NumPy's, a 0-d array) to `int`.
+
+    Raises:
+        UserError: if the value is not an integer (bools and floats are rejected), or outside `low` to `high`.
+    """
+    return int(_checked(name, value, int, Limits(low, high)))
+
+
 def check_text(name: str, value: str) -> None:
     """Raise `UserError` if a string has a NUL, or a lone surrogate, which marks a byte of an argument that is not UTF-8."""
     if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):
         raise UserError(f"{name} {short_repr(value)} contains a NUL or an unpaired surrogate")
 
 
-def _integer(value: Any) -> int | None:
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
-def _real(value: Any) -> float | None:
+def _number(value: Any, kind: type) -> float | None:
+    """Convert a number of any kind (Python's, NumPy's, a 0-d array) to `kind`; None if it is not a number of this kind."""
     is_array = getattr(value, "shape", None) == () and value.dtype.kind in "iuf"
     if isinstance(value, bool) or not (isinstance(value, Real) or is_array):
         return None
     try:
-        return float(value)
+        return operator.index(value) if kind is int else float(value)
+    except TypeError:
+        return None
     except OverflowError:
         return INF
 
@@ -118,15 +119,12 @@ def _real(value: Any) -> float | None:
 def _broken(value: float, limits: Limits) -> str:
     """Return the limits, such as "at least 0 and below 1", if `value` violates them, as NaN does; otherwise "".
 
-    A large upper limit is named only if it is exceeded: it is far from any sensible value.
+    A large limit is named only if it is violated: it is far from any sensible value.
     """
     low, high, above, below = limits
     if low <= value <= high and above < value < below:
         return ""
-    named = [(low, "at least"), (above, "above"), (high, "at most"), (below, "below")]
-    allowed = [
-        f"{word} {limit}" if isinstance(limit, int) else f"{word} {limit:g}"
-        for limit, word in named
-        if abs(limit) < INF and (limit < 1e6 or value >= limit)
-    ]
-    return " and ".join([*allowed, *(["finite"] if not abs(value) < INF else [])])
+    named = {"at least": low, "above": above, "at most": high, "below": below}
+    named = {word: x for word, x in named.items() if abs(x) < 1e6 or (abs(x) < INF and (value < x) == (x < 0))}
+    allowed = [f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}" for word, limit in named.items()]
+    return " and ".join([*allowed, *([] if abs(value) < INF else ["finite"])])

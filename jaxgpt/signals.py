@@ -43,19 +43,15 @@ class Stop:
 def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> Iterator[Stop]:
     """Turn signals into a request to stop; SIGINT after that raises KeyboardInterrupt.
 
-    A closing terminal sends SIGHUP several times, so only SIGINT is counted. Ignored signals stay ignored, as SIGHUP under
-    `nohup`. Outside the main thread, where Python forbids handlers, this does nothing.
-
-    Args:
-        notice: text written to standard error at the first signal.
-        signals: default: SIGINT, SIGTERM and SIGHUP.
+    The first signal writes `notice` to standard error. A closing terminal sends SIGHUP several times, so only SIGINT counts.
+    Ignored signals stay ignored, as SIGHUP under `nohup`. Other threads than the main thread cannot set handlers.
     """
     stop = Stop()
 
     def handle(number: int, frame: object) -> None:
-        if stop.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
         if stop.requested:
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
             return
         stop.requested = True
         with suppress(OSError, AttributeError, ValueError):  # standard error is closed
@@ -84,12 +80,10 @@ def exit_on_second_signal() -> None:
     def watch() -> None:
         last = -TWICE
         while number := receiver.recv(1):
-            if number[0] != signal.SIGINT:
-                continue
-            now = time.monotonic()
-            if now - last < TWICE:
-                _exit()
-            last = now
+            if number[0] == signal.SIGINT:
+                if time.monotonic() - last < TWICE:
+                    _exit()
+                last = time.monotonic()
 
     threading.Thread(target=watch, daemon=True).start()
 

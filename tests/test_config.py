@@ -37,7 +37,7 @@ def test_json_integers_are_accepted_as_floats() -> None:
         ('{"model": {"n_layer": "2"}}', "model.n_layer must be an integer, not '2'"),
         ('{"model": {"n_layer": true}}', "model.n_layer must be an integer, not True"),
         ('{"model": {"n_layer": 1000000000000}}', "model.n_layer must be at least 1 and at most 1024"),
-        ('{"model": {"dropout": NaN}}', "NaN is not valid JSON"),
+        ('{"model": {"dropout": NaN}}', "'NaN' is not finite"),
         ('{"model": {"dropout": 1.0}}', "model.dropout must be at least 0 and below 1"),
         ('{"model": {"norm": "batchnorm"}}', "none, not 'batchnorm'"),
         ('{"model": 3}', "expected an object"),

@@ -6,11 +6,9 @@ import ctypes
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from jaxgpt import cli
 from jaxgpt.files import cache_dir
@@ -86,26 +84,6 @@ def test_processes_share_compiled_programs(tmp_path: Path) -> None:
     (value, _), warnings = run()
     assert value == "[1. 3. 5.]"
     assert warnings.count("Error reading persistent compilation cache entry") == len(kept()) > 0
-
-
-def test_partial_files_of_killed_writers_are_removed(tmp_path: Path, words: list[list[str]]) -> None:
-    os.environ["JAXGPT_CACHE"] = str(tmp_path)
-    keep_compiled()
-    folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    folder.mkdir(parents=True)
-    for name in ("whole-cache", "whole-atime", "cut-cache", "removed-atime"):
-        (folder / name).write_bytes(b"x")
-    with FileLock(folder / ".lockfile"):
-        waiting = threading.Thread(target=keep_compiled)
-        waiting.start()
-        waiting.join(0.2)
-        assert (folder / "cut-cache").exists(), "another process may be writing it"
-    waiting.join()
-    assert {path.name for path in folder.glob("*-*")} == {"whole-cache", "whole-atime", "removed-atime"}
-    (folder / "whole-atime").unlink()
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = "-1"  # with -1, JAX records no access times
-    keep_compiled()
-    assert (folder / "whole-cache").exists()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_stats"), reason="the heaps are glibc's")

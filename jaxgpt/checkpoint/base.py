@@ -1,7 +1,4 @@
-"""Frozen base of a run with adapters: a checkpoint of another run, located by its path and identified by a checksum.
-
-The checksum covers the weights, not their files: a base that was copied, exported or imported again has the same checksum.
-"""
+"""Frozen base of a run with adapters: a checkpoint of another run, located by its path and identified by a checksum."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ class FrozenBase(NamedTuple):
 
 
 def checksum(tree: Any) -> str:
-    """Compute the SHA-256 of the paths, dtypes, shapes and bytes of all leaves."""
+    """Compute the SHA-256 of weights, not of their files: it is the same after an export and import."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = np.asarray(leaf)
@@ -42,11 +39,7 @@ def weights_at(init_from: str) -> Path:
 
 
 def locate_base(run: Run, config: Config) -> Path:
-    """Return the path of a run's base: the recorded path, or a sibling directory of the same name if both were moved.
-
-    Raises:
-        UserError: if neither exists.
-    """
+    """Return the path of a run's base: the recorded path, or a sibling directory of the same name if both were moved."""
     base, step = parse_checkpoint(config.init_from)
     for path in (base, run.path.absolute().parent / base.name):
         if (path / "checkpoints" / step).is_dir():
@@ -57,10 +50,6 @@ def locate_base(run: Run, config: Config) -> Path:
 
 
 def check_base(run: Run, step: int, digest: str, path: Path | str) -> None:
-    """Check that the weights at `path`, with the checksum `digest`, are the base of the adapters in a checkpoint.
-
-    Raises:
-        UserError: if the weights differ.
-    """
+    """Check that the weights at `path`, with the checksum `digest`, are the base of the adapters in a checkpoint."""
     if read_info(run.checkpoints / str(step)).about.get("base", digest) != digest:
         raise UserError(f"{path} is not the base of {run.path}: its weights differ from the base of the adapters")

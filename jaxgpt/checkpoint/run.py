@@ -1,4 +1,4 @@
-"""Run directory: created atomically, with one writer, and replaced without a moment in which weights can be lost.
+"""Run directory: created and replaced without a moment in which weights can be lost, with one writer.
 
 config.json             settings; written last: the run exists
 tokenizer.json
@@ -8,31 +8,28 @@ metrics.jsonl           losses and speed by step
 baselines.json          losses of n-grams
 loss.png
 .lock                   held by the process that writes
-.new/, .replaced/       new and old run, while `--overwrite` replaces one with the other
+.new/, .replaced/       new and old run, while the new one is written and `--overwrite` replaces the old one with it
 """
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from jaxgpt.config import Config, from_json, to_json
 from jaxgpt.data import Tokenizer, load_tokenizer
 from jaxgpt.data.tokenizer_files import GENERATION, TOKENIZER, save_tokenizer
-from jaxgpt.errors import UserError, did_you_mean
-from jaxgpt.files import read_bytes, sole_writer, write_atomically
+from jaxgpt.errors import UserError, did_you_mean, reported
+from jaxgpt.files import LOCK, read_bytes, sole_writer, write_atomically
 
 NEW, REPLACED = ".new", ".replaced"
 # Files of a run. config.json is moved out first and moved in last: a directory with a config.json contains a complete run.
-OUTPUTS = ("metrics.jsonl", "baselines.json", "loss.png")
-FILES = ("config.json", "tokenizer.json", "checkpoints", GENERATION, TOKENIZER, *OUTPUTS)
+NEEDED = ("config.json", "tokenizer.json", "checkpoints")
+FILES = (*NEEDED, GENERATION, TOKENIZER, "metrics.jsonl", "baselines.json", "loss.png")
 
 
 @dataclass(frozen=True)
@@ -49,14 +46,6 @@ class Run:
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    @property
-    def plot(self) -> Path:
-        return self.path / "loss.png"
-
-    @property
-    def baselines(self) -> Path:
-        return self.path / "baselines.json"
-
     def config(self) -> Config:
         """Read the settings of the run."""
         return from_json(read_bytes(self.path / "config.json"), str(self.path / "config.json"))
@@ -66,11 +55,7 @@ class Run:
         return load_tokenizer(self.path / "tokenizer.json")
 
     def exists(self) -> bool:
-        """Return whether the directory contains a run.
-
-        Raises:
-            UserError: if a process was killed while it replaced the run.
-        """
+        """Return whether the directory contains a run. Raises `UserError` if a process was killed while it replaced the run."""
         exists, replaced = (self.path / "config.json").exists(), self.path / REPLACED
         if not exists and (replaced / "config.json").exists():
             raise UserError(
@@ -88,29 +73,24 @@ def parse_checkpoint(init_from: str) -> tuple[Path, str]:
 
 
 def open_run(path: Path) -> Run:
-    """Open an existing run.
-
-    Raises:
-        UserError: if `path` is not a run.
-    """
+    """Open an existing run. Raises `UserError` if `path` is not a run."""
     run = Run(path)
     if not path.is_dir():
         raise UserError(f"no run at {path}{runs_near(path)}: a directory that `jaxgpt train` wrote is expected")
-    missing = [name for name in FILES[:3] if not run.exists() or not (path / name).exists()]
-    if missing and any(path.glob("*.safetensors")):
+    missing = [name for name in NEEDED if not (path / name).exists()]
+    if run.exists() and not missing:
+        return run
+    if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
         raise UserError(f"{path} is a model of another library, not a run: import it: jaxgpt import {path} RUN{base}")
-    if missing:
-        raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(FILES[:3])})")
-    return run
+    raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(NEEDED)})")
 
 
 def runs_near(path: Path) -> str:
     """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" without runs."""
-    found = {
-        file.parent: file.stat().st_mtime for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")
-    }
-    runs = sorted((str(each) for each in found if Run(each).checkpoints.is_dir()), key=lambda name: -found[Path(name)])
+    directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
+    found = [run for run in directories if (run / "checkpoints").is_dir()]
+    runs = [str(run) for run in sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)]
     return did_you_mean(str(path), runs) or (f" (there are {', '.join(runs[:5])})" if runs else "")
 
 
@@ -118,34 +98,19 @@ def runs_near(path: Path) -> str:
 def new_run(out: str, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
     """Create a run in `out`, or in the first unused one of `runs/PRESET`, `runs/PRESET-2`, ..., and lock it in the context.
 
-    The directory appears with its settings: a process killed at any moment leaves no run, or a run that can be resumed.
-
-    Raises:
-        UserError: if `out` contains a run and `overwrite` is not set, or if it cannot be written.
+    A process killed at any moment leaves no run, or a run that can be resumed. Raises the errors of `check_free`.
     """
-    names = (f"{config.preset}-{number}" if number > 1 else config.preset for number in count(1))
-    with ExitStack() as lock:
-        for path in [Path(out)] if out else (Path("runs") / name for name in names):
-            if out or not path.exists():
-                try:
-                    with _draft(path, config, tokenizer, overwrite, lock) as draft:
-                        if not path.exists():
-                            lock.enter_context(sole_writer(draft.path))  # the lock moves with the directory
-                    break
-                except UserError:
-                    if out or not path.exists():
-                        raise  # otherwise another process has just created a run here: try the next name
+    path = Path(out) if out else _new_directory(config.preset)
+    with _locked(path, overwrite):
+        with _draft(path, config, tokenizer):
+            pass
         yield Run(path)
 
 
 @contextmanager
 def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool = False) -> Iterator[Run]:
-    """Yield a draft of a run, which appears at `path` if the context ends without an error.
-
-    Raises:
-        UserError: if `path` contains a run and `overwrite` is not set, or if it cannot be written.
-    """
-    with ExitStack() as lock, _draft(path, config, tokenizer, overwrite, lock) as draft:
+    """Yield a draft of a run, which appears at `path` if the context ends without an error."""
+    with _locked(path, overwrite), _draft(path, config, tokenizer) as draft:
         yield draft
 
 
@@ -158,46 +123,55 @@ def check_free(path: Path, overwrite: bool) -> None:
     if Run(path).exists():
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
-    elif (path / "checkpoints").exists():
+    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # which a killed process leaves
         raise UserError(f"{path} holds checkpoints but no config.json: choose another --out")
 
 
+def _new_directory(preset: str) -> Path:
+    number = 1
+    while True:
+        path = Path("runs", f"{preset}-{number}" if number > 1 else preset)
+        with reported("cannot create a run in runs"), suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+        number += 1
+
+
 @contextmanager
-def _draft(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bool, lock: ExitStack) -> Iterator[Run]:
-    """Yield a draft with settings, and move it to `path` at the end. `lock` holds the lock of an existing directory."""
+def _locked(path: Path, overwrite: bool) -> Iterator[None]:
+    """Create the directory of a run, unless it exists, and lock it. A directory without a run is deleted if it was created."""
     check_path(path)
-    check_free(path, overwrite)
-    inside = path.is_dir()
-    draft = path / NEW if inside else path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
-    if inside:
-        lock.enter_context(sole_writer(path))  # without it, the draft is another process's
-        check_free(path, overwrite)  # another process may have created a run
-    try:
-        shutil.rmtree(draft, ignore_errors=True)
-        (draft / "checkpoints").mkdir(parents=True)
-        write_settings(Run(draft), config, tokenizer)
-        yield Run(draft)
-        if inside:
-            _replace(path, draft)
-        else:
-            draft.rename(path)
-    except OSError as e:
-        if not inside and path.is_dir():
-            raise UserError(f"{path} has just been created by another process; choose another --out") from None
-        raise UserError(f"cannot write the run to {path}: {e.strerror or e}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    if created := not path.exists():
+        with reported(f"cannot write the run to {path}"):
+            path.mkdir(parents=True, exist_ok=True)
+    with sole_writer(path):
+        check_free(path, overwrite)
+        try:
+            yield
+        finally:
+            if created and [file.name for file in path.iterdir()] == [LOCK]:
+                shutil.rmtree(path)
 
 
-def _replace(path: Path, draft: Path) -> None:
-    """Move a draft into a directory by renames, which need no space, and then delete the run that was there."""
-    remove_replaced(Run(path))
-    (path / REPLACED).mkdir()
-    for source, target, names in ((path, path / REPLACED, FILES), (draft, path, FILES[::-1])):
-        for name in names:
-            if (source / name).exists():
-                (source / name).rename(target / name)
-    remove_replaced(Run(path))
+@contextmanager
+def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
+    """Yield a draft with settings. At the end, its files replace the run in `path` by renames, which need no space."""
+    draft, replaced = path / NEW, path / REPLACED
+    with reported(f"cannot write the run to {path}"):
+        try:
+            shutil.rmtree(draft, ignore_errors=True)
+            (draft / "checkpoints").mkdir(parents=True)
+            write_settings(Run(draft), config, tokenizer)
+            yield Run(draft)
+            remove_replaced(Run(path))
+            replaced.mkdir()
+            for source, target, names in ((path, replaced, FILES), (draft, path, FILES[::-1])):
+                for name in names:
+                    if (source / name).exists():
+                        (source / name).rename(target / name)
+            remove_replaced(Run(path))
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def remove_replaced(run: Run) -> None:
@@ -212,10 +186,6 @@ def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
 
 
 def check_path(path: Path) -> None:
-    """Check that Orbax can read from a path: it expands patterns, and takes a few prefixes for remote file systems.
-
-    Raises:
-        UserError: if it cannot.
-    """
+    """Check that Orbax can read from a path: it expands patterns, and takes a few prefixes for remote file systems."""
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
         raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {match[0]!r}")

@@ -7,8 +7,7 @@
                     checkpoint.json `Info`, with the SHA-256 of every file; written last, atomically
     checkpoints/310.damaged/        renamed by a resume
 
-A directory without checkpoint.json is not a checkpoint: its writer was killed. The digests cover checkpoint.json itself, so a
-flipped bit in any file is found before Orbax reads it.
+A directory without checkpoint.json is not a checkpoint: its writer was killed.
 """
 
 from __future__ import annotations
@@ -54,16 +53,14 @@ class Info:
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
-    # config, versions, data fingerprint, checksum of a base, best loss so far
-    about: Mapping[str, Any] = field(default_factory=dict)
-    sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path in the checkpoint
+    about: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # config, versions, data, checksum of a base, best loss so far
+    sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path; also of checkpoint.json
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
         return from_json(json.dumps(self.about.get("config")), f"the config in {SEAL}")
-
-
-TYPES = {"step": int, "val_loss": float | None, "tokens": int, "temporary": bool, "about": dict, "sha256": dict}
 
 
 class Saver:
@@ -88,11 +85,7 @@ class Saver:
             self.wait()
 
     def save(self, state: TrainState, info: Info) -> None:
-        """Write a state in the background, after the previous one. The state may be donated on return.
-
-        Raises:
-            TrainingFailed: if this or the previous checkpoint cannot be written.
-        """
+        """Write a state in the background, after the previous one. The state may be donated on return."""
         from orbax.checkpoint import v1 as ocp
 
         self.wait()
@@ -116,14 +109,10 @@ class Saver:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on disk.
-
-        Raises:
-            TrainingFailed: if it cannot be written.
-        """
+        """Wait until the last checkpoint is on disk. Raises `TrainingFailed` if it cannot be written."""
         writing, self._writing = self._writing, None
-        with _failures():
-            if writing is not None:
+        if writing is not None:
+            with _failures():
                 writing.result()
 
     def _finish(self, written: Callable[[], None], path: Path, info: Info) -> None:
@@ -163,17 +152,20 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
     If a run starts to skip updates when it is resumed, their statistics start from scratch.
     """
-    from jaxgpt.train.skip import SkipState, init_skip_state
-    from jaxgpt.train.step import TrainState
+    from jaxgpt.train.skip import init_skip_state
 
-    path, sharding, wanted = directory / str(step), like.step.sharding, _parts(like)
-    present = (name for name in wanted if name != "skip" or (path / name).is_dir())
-    parts = {name: _load(path, name, wanted[name]) for name in present}
+    path, sharding, parts = directory / str(step), like.step.sharding, _parts(like)
+    for name, part in parts.items():
+        new = name == "skip" and not (path / name).is_dir()
+        parts[name] = jax.device_put(init_skip_state(None)[:2], sharding) if new else _load(path, name, part)
     opt_state = parts["opt_state"]
-    if "skip" in wanted:
-        applied, statistics = parts.get("skip") or jax.device_put(init_skip_state(None)[:2], sharding)
-        opt_state = SkipState(applied, statistics, opt_state)
-    return TrainState(jax.device_put(np.int32(step), sharding), parts["params"], opt_state, parts.get("ema"))
+    if "skip" in parts:
+        opt_state = like.opt_state._replace(
+            applied=parts["skip"][0], statistics=parts["skip"][1], inner_state=opt_state
+        )
+    return like._replace(
+        step=jax.device_put(np.int32(step), sharding), params=parts["params"], opt_state=opt_state, ema=parts.get("ema")
+    )
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
@@ -185,9 +177,8 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
     step = resolve_step(directory, which)
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
-        others = [other for other in checkpoints(directory) if other != step]
-        fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
-        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
+        others = ", ".join(str(other) for other in checkpoints(directory) if other != step)
+        raise UserError(f"checkpoint {path} is damaged: {damage}; others for --checkpoint: {others or 'none'}")
     return _load(path, part, like), step
 
 
@@ -217,20 +208,18 @@ def resolve_step(directory: Path, which: str) -> int:
     Raises:
         UserError: if there is no such checkpoint, or it is unknown which one because a checkpoint.json is damaged.
     """
-    steps, losses = _steps(directory), val_losses(directory)
+    steps = _steps(directory)
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
-    if which in ("best", "last"):
-        for step in steps if which == "best" else steps[-1:]:
-            try:
-                read_info(directory / str(step))
-            except UserError as e:
-                raise UserError(
-                    f"{directory / str(step)}: {e}; restore it, or choose a step with --checkpoint"
-                ) from None
-        return min(losses, key=losses.__getitem__) if which == "best" and losses else steps[-1]
-    if which.isdecimal() and len(which) < 20 and int(which) in steps:
-        return int(which)
+    if which == "best":
+        losses = val_losses(directory)
+        if damaged := set(steps) - set(checkpoints(directory)):
+            path = directory / str(max(damaged))
+            raise UserError(f"{path / SEAL} is damaged: restore it, or choose a step with --checkpoint")
+        return min(losses, key=losses.__getitem__, default=steps[-1])
+    names = {"last": steps[-1]} | {str(step): step for step in steps}
+    if which in names:
+        return names[which]
     raise UserError(f"no checkpoint {which!r} in {directory}: best, last or one of {', '.join(map(str, steps))}")
 
 
@@ -240,19 +229,19 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     Raises:
         UserError: if all checkpoints are damaged.
     """
-    damaged: dict[Path, str] = {}
+    damaged: dict[int, str] = {}
     for step in reversed(_steps(directory)):
-        path = directory / str(step)
-        if reason := find_damage(path):
-            damaged[path] = reason
+        if reason := find_damage(directory / str(step)):
+            damaged[step] = reason
             continue
         for newer, reason in damaged.items():
-            aside = newer.with_name(f"{newer.name}.damaged")
+            aside = directory / f"{newer}.damaged"
             shutil.rmtree(aside, ignore_errors=True)
-            note(f"checkpoint {newer.name} is not used: {reason}; it is kept as {newer.rename(aside)}")
-        return read_info(path)
+            (directory / str(newer)).rename(aside)
+            note(f"checkpoint {newer} is not used: {reason}; it is kept as {aside}")
+        return read_info(directory / str(step))
     if damaged:
-        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+        reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
         raise UserError(f"no valid checkpoint in {directory}: {reasons}; restore one, or start a new run")
     return None
 
@@ -298,9 +287,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
         cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
-        raise UserError(
-            f"{path} does not match the run's settings: {part} ({type(cause).__name__}: {_reason(cause)})"
-        ) from None
+        raise UserError(f"{path} does not match the run's settings: {part} ({_reason(cause)})") from None
 
 
 def seal(path: Path, info: Info) -> None:
@@ -314,26 +301,21 @@ def seal(path: Path, info: Info) -> None:
 
 
 def read_info(path: Path) -> Info:
-    """Read the checkpoint.json of a checkpoint.
-
-    Raises:
-        UserError: if it cannot be read or has changed since it was written.
-    """
+    """Read the checkpoint.json of a checkpoint. Raises `UserError` if it has changed since it was written."""
     text = read_bytes(path / SEAL)
-    with suppress(TypeError, ValueError, RecursionError):  # neither JSON nor an `Info`
+    with suppress(AttributeError, RecursionError, TypeError, ValueError):  # neither JSON nor an `Info`
         info = Info(**parse_json(text, SEAL))
-        typed = all(isinstance(value, TYPES[name]) for name, value in vars(info).items())
-        if typed and info.step == int(path.name) and _render(info).encode() == text:
+        if info.step == int(path.name) and _render(info).encode() == text:
             return info
     raise UserError(f"{SEAL} has changed since it was written")
 
 
 def _render(info: Info) -> str:
     """Format the content of checkpoint.json, with its own digest among those of the files."""
-    files = {name: digest for name, digest in info.sha256.items() if name != SEAL}
-    values = json.dumps(asdict(replace(info, sha256=files)), allow_nan=False)
-    own = {SEAL: hashlib.sha256(values.encode()).hexdigest()}
-    return json.dumps(asdict(replace(info, sha256=files | own)), indent=1) + "\n"
+    values = asdict(info)
+    values["sha256"].pop(SEAL, None)
+    values["sha256"][SEAL] = hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest()
+    return json.dumps(values, indent=1) + "\n"
 
 
 @contextmanager

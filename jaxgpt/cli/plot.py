@@ -80,7 +80,7 @@ def draw_run(run: Run, title: str) -> None:
     from jaxgpt.study.plot import losses
     from jaxgpt.trainer.metrics import read_metrics
 
-    save(losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run)), run.plot)
+    save(losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run)), run.path / "loss.png")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -93,7 +93,7 @@ def save(figure: Figure, path: Path) -> None:
 def read_baselines(run: Run) -> dict[str, float]:
     """Read the baselines of a run in nats per token, by name; {} if the file is missing or damaged."""
     with suppress(UserError, OSError):
-        losses = read_json(run.baselines).get("losses")
+        losses = read_json(run.path / "baselines.json").get("losses")
         if isinstance(losses, dict):
             return {n: float(loss) for n, loss in losses.items() if type(loss) in (int, float) and math.isfinite(loss)}
     return {}

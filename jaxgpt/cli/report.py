@@ -69,8 +69,8 @@ class TrainReport(Report):
                 f"{rate * self._total / (warmup + 1):.2g} of {rate:g}; lower --optim.warmup-steps, or train longer"
             )
         if is_leader():
-            if not run.baselines.exists() and (found := baselines(data)):
-                write_json(run.baselines, found)
+            if not (run.path / "baselines.json").exists() and (found := baselines(data)):
+                write_json(run.path / "baselines.json", found)
             self._stack.callback(self._draw)  # even if the run is stopped or fails
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
@@ -189,7 +189,7 @@ class TrainReport(Report):
             with suppress(UserError):  # no losses yet
                 draw_run(self.run, f"{self.program.layout.config.preset}: {self.run.path}")
         except Exception as e:
-            self.note(f"cannot draw {self.run.plot}: {e}")
+            self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")
         self._drawn = time.monotonic()
 
     def _sample(self, params: Any, ids: list[int]) -> str:

@@ -14,8 +14,8 @@ from jaxgpt.data.mixture import Mixture
 from jaxgpt.data.order import draw, shuffled
 from jaxgpt.data.packing import Packed
 from jaxgpt.data.tokens import Split, Tokens
-from jaxgpt.errors import UserError, as_int, short_repr
-from jaxgpt.settings import INT_MAX
+from jaxgpt.errors import UserError, short_repr
+from jaxgpt.settings import INT_MAX, as_int
 
 
 @dataclass(frozen=True)

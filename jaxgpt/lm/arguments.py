@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxgpt.config import NEW_TOKENS, ModelConfig, TextParams
 from jaxgpt.data import Tokenizer
-from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
+from jaxgpt.settings import as_int
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
 INT64 = (-(2**63), 2**63 - 1)

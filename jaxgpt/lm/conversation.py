@@ -9,11 +9,12 @@ import jax
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
-from jaxgpt.errors import UserError, as_int
+from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
 from jaxgpt.lm.engine import Prefix
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
 from jaxgpt.lm.model import LM, check_lm, for_decoding
+from jaxgpt.settings import as_int
 
 ANSWER_TOKENS = 512  # default maximum number of tokens of an answer
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.decoding.sampling import DIVERGED, Filter, with_filters
-from jaxgpt.errors import UserError, as_int
+from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import (
     Prompt,
     Prompts,
@@ -28,6 +28,7 @@ from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_slots, search
 from jaxgpt.lm.model import LM, for_decoding, placed, sampler_of
 from jaxgpt.lm.text import FinishReason, TextStream
 from jaxgpt.parallel.host import device_memory
+from jaxgpt.settings import as_int
 
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings

@@ -18,7 +18,7 @@ from jaxgpt.checkpoint.store import read_params, save_params
 from jaxgpt.config import Config, DataConfig, LoraConfig, ModelConfig
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding import Sampler, SamplingParams
-from jaxgpt.errors import UserError, as_int, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
 from jaxgpt.model import GPT, KVCache
@@ -27,6 +27,7 @@ from jaxgpt.model.params import abstract_params, flatten_params
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import use_mesh
+from jaxgpt.settings import as_int
 
 
 class LM(NamedTuple):

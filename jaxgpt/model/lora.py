@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import LoraConfig, ModelConfig
-from jaxgpt.errors import UserError, as_int, did_you_mean, short_repr
+from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.model.params import abstract_params, flatten_params, map_weights
+from jaxgpt.settings import as_int
 
 TARGETS = ("q_proj", "v_proj")
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxgpt.config import Config
-from jaxgpt.errors import as_int
 from jaxgpt.lm import LM
 from jaxgpt.lm.arguments import as_keys
+from jaxgpt.settings import as_int
 from jaxgpt.study.run import forward, layer_names, on_tokens
 
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config
-from jaxgpt.errors import UserError, as_int, short_repr
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm import LM
 from jaxgpt.lm.model import check_lm
+from jaxgpt.settings import as_int
 from jaxgpt.study.lens import answer_ids
 from jaxgpt.study.run import Edits, as_tokens, forward, layer_names, on_tokens, run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import random
 import shutil
 import warnings
@@ -114,20 +113,13 @@ def test_every_bit_of_the_seal_counts(three: Path) -> None:
         Path("3", SEAL).write_bytes(content)
 
 
-@pytest.mark.parametrize("change", [{"step": "3"}, {"val_loss": "low"}, {"sha256": []}, {"about": None}, {"more": 1}])
-def test_a_seal_of_other_types_is_damaged(three: Path, change: dict[str, Any]) -> None:
-    """The digest of the index matches, but no version wrote such an index."""
+def test_the_best_checkpoint_is_unknown_if_a_seal_is_damaged(three: Path) -> None:
     shutil.copytree(three, FOLDER)
-    path = FOLDER / "3" / SEAL
-    path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=1) + "\n")
-    assert steps() == [1, 2]
-    for which in ("best", "last"):
-        with pytest.raises(
-            UserError, match=r"checkpoints/3: checkpoint\.json has changed .*choose a step with --checkpoint"
-        ):
-            resolve_step(FOLDER, which)
-    assert resolve_step(FOLDER, "2") == 2
-    assert latest_valid(FOLDER, lambda _: None).step == 2
+    flip(FOLDER / "2" / SEAL, 20)
+    assert steps() == [1, 3]
+    with pytest.raises(UserError, match=r"2/checkpoint\.json is damaged: .*choose a step with --checkpoint"):
+        resolve_step(FOLDER, "best")
+    assert (resolve_step(FOLDER, "last"), resolve_step(FOLDER, "2")) == (3, 2)
 
 
 def array_file(path: Path) -> Path:
@@ -176,7 +168,7 @@ def test_only_files_that_are_read_are_checked(three: Path) -> None:
     flip(file, 5)
     np.testing.assert_array_equal(read_params(FOLDER, "last", LIKE)[0]["w"], state(3).params["w"])
     flip(array_file(FOLDER / "3"), 5)
-    with pytest.raises(UserError, match=r"checkpoint checkpoints/3 is damaged: params/.*; try --checkpoint 2") as error:
+    with pytest.raises(UserError, match=r"checkpoints/3 is damaged: params/.*; others for --checkpoint: 1, 2") as error:
         read_params(FOLDER, "last", LIKE)
     assert "\n" not in str(error.value)
 
@@ -261,15 +253,10 @@ def test_a_full_disk() -> None:
     assert latest_valid(FOLDER, print).step == 3
 
 
-@pytest.mark.parametrize("which", ["4", 5000 * "1", "-1", "\u00b2", ""])
+@pytest.mark.parametrize("which", ["4", 5000 * "1", "-1", "0002", "\u00b2", ""])
 def test_a_missing_checkpoint_is_one_line(three: Path, which: str) -> None:
     with pytest.raises(UserError, match=r"^no checkpoint .* best, last or one of 1, 2, 3$"):
         resolve_step(three, which)
-
-
-@pytest.mark.parametrize("which", ["2", "0002", "\u0662"])
-def test_a_step_may_be_written_with_other_digits(three: Path, which: str) -> None:
-    assert resolve_step(three, which) == 2
 
 
 def test_restore_on_another_mesh() -> None:

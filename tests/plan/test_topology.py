@@ -131,7 +131,7 @@ def test_libtpu_errors_become_one_line(monkeypatch: pytest.MonkeyPatch, raised: 
 
 def test_slices_lie_along_data() -> None:
     devices = [SimpleNamespace(slice_index=i // 2, device_kind="x", platform="tpu") for i in range(8)]
-    with pytest.raises(UserError, match=r"mesh.data 2 is not a multiple of the 4 slices.* use --mesh.data 4 "):
+    with pytest.raises(UserError, match=r"mesh.data 2 cannot be split over 4 slices .* --mesh.data 4 "):
         make_mesh(MeshConfig(data=2, fsdp=4, tensor=1), devices)
 
 

@@ -244,11 +244,11 @@ def test_logit_difference_takes_ids_of_any_type():
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (study.LogitDifference(V, 0), "an answer must be at most 16: 17"),
-        (study.LogitDifference(0, -1), "an answer must be at least 0: -1"),
-        (study.LogitDifference(0, 1.5), "an answer must be an integer: 1.5"),
-        (study.LogitDifference(0, 1, T), "position must be at most 5: 6"),
-        (study.LogitDifference(0, 1, -T - 1), "position must be at least -6: -7"),
+        (study.LogitDifference(V, 0), "an answer must be at least 0 and at most 16, not 17"),
+        (study.LogitDifference(0, -1), "an answer must be at least 0 and at most 16, not -1"),
+        (study.LogitDifference(0, 1.5), "an answer must be an integer, not 1.5"),
+        (study.LogitDifference(0, 1, T), "position must be at least -6 and at most 5, not 6"),
+        (study.LogitDifference(0, 1, -T - 1), "position must be at least -6 and at most 5, not -7"),
         (study.LogitDifference((0, 1, 2), 1), "3 answers for 2 rows"),
     ],
 )
@@ -260,9 +260,9 @@ def test_a_logit_that_does_not_exist_is_one_line(metric, message):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda lm: study.lens(lm, [[1, 2]], k=V + 1), "k must be at most 17"),
-        (lambda lm: study.attribution(lm, [[1, 2]], V), "an answer must be at most 16"),
-        (lambda lm: study.attribution(lm, [[1, 2]], position=2), "position must be at most 1"),
+        (lambda lm: study.lens(lm, [[1, 2]], k=V + 1), "k must be at least 1 and at most 17"),
+        (lambda lm: study.attribution(lm, [[1, 2]], V), "an answer must be at least 0 and at most 16"),
+        (lambda lm: study.attribution(lm, [[1, 2]], position=2), "position must be at least -2 and at most 1"),
         (lambda lm: study.attribution(lm, [[1, 2]] * 3, [1, 2]), "2 answers for 3 rows"),
         (lambda lm: study.ablate_heads(lm, [[1, 2]], METRIC, "median"), "replacement must be zero or mean: 'median'"),
         (lambda lm: study.patch(lm, [[1, 2]], [[1, 2, 3]], METRIC), r"\[1, 2\] and the corrupted ids \[1, 3\]"),
@@ -270,7 +270,7 @@ def test_a_logit_that_does_not_exist_is_one_line(metric, message):
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "{x}"), "no activation 'h.0.{x}'"),
         (lambda lm: study.patch(lm, [[1]], [[2]], METRIC, "mlp.out", "heads"), "'mlp.out' has no heads"),
         (lambda lm: study.ablate_heads(lm, [[1, 2]], lambda x: x[:, -1, 3]), r"returned an array of shape \[1\]"),
-        (lambda lm: study.repeated_tokens(lm, 7), "period must be at most 6"),
+        (lambda lm: study.repeated_tokens(lm, 7), "period must be at least 1 and at most 6"),
     ],
 )
 def test_bad_questions_are_one_line(lm, ask, message):
