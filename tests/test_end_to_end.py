@@ -177,7 +177,7 @@ def test_interrupted_and_resumed() -> None:
         (["train", "--data.path", "odd.bin", *"--data.tokenizer ids --model.vocab-size 9".split()], "odd.bin: 3 bytes"),
         (["train", "--data.tokenizer", "nonsense"], "no tokenizer at nonsense"),
         (["train", "gpt2"], "no text is named: add --data.path FILE"),
-        (["train", "--out", "text.txt"], "cannot write the run to text.txt"),
+        (["train", "--out", "text.txt"], "cannot write to text.txt"),
         (["train", "--out", "text.txt/run"], "cannot write the run to text.txt/run"),
         (
             ["train", "--out", "taken"],

@@ -55,7 +55,7 @@ def core_files() -> list[Path]:
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(repository())))
 def test_the_core_knows_no_files_processes_or_backends(path: Path) -> None:
     """What makes a backend fast reaches it as one value, from `kernels`."""
-    assert imports(path) <= {"errors", "config", *CORE}
+    assert imports(path) <= {"errors", "settings", "config", *CORE}
     words = set(re.findall(r"[a-z_]+", path.read_text().lower()))
     assert not words & {
         "cpu",

@@ -123,7 +123,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     if Run(path).exists():
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
-    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # which a killed process leaves
+    elif (path / "checkpoints").exists() and not (path / NEW).exists():  # the draft of a killed process
         raise UserError(f"{path} holds checkpoints but no config.json: choose another --out")
 
 
@@ -155,7 +155,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
 
 @contextmanager
 def _draft(path: Path, config: Config, tokenizer: Tokenizer) -> Iterator[Run]:
-    """Yield a draft with settings. At the end, its files replace the run in `path` by renames, which need no space."""
+    """Yield a draft with settings. At the end, renames replace the run in `path` with it, which needs no space."""
     draft, replaced = path / NEW, path / REPLACED
     with reported(f"cannot write the run to {path}"):
         try:

@@ -177,8 +177,9 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
     step = resolve_step(directory, which)
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
-        others = ", ".join(str(other) for other in checkpoints(directory) if other != step)
-        raise UserError(f"checkpoint {path} is damaged: {damage}; others for --checkpoint: {others or 'none'}")
+        others = [other for other in checkpoints(directory) if other != step]
+        fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
+        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
     return _load(path, part, like), step
 
 
