@@ -20,17 +20,11 @@ from jaxgpt.settings import INT_MAX, as_int
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only those rows.
-
-    Attributes:
-        split: the ids.
-        starts_B: positions of the first ids.
-        block_size: T.
-    """
+    """Windows of inputs and targets (`Split.windows`). Indexing with a slice reads only those rows."""
 
     split: Split
-    starts_B: np.ndarray
-    block_size: int
+    starts_B: np.ndarray  # positions of the first ids
+    block_size: int  # T
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,12 +78,7 @@ class Batches:
     Each source of a mixture has separate epochs: its rows of a batch are its next windows (`Mixture.source_of_rows`).
 
     Attributes:
-        split: the ids.
-        block_size: T.
-        batch_size: B.
-        seed: seed of the order.
-        sampling: epoch or random.
-        first: index of the first window of step 0; positive after a resume with a different batch size.
+        first: index of the first window of step 0; not 0 after a resume with a different batch size.
         per_epoch: windows in an epoch, of all sources.
     """
 

@@ -22,15 +22,10 @@ Message = Mapping[str, Any]
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation.
+    """A rendered conversation."""
 
-    Attributes:
-        text: input for the tokenizer, with special tokens by name.
-        spans: `[begin, end)` of the characters that the assistant wrote, if the template marks them.
-    """
-
-    text: str
-    spans: list[tuple[int, int]]
+    text: str  # input for the tokenizer, with special tokens by name
+    spans: list[tuple[int, int]]  # [begin, end) of the characters that the assistant wrote, if the template marks them
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:

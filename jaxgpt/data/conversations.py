@@ -26,7 +26,7 @@ EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant"
 class Conversation(NamedTuple):
     """An encoded conversation."""
 
-    ids: np.ndarray  # int32, of the complete conversation
+    ids: np.ndarray  # int32
     is_target: np.ndarray  # whether the assistant wrote each id, bool
 
 
@@ -76,11 +76,7 @@ def pack_conversations(conversations: Sequence[Conversation], block_size: int) -
 def read_conversations(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, progress: Progress = no_progress
 ) -> tuple[list[Conversation], str]:
-    """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file.
-
-    Raises:
-        UserError: if the file cannot be read, a line is not a conversation, or the file is empty.
-    """
+    """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file."""
     if not path.exists():
         raise missing(path)
     with reported(f"cannot read {path}"):

@@ -79,9 +79,17 @@ class Piece(NamedTuple):
         return value
 
 
-def list_sources(names: Sequence[str]) -> list[Source]:
-    """List the files of each source; raise `UserError` if a source is missing or empty."""
-    return [_source(name) for name in names]
+def find_source(name: str) -> Source:
+    """List the files of a path; raise `UserError` if it is missing or empty."""
+    path = Path(name)
+    if not path.exists():
+        raise missing(name, DOWNLOAD)
+    files = [p for p in (visible_files(path) if path.is_dir() else [path]) if p.stat().st_size]
+    if not files:
+        raise UserError(f"{name} has no files, or only empty files")
+    stats = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    fingerprint = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
+    return Source(name, tuple(files), sum(size for _, size, _ in stats), fingerprint)
 
 
 def read_pieces(sources: Sequence[Source], params: PrepareParams, cuts: Cuts) -> Iterator[Piece]:
@@ -180,18 +188,6 @@ def _read_parquet(file: BinaryIO, where: str, field: str) -> Iterator[Piece]:
         for value in batch.column(0).cast("binary").to_pylist():  # bytes that are not UTF-8 are found by `Piece.text`
             yield Piece(f"{where}, row {number}", value)
             number += 1
-
-
-def _source(name: str) -> Source:
-    path = Path(name)
-    if not path.exists():
-        raise missing(name, DOWNLOAD)
-    files = [p for p in (visible_files(path) if path.is_dir() else [path]) if p.stat().st_size]
-    if not files:
-        raise UserError(f"{name} has no files, or only empty files")
-    stats = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
-    fingerprint = hashlib.sha256(json.dumps(stats).encode()).hexdigest()
-    return Source(name, tuple(files), sum(size for _, size, _ in stats), fingerprint)
 
 
 def _unreadable(where: str, e: Exception) -> UserError:

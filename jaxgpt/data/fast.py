@@ -13,7 +13,7 @@ from jaxgpt.data.cuts import word_pattern
 from jaxgpt.data.tokenizer import EOS_NAMES, SubwordTokenizer, Tokenizer, byte_vocab, call_tokenizers
 from jaxgpt.errors import UserError
 
-UNSUPPORTED = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallback ignore_merges".split()
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:

@@ -29,30 +29,17 @@ TOGETHER = 64  # pieces of a text to encode at a time, on all cores
 
 @dataclass(frozen=True)
 class Data:
-    """Training and validation data.
-
-    Attributes:
-        train: ids for training.
-        val: ids for validation; the training ids if nothing was held out.
-        held_out: whether `val` was held out.
-        tokenizer: tokenizer of the ids.
-        source: description of the data, in one line.
-        fingerprint: SHA-256 of the text, of the file of conversations, of the ids of token files, or of the fingerprints of
-            the parts of a mixture.
-        name: path of the data, or name of the built-in text; empty for a mixture.
-        parts: data of each source of a mixture; otherwise empty.
-        text: the text; None for token files, conversations and mixtures.
-    """
+    """Training and validation data."""
 
     train: Split
-    val: Split
-    held_out: bool
+    val: Split  # the training ids if nothing was held out
+    held_out: bool  # whether `val` was held out
     tokenizer: Tokenizer
-    source: str
-    fingerprint: str
-    name: str = ""
-    parts: tuple[Data, ...] = ()
-    text: Text | None = None
+    source: str  # description in one line
+    fingerprint: str  # SHA-256 of the text, the conversations, the ids of token files, or the fingerprints of `parts`
+    name: str = ""  # path of the data, or name of the built-in text; empty for a mixture
+    parts: tuple[Data, ...] = ()  # data of each source of a mixture
+    text: Text | None = None  # None for token files, conversations and mixtures
 
     @property
     def is_conversations(self) -> bool:
@@ -95,20 +82,20 @@ class Data:
         Raises:
             UserError: if a split is shorter than a window, or no document ends.
         """
-        T, setting = config.window, config.data.documents
+        needed, setting = config.window + 1, config.data.documents
         for part in self.parts or (self,):
-            for kind, split in (("training", part.train), ("validation", part.val)):
-                if len(split) <= T and not part.is_conversations:
-                    raise UserError(
-                        f"{config.window_setting} needs at least {T + 1} {kind} tokens, but there are {len(split)} in "
-                        f"{part.name}: lower it, change data.train_fraction, or use a longer text"
-                    )
+            shortest = min(len(part.train), len(part.val))
+            if shortest < needed and not part.is_conversations:
+                kind = "training" if shortest == len(part.train) else "validation"
+                raise UserError(
+                    f"{config.window_setting} needs at least {needed} {kind} tokens, but there are {shortest} in {part.name}: "
+                    f"lower it, change data.train_fraction, or use a longer text"
+                )
             ids = part.train.tokens if isinstance(part.train, Packed) else part.train
             if isinstance(ids, Tokens) and ids.end_ids and not any(map(len, ids.ends())):
                 raise UserError(
                     f"data.documents {setting} needs an end-of-text id after each document, but {part.name} does not contain "
-                    f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id between documents, or "
-                    f"--data.documents flow"
+                    f"{' or '.join(map(str, ids.end_ids))}: use token files (.bin) with this id, or --data.documents flow"
                 )
 
 

@@ -16,23 +16,14 @@ PACKED_PIECES = 1 << 20  # pieces that are packed together, which bounds the mem
 
 @dataclass(frozen=True)
 class Packed:
-    """Pieces of a text packed into windows, with a segment id for each. The start of a window is its index.
+    """Pieces of a text packed into windows, with a segment id for each. The start of a window is its index."""
 
-    Attributes:
-        tokens: all ids.
-        is_target: whether each id is a target, bool; None: all are.
-        begins: position of the first input of each piece, window after window, int64 `[n]`.
-        lengths: number of inputs of each piece, int32 `[n]`; each predicts the next id.
-        bounds: window i has the pieces `bounds[i]` to `bounds[i + 1]`, int64 `[windows + 1]`.
-        documents: number of documents that the pieces come from.
-    """
-
-    tokens: Tokens
-    is_target: np.ndarray | None
-    begins: np.ndarray
-    lengths: np.ndarray
-    bounds: np.ndarray
-    documents: int
+    tokens: Tokens  # all ids
+    is_target: np.ndarray | None  # whether each id is a target, bool; None: all are
+    begins: np.ndarray  # position of the first input of each piece, window after window, int64 [n]
+    lengths: np.ndarray  # number of inputs of each piece, int32 [n]; each predicts the next id
+    bounds: np.ndarray  # window i has the pieces bounds[i] to bounds[i + 1], int64 [windows + 1]
+    documents: int  # number of documents that the pieces come from
     segmented = True
 
     @staticmethod

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data import shards
-from jaxgpt.data.documents import Piece, Source, list_sources, read_pieces, sample_text
+from jaxgpt.data.documents import Piece, Source, find_source, read_pieces, sample_text
 from jaxgpt.data.fast import fast_encoder
 from jaxgpt.data.shards import INDEX, SPLITS, TOKENIZER_FILE, ShardWriter
 from jaxgpt.data.tokenizer import Tokenizer
@@ -56,20 +56,15 @@ def prepare(
     report: Callable[[Mapping[str, Any], int, int], None] = lambda index, read, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Tokenize documents to shards of ids with an index.
+    """Tokenize documents to shards of ids with an index, and return the index.
 
-    If the command is killed, a call with the same arguments continues and gives the same bytes, with any number of workers.
-    A call for a complete directory compares the files with their checksums.
+    A call with the same arguments continues a killed one, and compares the files of a complete directory with their checksums.
 
     Args:
-        names: files or directories.
         out: directory to write; new, empty, or from an earlier call with the same parameters.
         params: parameters of the shards.
         report: called with the index, and the bytes of the sources read so far and in total.
         note: called with messages.
-
-    Returns:
-        The content of index.json.
 
     Raises:
         UserError: if the sources, parameters or directory cannot be used, or a document cannot be read.
@@ -77,7 +72,7 @@ def prepare(
     for name in names:
         if Path(name).resolve() in [out.resolve(), *out.resolve().parents]:
             raise UserError(f"--out {out} is inside the source {name}: choose another --out")
-    sources = list_sources(names)
+    sources = [find_source(name) for name in names]
     tokenizer = None if params.tokenizer == "bpe" else _named_tokenizer(params.tokenizer)
     vocab_size = tokenizer.vocab_size if tokenizer else params.vocab_size
     if params.format == "nanogpt" and shards.token_dtype(vocab_size).itemsize > 2:

@@ -51,17 +51,11 @@ def no_progress(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Text:
-    """A text in UTF-8.
-
-    Attributes:
-        data: the text.
-        source: description of the text, in one line.
-        files: name and size in bytes of each file of a directory, in order; empty for a single file.
-    """
+    """A text in UTF-8."""
 
     data: bytes
-    source: str = ""
-    files: tuple[tuple[str, int], ...] = ()
+    source: str = ""  # description in one line
+    files: tuple[tuple[str, int], ...] = ()  # name and size in bytes of each file of a directory; () for a single file
 
     @staticmethod
     def of(parts: Mapping[str, bytes], source: str) -> Text:
@@ -114,11 +108,6 @@ def python_sources() -> Text:
     """Concatenate the sources of a fixed list of standard-library modules."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = {name: root / f"{name}.py" for name in PYTHON_MODULES}
-    if absent := [str(path) for path in paths.values() if not path.is_file()]:
-        raise UserError(
-            f"{plural(len(absent), 'source')} of Python's standard library not found, such as {absent[0]}: choose a different "
-            f"text with --data.path FILE"
-        )
     source = f"{len(paths)} modules of Python's standard library, {min(paths)} to {max(paths)}, at {root}"
     return Text.of({name: _read_file(path) for name, path in paths.items()}, source)
 

@@ -23,14 +23,11 @@ Ids = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens of a model. Export writes both files again.
+    """Special tokens of a model. Export writes both files again."""
 
-    Attributes:
-        generation: content of generation_config.json, with the ids of config.json that it lacks.
-        tokenizer: tokens and chat template of tokenizer_config.json.
-    """
-
+    # Content of generation_config.json, with the ids of config.json that it lacks.
     generation: Mapping[str, Any] = field(default_factory=dict)
+    # Tokens and chat template of tokenizer_config.json.
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -55,31 +52,22 @@ class SpecialTokens:
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer, with the members that most of them share.
+    """The interface of a tokenizer, with the members that most of them share."""
 
-    Attributes:
-        vocab_size: V; all ids are smaller.
-        special: special tokens from the files of an imported model; empty for other tokenizers.
-        separator: separator to join two texts with; not empty: decoding does not restore white space.
-        cuts: places to cut a text without changing its ids.
-        byte_ids: ids of single bytes. A run of them is decoded to characters as a whole.
-        bos_ids: ids to put before a text.
-        end_ids: ids that end a text.
-        eos_id: the first of end_ids, or None.
-    """
-
-    vocab_size: int
-    special: SpecialTokens = SpecialTokens()
-    separator: str = ""
-    cuts: Cuts = ANYWHERE
-    byte_ids: Collection[int] = ()
+    vocab_size: int  # V; all ids are smaller
+    special: SpecialTokens = SpecialTokens()  # from the files of an imported model; empty for other tokenizers
+    separator: str = ""  # joins two texts; not empty: decoding does not restore white space
+    cuts: Cuts = ANYWHERE  # places to cut a text without changing its ids
+    byte_ids: Collection[int] = ()  # ids of single bytes; a run of them is decoded to characters as a whole
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
+        """Ids to put before a text."""
         return ()
 
     @property
     def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
         special = tuple(i for i in self.special.end_ids if i < self.vocab_size)
         return special or self._usual_end()
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import mmap
 import os
 import re
 from bisect import bisect_right
@@ -86,7 +84,6 @@ class Tokens:
         """
         out, end = np.empty(n, np.int32), 0
         for piece in self.pieces(start, n):
-            _will_read(piece)
             ids = np.asarray(piece)  # operations on a memory map take three times as long
             if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
                 wrong = int(ids[(ids < 0) | (ids >= self.vocab_size)][0])
@@ -202,11 +199,10 @@ def open_tokens(path: Path) -> np.ndarray:
         raise UserError(f"{path} is empty")
     if magic in LLMC:
         known, dtype = LLMC[magic]
-        if version != known:
-            raise UserError(f"{path}: llm.c token file of version {version} is not supported, only version {known}")
-        if size != 4 * HEADER + count * dtype.itemsize:
+        if version != known or size != 4 * HEADER + count * dtype.itemsize:
             raise UserError(
-                f"{path}: the header declares {count:,} ids, but the file has {size:,} bytes: it is damaged"
+                f"{path} is damaged, or not of version {known} of llm.c's format: the header declares version {version} and "
+                f"{count:,} ids, the file has {size:,} bytes"
             )
         return np.memmap(path, dtype, "r", 4 * HEADER, (count,))
     if size % 2:
@@ -217,13 +213,3 @@ def open_tokens(path: Path) -> np.ndarray:
 def _token_files(directory: Path) -> dict[str, list[Path]]:
     bins = sorted(p for p in directory.glob("[!.]*.bin") if p.is_file())
     return {split: [p for p in bins if split_of(p) == split] for split in SPLIT_WORDS}
-
-
-def _will_read(piece: np.ndarray) -> None:
-    """Advise the kernel to read the bytes of a piece of a mapped file; a page fault would read megabytes more."""
-    mapping = getattr(piece, "_mmap", None)
-    if mapping is not None:
-        begin = piece.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
-        page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-        with contextlib.suppress(OSError):
-            mapping.madvise(mmap.MADV_WILLNEED, page, begin + piece.nbytes - page)

@@ -16,14 +16,10 @@ SPREAD = 8  # table entries per hash: most hashes outside a set are excluded by 
 
 
 class HashSet:
-    """A set of 64-bit hashes.
-
-    Attributes:
-        hashes: the hashes, sorted and unique.
-    """
+    """A set of 64-bit hashes."""
 
     def __init__(self, hashes: np.ndarray) -> None:
-        self.hashes = np.unique(hashes)
+        self.hashes = np.unique(hashes)  # sorted
         bits = max((SPREAD * len(self.hashes)).bit_length(), 1)
         self._shift = np.uint64(64 - bits)
         self._used = np.zeros(1 << bits, bool)  # by the first bits of a hash

@@ -25,44 +25,26 @@ PIECES = 8  # pieces of the validation text to compare with
 
 
 class Match(NamedTuple):
-    """A span that a sample shares with a corpus.
+    """A span that a sample shares with a corpus, at its first occurrence in the corpus."""
 
-    Attributes:
-        length: number of tokens.
-        start: index of its first token in the sample.
-        position: index of its first token in the corpus, at its first occurrence.
-    """
-
-    length: int
-    start: int
-    position: int
+    length: int  # in tokens
+    start: int  # index in the sample
+    position: int  # index in the corpus
 
 
 @dataclass(frozen=True)
 class Memorized:
-    """The longest span of a sample that occurs in the training data.
+    """The longest span of a sample that occurs in the training data."""
 
-    Attributes:
-        tokens: length in tokens; 0 if no token of the sample occurs.
-        of: length of the sample in tokens.
-        characters: length in characters.
-        text: text of the span.
-        start: index of its first token in the sample.
-        token: index of its first token in the training ids.
-        location: file and line of a text; otherwise the path of the data and the index of the token.
-        before: text before the span in the training data.
-        after: text after the span.
-    """
-
-    tokens: int
-    of: int
-    characters: int = 0
-    text: str = ""
-    start: int = 0
-    token: int = 0
-    location: str = ""
-    before: str = ""
-    after: str = ""
+    tokens: int  # length of the span; 0 if no token of the sample occurs
+    of: int  # length of the sample in tokens
+    characters: int = 0  # length of the span
+    text: str = ""  # text of the span
+    start: int = 0  # index of its first token in the sample
+    token: int = 0  # index of its first token in the training ids
+    location: str = ""  # file and line of a text; otherwise the path of the data and the index of the token
+    before: str = ""  # text before the span in the training data
+    after: str = ""  # text after the span
 
 
 def longest_match(sample_ids: ArrayLike, corpus: Any) -> Match:
@@ -113,11 +95,6 @@ def find_memorized(
     samples: Sequence[Sequence[int]], data: Data, progress: Progress = no_progress
 ) -> tuple[list[Memorized], float | None]:
     """Find the longest span of each sample in the training data of a run.
-
-    Args:
-        samples: ids of generated texts.
-        data: data of the run.
-        progress: called with the number of tokens searched so far and the total.
 
     Returns:
         The spans; and, to compare them with, the median length in tokens of the longest spans of `PIECES` pieces of the

@@ -13,7 +13,6 @@ import numpy as np
 
 from jaxgpt.errors import UserError
 
-ORDER = 3  # tokens of the longest n-gram
 MAX_BASE = 2**21 - 1  # three ids below it fit in an int64
 
 
@@ -68,7 +67,7 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
     """
     p: np.ndarray = (Counts.of(training % base).lookup(keys % base) + 1) / (len(training) + base)
     yield p
-    for n in range(2, ORDER + 1):
+    for n in (2, 3):
         grams, of_n = Counts.of(training % base**n), keys % base**n
         seen, kinds = (each.lookup(of_n // base) for each in grams.contexts(base))
         p = np.where(seen > 0, (grams.lookup(of_n) + kinds * p) / np.maximum(seen + kinds, 1), p)

@@ -25,7 +25,6 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
     held-out tokens, or on training tokens if nothing is held out.
 
     Args:
-        data: the data.
         progress: called in each of several passes with the number of tokens processed so far and the total.
 
     Returns:

@@ -22,7 +22,7 @@ from helpers import TEXT
 from jaxgpt.config import Config, DataConfig, ModelConfig, PrepareParams
 from jaxgpt.data import documents as module
 from jaxgpt.data import load_tokenizer, open_data
-from jaxgpt.data.documents import list_sources, sample_text
+from jaxgpt.data.documents import find_source, sample_text
 from jaxgpt.data.prepare import prepare
 from jaxgpt.data.shards import read_index, write_index
 from jaxgpt.data.tokenizer_files import make_tokenizer, train_bpe
@@ -398,7 +398,7 @@ def test_bpe_is_trained_on_a_sample_of_every_file(params: PrepareParams) -> None
     for letter in "abc":
         Path(f"src/{letter}.jsonl").write_text(f'{{"text": "{letter * 8} {letter * 8}"}}\n' * 500)
         Path(f"src/{letter}.empty").touch()
-    sample = [*sample_text(list_sources(["src"]), params, 3000)]
+    sample = [*sample_text([find_source("src")], params, 3000)]
     texts = [text for pieces in sample for text in pieces]
     assert all(1000 <= sum(map(len, [text for text in texts if text[0] == letter])) < 1100 for letter in "abc")
     index = run(replace(params, tokenizer="bpe", vocab_size=290))
