@@ -16,7 +16,7 @@ from jaxgpt.data.text import Progress, no_progress
 from jaxgpt.data.tokenizer import Tokenizer, encode_spans
 from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, reported, short_repr
-from jaxgpt.files import missing, parse_json
+from jaxgpt.files import parse_json
 
 DATE = "2024-07-26"  # date for templates that write it: a batch is a function of (seed, step), not of the day
 PAIR = '{"prompt": "Hi", "completion": "Hello"}'
@@ -38,8 +38,7 @@ def load_conversations(
     Conversations of more than T + 1 ids are truncated, then those without a token of the assistant are dropped.
 
     Returns:
-        Training and validation data, the latter empty if there is only one conversation or `train_fraction` is 1; a one-line
-        description; and the SHA-256 of the file.
+        Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the file.
 
     Raises:
         UserError: if the file cannot be read, a line is not a conversation, or none remains.
@@ -77,8 +76,6 @@ def read_conversations(
     path: Path, tokenizer: Tokenizer, template: ChatTemplate | None, progress: Progress = no_progress
 ) -> tuple[list[Conversation], str]:
     """Read and encode the conversations of a file, one per line; return them and the SHA-256 of the file."""
-    if not path.exists():
-        raise missing(path)
     with reported(f"cannot read {path}"):
         data = path.read_bytes()
     conversations, lines = list[Conversation](), data.removeprefix(codecs.BOM_UTF8).split(b"\n")

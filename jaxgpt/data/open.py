@@ -1,7 +1,4 @@
-"""Open the data of a config: text, token files, conversations, or a mixture of these.
-
-path or dataset -> kind -> ids and tokenizer -> training and validation split -> documents -> `Data`
-"""
+"""Open the data of a config: text, token files, conversations, or a mixture of these."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.data.tokenizer_files import FROM_TEXT, make_tokenizer
 from jaxgpt.data.tokens import Split, Tokens, is_token_path, open_splits
 from jaxgpt.errors import UserError
+from jaxgpt.files import missing
 
 DECODED = 1 << 18  # ids to decode at a time
 TOGETHER = 64  # pieces of a text to encode at a time, on all cores
@@ -193,11 +191,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return the tokenizer of the data: `given`, of a prepared directory, named by the config, or made from all sources.
-
-    Raises:
-        UserError: if a prepared directory has a different tokenizer, or if it is made from text and a source is not text.
-    """
+    """Return the tokenizer of the data: of a prepared directory, `given`, named by the config, or made from all sources."""
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:
@@ -216,6 +210,8 @@ def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
 
 
 def _kind(data: DataConfig) -> str:
+    if data.path and not Path(data.path).exists():
+        raise missing(data.path)
     if data.conversations:
         return "conversations"
     return "token ids" if data.path and is_token_path(Path(data.path)) else "text"

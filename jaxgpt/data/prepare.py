@@ -62,7 +62,6 @@ def prepare(
 
     Args:
         out: directory to write; new, empty, or from an earlier call with the same parameters.
-        params: parameters of the shards.
         report: called with the index, and the bytes of the sources read so far and in total.
         note: called with messages.
 
@@ -94,7 +93,6 @@ def prepare(
             index["dtype"] = shards.token_dtype(tokenizer.vocab_size).name
             index["tokenizer"] = {
                 "name": params.tokenizer,
-                "file": TOKENIZER_FILE,
                 "sha256": sha256_file(out / TOKENIZER_FILE),
                 "vocab_size": tokenizer.vocab_size,
                 "end_id": tokenizer.eos_id,
@@ -152,11 +150,7 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 
 def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Read the index, or create it. Parameters may change until the first document is recorded.
-
-    Raises:
-        UserError: if the directory has documents from other parameters or sources.
-    """
+    """Read the index, or create it. Parameters may change until the first document is recorded."""
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
     settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""

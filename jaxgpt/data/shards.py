@@ -39,12 +39,7 @@ class ShardWriter:
     """Writes one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
-    nanoGPT's format is one file without a header.
-
-    Args:
-        directory: directory of the shards.
-        index: content of index.json. Its entry of the split is updated, and says where to continue.
-        split: `train` or `val`.
+    nanoGPT's format is one file without a header. The entry of the split in the index is updated, and says where to continue.
     """
 
     def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:

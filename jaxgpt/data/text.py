@@ -14,7 +14,7 @@ from string import ascii_letters
 
 from jaxgpt.config import DataConfig
 from jaxgpt.errors import UserError, plural, reported
-from jaxgpt.files import cache_dir, fetch, missing
+from jaxgpt.files import cache_dir, fetch
 
 NO_TEXT = "no text is named: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory
@@ -116,10 +116,8 @@ def read_path(path: Path) -> Text:
     """Read a text file, or all text files of a directory, sorted by path. Other files of a directory are skipped.
 
     Raises:
-        UserError: if the path does not exist, is too large, is not text, or is a directory without text files.
+        UserError: if the path is too large, is not text, or is a directory without text files.
     """
-    if not path.exists():
-        raise missing(path)
     if not path.is_dir():
         if not (data := _read_file(path)):
             raise UserError(f"{path} is empty: choose a file with text")
@@ -157,11 +155,7 @@ class NotText(UserError):
 
 
 def _read_file(path: Path) -> bytes:
-    """Read a UTF-8 file, without its byte-order mark.
-
-    Raises:
-        NotText: if the file is not UTF-8 text.
-    """
+    """Read a UTF-8 file, without its byte-order mark; raise `NotText` if it is a different kind of file."""
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if not path.is_file():

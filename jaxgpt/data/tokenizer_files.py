@@ -183,9 +183,9 @@ def _check_ids(value: Any) -> None:
     ids = list(vocab.values()) if isinstance(vocab, dict) else []
     if len(set(ids)) < len(ids):
         raise ValueError("two tokens have the same id")
-    for i in [*ids, *(token["id"] for token in value.get("added_tokens") or ())]:
-        if i >= MAX_VOCAB:
-            raise ValueError(f"id {i} is not below {MAX_VOCAB}")
+    largest = max([*ids, *(token["id"] for token in value.get("added_tokens") or ())], default=0)
+    if largest >= MAX_VOCAB:
+        raise ValueError(f"id {largest} is not below {MAX_VOCAB}")
 
 
 def _known(library: Any) -> Tokenizer:

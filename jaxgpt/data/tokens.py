@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxgpt.errors import UserError, plural, reported
-from jaxgpt.files import missing
 
 HEADER = 256  # int32 numbers in the header of an llm.c file
 BLOCK = 1 << 20  # ids to read at a time
@@ -165,8 +164,6 @@ def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tok
     Raises:
         UserError: if a file is missing, empty, damaged, or has 16-bit ids without a header and the vocabulary is larger.
     """
-    if not path.exists():
-        raise missing(path)
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():
         files = _token_files(path)

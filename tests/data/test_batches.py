@@ -47,15 +47,6 @@ def test_epochs_differ_in_order_and_phase() -> None:
     assert not (np.argsort(epochs[0]) == np.argsort(epochs[1])).all()
 
 
-def test_any_step_without_the_steps_before() -> None:
-    a, b = batches(), batches()
-    later = a.at(7)[:]
-    for step in range(7):
-        b.at(step)
-    assert (b.at(7)[:] == later).all()
-    assert (batches(seed=2).at(7)[:] != later).any()
-
-
 @pytest.mark.parametrize("sampling", ["epoch", "random"])
 def test_windows_do_not_change_between_versions(sampling: str) -> None:
     """Resuming with a different version of NumPy or jaxgpt must draw the same windows."""
@@ -116,12 +107,6 @@ def test_windows_of_documents(ids: list[int], T: int, seed: int) -> None:
         assert window[:, 1].tolist() == np.where(borders, -1, row[1:]).tolist()
         assert window[0, 2] == 0
         assert np.diff(window[:, 2]).tolist() == borders[:-1].tolist()
-
-
-def test_documents_stay_documents_when_they_are_split() -> None:
-    tokens = Tokens([np.arange(9) % 4], end_ids=(3,))
-    for part in tokens.split(4):
-        assert part.end_ids == (3,)
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,5 @@ def test_templates_that_cannot_be_trained_on_are_refused(tmp_path: Path) -> None
     path.write_text(json.dumps({"messages": TALK[1:]}))
     with pytest.raises(UserError, match="the first message has the role assistant"):
         load_conversations(path, tokenizer(PUBLISHED["llama-3"]), 256)
-    for missing in (tmp_path / "none.jsonl", tmp_path):
-        with pytest.raises(UserError, match=f"(no such file or directory|cannot read).*{missing.name}"):
-            load_conversations(missing, tokenizer(MARKED), 256)
+    with pytest.raises(UserError, match=f"cannot read.*{tmp_path.name}"):
+        load_conversations(tmp_path, tokenizer(MARKED), 256)

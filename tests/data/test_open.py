@@ -141,6 +141,9 @@ def test_bytes_of_the_validation_text_come_from_its_ids(fraction: float) -> None
         (DataConfig(path="text.txt", documents="mask"), r"mask needs an end-of-text id .* the tokenizer lacks it"),
         (DataConfig(path="text.txt", tokenizer="ids"), r"set model\.vocab_size"),
         (DataConfig(path="missing.txt"), r"no such file or directory: missing\.txt"),
+        (DataConfig(path="missing.jsonl", tokenizer="byte"), r"no such file or directory: missing\.jsonl"),
+        (DataConfig(path="missing.bin", tokenizer="byte"), r"no such file or directory: missing\.bin"),
+        (DataConfig(path="txt.txt"), r"no such file or directory: txt\.txt \(did you mean text\.txt"),
         (DataConfig(dataset="none"), r"--data\.path"),
     ],
 )

@@ -104,14 +104,6 @@ def test_byte_order_marks_are_removed(tmp_path: Path) -> None:
     assert read_path(tmp_path).text == "a.txtb.txt"
 
 
-def test_a_path_that_does_not_exist() -> None:
-    with pytest.raises(UserError, match="no such file or directory: nowhere"):
-        read_path(Path("nowhere"))
-    Path("shakespeare.txt").touch()
-    with pytest.raises(UserError, match=r"no such file or directory: shakspeare.txt \(did you mean shakespeare.txt"):
-        read_path(Path("shakspeare.txt"))
-
-
 def test_statquest_is_two_sentences() -> None:
     data = open_data(preset("statquest"))
     assert data.train.take(0, 12).tolist() == [0, 1, 2, 3, 4, 3, 2, 1, 0, 3, 4, 3]

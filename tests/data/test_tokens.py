@@ -104,12 +104,13 @@ def test_a_folder_without_training_files(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.data())
 def test_reading_across_parts(lengths: list[int], data: st.DataObject) -> None:
     whole = np.arange(sum(lengths))
-    tokens = Tokens(np.split(whole, np.cumsum(lengths)[:-1]))
+    tokens = Tokens(np.split(whole, np.cumsum(lengths)[:-1]), end_ids=(3,))
     start = data.draw(st.integers(0, len(whole)))
     n = data.draw(st.integers(0, len(whole) - start))
     assert tokens.take(start, n).tolist() == whole[start : start + n].tolist()
     before, after = tokens.split(start)
     assert (len(before), len(after)) == (start, len(whole) - start)
+    assert before.end_ids == after.end_ids == (3,), "documents stay documents"
     assert after.take(0, n).tolist() == whole[start : start + n].tolist()
 
 
