@@ -121,7 +121,7 @@ def test_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
         ({"recipe": {"n_layer": "3"}}, "n_layer must be an integer"),
         ({"recipe": {"batch_size": 5}}, "do not fit batches of 5"),
         ({"recipe": {"eval_iters": 3}}, "draw 3 of the recording is not the training batch due"),
-        ({"recipe": {"text": "other.txt"}}, "no such file or directory: other.txt"),
+        ({"recipe": {"text": "other.txt"}}, "other.txt is neither a file nor a directory"),
     ],
 )
 def test_an_inconsistent_recording_raises_one_line(

@@ -66,11 +66,6 @@ def test_a_batch_is_a_function_of_seed_and_step(sampling: str) -> None:
     assert (batch[2:6] == batch[:][2:6]).all(), "rows of a process"
 
 
-def test_the_order_does_not_depend_on_the_batch_size() -> None:
-    small = [batches(2).at(step).starts_B for step in range(4)]
-    assert batches(8).at(0).starts_B.tolist() == np.concatenate(small).tolist()
-
-
 def test_a_mixture_reads_like_its_sources() -> None:
     mixture = Mixture([A, B], (1, 1))
     assert len(mixture) == 330

@@ -88,13 +88,10 @@ def test_other_files_are_skipped(tmp_path: Path) -> None:
     assert source == f"1 token file at {tmp_path}"
 
 
-def test_a_binary_of_another_name_is_not_a_token_file(tmp_path: Path) -> None:
+def test_a_folder_without_training_files(tmp_path: Path) -> None:
     write(tmp_path / "weights.bin", "nanogpt")
     assert not is_token_path(tmp_path)
     assert is_token_path(tmp_path / "weights.bin")
-
-
-def test_a_folder_without_training_files(tmp_path: Path) -> None:
     write(tmp_path / "val.bin", "nanogpt")
     assert is_token_path(tmp_path)
     with pytest.raises(UserError, match=r"rename them to train\.bin and val\.bin"):
