@@ -143,7 +143,8 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
             else:
                 pieces = _read_text(file, where, cuts)
             for piece in pieces:
-                yield piece._replace(read=raw.tell())
+                piece = piece._replace(read=raw.tell())
+                yield piece
     except Exception as e:  # any error of the libraries that read it
         yield piece._replace(content=_unreadable(where, e), first=piece.last, last=True)
 

@@ -23,12 +23,10 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     import tiktoken
 
     value = json.loads(tokenizer.to_json())
-    pattern, plain = word_pattern(value), all(token["special"] for token in value["added_tokens"])
-    if not pattern or not plain or value["normalizer"] or not (ranks := _ranks(tokenizer, value["model"])):
+    if not word_pattern(value) or not (ranks := _ranks(tokenizer, value)):
         return None
-    # Without a special token, tiktoken looks for the empty string. Below, this one is ordinary text.
-    special = {EOS_NAMES[0]: max(ranks.values()) + 1}
-    encoding = tiktoken.Encoding("jaxgpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # tiktoken needs one; below, it is ordinary text
+    encoding = tiktoken.Encoding("jaxgpt", pat_str=word_pattern(value), mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
         try:
@@ -39,14 +37,15 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     return encode
 
 
-def _ranks(tokenizer: SubwordTokenizer, model: dict[str, Any]) -> dict[bytes, int]:
+def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, int]:
     """Return the ids of the tokens by their bytes, or {} if tiktoken would merge them differently.
 
     `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. They agree if every
     token, encoded alone by `tokenizers`, is itself: take the first pair (x, y) that only tiktoken merges, into a token t. So
     far, no merge crossed the ends of t, so encoding t alone also reaches (x, y). It ends as t, so (x, y) is a listed pair.
     """
-    if model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
+    model, plain = value["model"], all(token["special"] for token in value["added_tokens"])
+    if not plain or value["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):
         return {}
     bytes_of, merged = byte_vocab(), [a + b for a, b in model["merges"]]
     ids = {name: model["vocab"].get(name, -1) for name in [*bytes_of, *merged]}
