@@ -40,8 +40,6 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     elif Path(target).exists():
         base = preset(DEFAULT)
         base = replace(base, data=replace(base.data, path=target))
-        if base.data.conversations:
-            raise UserError(f"conversations need the tokenizer of a model: jaxgpt data report RUN --data.path {target}")
     else:
         near = did_you_mean(target, [*PRESETS, *beside(target)])
         raise UserError(f"no preset, run, file or directory {target!r}{near}; jaxgpt presets lists the presets")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from jaxgpt.cli.output import ERROR_OF_DATA, aligned, print_json
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
-from jaxgpt.cli.progress import note, progress
-from jaxgpt.config import Config, MeshConfig
-from jaxgpt.errors import UserError, plural
-
-if TYPE_CHECKING:
-    from jaxgpt.trainer.program import Program
+from jaxgpt.cli.progress import progress
+from jaxgpt.config import MeshConfig
+from jaxgpt.errors import plural
 
 
 def eval(
@@ -45,13 +42,16 @@ def eval(
     from jaxgpt.kernels.stored import dequantize, quantize
     from jaxgpt.lm import load
     from jaxgpt.trainer.evaluation import evaluate, loss_difference
+    from jaxgpt.trainer.program import build
 
     with progress("loading") as activity:
         lm = load(run, checkpoint)
         activity.stage("tokenizing")
         data = open_data(with_path(lm.config, path), lm.tokenizer, activity)
         activity.stage("evaluating")
-        program = _program(lm.config)
+        # Its own mesh, attention kernel and rematerialization may need other hardware.
+        train = replace(lm.config.train, attention="auto", remat="none")
+        program = build(replace(lm.config, mesh=MeshConfig(), train=train))
         result = evaluate(program, program.put_params(lm.params), data.val, progress=activity)
         assert result is not None  # None means interrupted, which cannot happen here
         cost: dict[str, float] = {}
@@ -94,15 +94,3 @@ def eval(
     }
     print(aligned(facts))
     return 0
-
-
-def _program(config: Config) -> Program:
-    """Build the program of a run; if this machine does not support its mesh or attention kernel, with the default ones."""
-    from jaxgpt.trainer.program import build
-
-    try:
-        return build(config)
-    except UserError as e:
-        note(f"{e}: evaluating with the default mesh and attention")
-    train = replace(config.train, attention="auto", remat="none")
-    return build(replace(config, mesh=MeshConfig(), train=train))

@@ -9,7 +9,6 @@ from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
 from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, SamplingParams
-from jaxgpt.errors import UserError
 
 if TYPE_CHECKING:
     from jaxgpt.lm.explain import Choice
@@ -22,7 +21,6 @@ def explain(
     prompt: str = "",
     special: Special = False,
     seed: Seed = SEED,
-    key: tuple[int, ...] = (),
     show: Count = 10,
     weights: Weights = "float32",
     checkpoint: Checkpoint = "best",
@@ -38,27 +36,17 @@ def explain(
     Args:
         run: run with the model
         prompt: text to continue; empty: start a new text
-        key: key to use instead of a seed, as printed by this command
         show: number of most probable tokens to list
     """
     lm = load_model(run, checkpoint, weights)
-    import jax
     import numpy as np
 
     from jaxgpt.lm import explain as explain_token
     from jaxgpt.lm.arguments import encode_prompt
     from jaxgpt.lm.text import TextStream
 
-    random: int | jax.Array = seed
-    if key:
-        words = jax.random.key_data(jax.random.key(0)).size
-        if len(key) != words or not all(0 <= word < 2**32 for word in key):
-            raise UserError(
-                f"--key must be {words} integers from 0 to {2**32 - 1}, as printed by this command, not {key}"
-            )
-        random = jax.random.wrap_key_data(jax.numpy.array([key], jax.numpy.uint32))
     encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
-    choice = explain_token(lm, encoded.ids, key=random, **asdict(sampling))
+    choice = explain_token(lm, encoded.ids, key=seed, **asdict(sampling))
 
     def described(token: int) -> dict[str, Any]:
         text = TextStream(lm.tokenizer.decode, 1, prompt=encoded.text_ids).add([token])
@@ -90,7 +78,7 @@ def _print(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, An
     if choice.uniform is None:
         print(f"chosen         {token['text']!r} ({token['id']}), the most probable")
         return
-    print(f"random number  {choice.uniform:.8f} (repeat with --key {' '.join(map(str, choice.key))})")
+    print(f"random number  {choice.uniform:.8f}")
     end = choice.before + token["probability"]
     span = f"cumulative probability {choice.before:.8f} to {end:.8f}, in order of id"
     print(f"sampled        {token['text']!r} ({token['id']}): {span}")

@@ -35,15 +35,21 @@ def info(target: str, /, *, json: Json = False) -> int:
     """
     config = with_vocab(named_config(target))
     results = {"name": target} | describe(config)
-    if target not in PRESETS:
+    facts = {
+        "model": f"{target}, {results['parameters']:,} parameters",
+        "training": f"{results['flops_per_token']:,} FLOPs per token",
+        "bytes": ", ".join(f"{kind} {count:,}" for kind, count in results["bytes"].items()),
+    }
+    if Path(target).is_dir() and target not in PRESETS:
         from jaxgpt.checkpoint.run import open_run
 
         run = open_run(Path(target))
-        results |= {"run": state_of(run, config), "special_tokens": special_tokens(run)}
+        results |= {"run": state_of(run, config)}
+        facts |= _run_facts(results, config)
     if json:
         print_json(results)
         return 0
-    print(aligned(_facts(config, results) | (_run_facts(results) if "run" in results else {})))
+    print(aligned(facts))
     print(f"\n{columns(_module_rows(results['modules'], config.model.n_layer))}")
     return 0
 
@@ -88,42 +94,18 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
     }
 
 
-def special_tokens(run: Run) -> dict[str, Any]:
-    """Return the tokens that are put before a text and that end one, and whether there is a chat template."""
-    tokenizer = run.tokenizer()
-    sides = {"begin": tokenizer.bos_ids, "end": tokenizer.end_ids}
-    tokens = {side: [{"id": i, "text": tokenizer.decode([i])} for i in ids] for side, ids in sides.items()}
-    return tokens | {"chat_template": tokenizer.special.chat_template is not None}
-
-
-def _facts(config: Config, results: dict[str, Any]) -> dict[str, str | list[str]]:
-    lora, sizes = config.lora, results["bytes"].items()
-    adapters = [
-        f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}",
-        f"{results['trainable_parameters']:,} trainable parameters; base: {config.init_from}",
-    ]
-    return {
-        "model": f"{results['name']}, {results['parameters']:,} parameters",
-        "adapters": adapters if lora.rank else "",
-        "training": f"{results['flops_per_token']:,} FLOPs per token",
-        "bytes": ", ".join(f"{kind} {count:,}" for kind, count in sizes),
-    }
-
-
-def _run_facts(results: dict[str, Any]) -> dict[str, str | list[str]]:
-    run, special = results["run"], results["special_tokens"]
+def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
+    run, lora = results["run"], config.lora
     steps = []
     for each in run["checkpoints"]:
         loss = "" if each["val_loss"] is None else f": loss {each['val_loss']:.4f}"
         steps.append(f"step {each['step']}{loss}{' (best)' if each['step'] == run['best'] else ''}")
-    texts = ["chat template"] if special["chat_template"] else []
-    for side in ("end", "begin"):
-        if special[side]:
-            tokens = [f"{token['text']!r} ({token['id']})" for token in special[side]]
-            texts.insert(0, f"{side} with {', '.join(tokens)}")
+    trainable = f"{results['trainable_parameters']:,} trainable parameters"
     trained = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {duration(run['seconds'])}"
     return {
-        "texts": texts,
+        "adapters": f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {lora.targets}: {trainable}"
+        if lora.rank
+        else "",
         "preset": run["preset"],
         "settings": [f"{name} {short_repr(value)}" for name, value in run["changed"].items()],
         "weights": f"started from {run['init_from']}" if run["init_from"] else "",

@@ -13,16 +13,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from jaxgpt.cli.parse import FLAT
+from jaxgpt.cli.parse import Count
 from jaxgpt.cli.progress import note
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
-from jaxgpt.settings import Section, setting
 from jaxgpt.signals import SIGNALS, UNFINISHED
 
 HERE = "127.0.0.1"
@@ -30,16 +29,10 @@ STDERR_LINES = 200  # lines of standard error to keep per process
 PATIENCE = 90  # seconds after the first failure before the remaining processes are killed
 
 
-@dataclass(frozen=True)
-class Processes(Section):
-    """Processes to start."""
-
-    processes: int = setting(2, "number of processes", 1, 4096)
-    devices_per_process: int = setting(0, "CPU devices per process; 0: an equal share of the cores", 0, 4096)
-
-
 def launch(
-    *command: Annotated[str, Parameter(allow_leading_hyphen=True)], options: Annotated[Processes, FLAT] = Processes()
+    *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    processes: Annotated[int, Parameter(validator=Number(gte=1, lte=4096))] = 2,
+    devices_per_process: Count = 0,
 ) -> int:
     """Train in several processes on this machine.
 
@@ -49,40 +42,42 @@ def launch(
 
     Args:
         command: train, and its arguments and options
+        processes: number of processes
+        devices_per_process: CPU devices per process; 0: an equal share of the cores
     """
     if command[:1] != ("train",):
         raise UserError(
             f"expected train, not {' '.join(command[:1])!r}; as in jaxgpt launch --processes 2 train PRESET"
         )
-    fleet = _Fleet(options)
+    fleet = _Fleet(processes)
     with socket.socket() as reserved:
         # Process 0 listens on this port. A socket that does not listen receives no connections.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind((HERE, 0))
-        fleet.start([*command, "--distributed.coordinator", f"{HERE}:{reserved.getsockname()[1]}"])
+        coordinator = f"{HERE}:{reserved.getsockname()[1]}"
+        fleet.start([*command, "--distributed.coordinator", coordinator], devices_per_process)
         return fleet.wait()
 
 
 class _Fleet:
     """Child processes; they exit when the launcher dies and closes their standard input."""
 
-    def __init__(self, options: Processes) -> None:
-        self.options = options
+    def __init__(self, count: int) -> None:
+        self.count = count
         self.processes = list[subprocess.Popen[str]]()
         self.readers = list[threading.Thread]()
-        self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(options.processes)]
+        self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last signal passed on
 
-    def start(self, command: Sequence[str]) -> None:
+    def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes, and pass signals on to them."""
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
                 signal.signal(number, self._forward)
-        count = self.options.processes
         variable = "JAX_NUM_CPU_DEVICES"
-        devices = self.options.devices_per_process or os.environ.get(variable) or max(cores() // count, 1)
-        flags = ["--distributed.num-processes", str(count), "--distributed.launched", "--distributed.process-id"]
-        for index in range(count):
+        each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
+        flags = ["--distributed.num-processes", str(self.count), "--distributed.launched", "--distributed.process-id"]
+        for index in range(self.count):
             process = subprocess.Popen(
                 [sys.executable, "-m", "jaxgpt", *command, *flags, str(index)],
                 stdin=subprocess.PIPE,
@@ -90,7 +85,7 @@ class _Fleet:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                env=os.environ | {variable: str(devices)},
+                env=os.environ | {variable: str(each)},
                 start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
             )
             self.processes.append(process)
@@ -140,5 +135,3 @@ class _Fleet:
                 if line not in printed:
                     printed.add(line)
                     sys.stderr.write(line)
-        if min(codes) < 0 and not self.forwarded:
-            note("to resume the run: jaxgpt train --resume --out RUN")

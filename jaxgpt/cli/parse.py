@@ -12,7 +12,7 @@ from dataclasses import fields
 from inspect import BoundArguments, signature
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
@@ -26,14 +26,6 @@ COMMANDS = (
     *("data prepare", "data report"),
 )
 HELP = frozenset({"-h", "--help"})
-PEERS = {  # options of other programs
-    "lr": "--optim.learning-rate",
-    "max-iters": "--train.steps",
-    "dtype": "--train.compute-dtype",
-    "context-length": "--model.block-size",
-    "out-dir": "--out",
-    "data": "--data.path",
-}
 
 
 class Settings(TypedDict, total=False):
@@ -73,13 +65,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:
         name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
-        about = one_line(e)
-        if isinstance(e, UnknownOptionError):
-            option = e.token.keyword or e.token.value
-            last = re.split(r"-+|\.", option.partition("=")[0].replace("_", "-"), maxsplit=1)[-1]
-            if peer := PEERS.get(last):
-                about = f"Unknown option: {option}. Did you mean {peer}?"
-        raise UserError(f"{about} See {name} --help.") from None
+        raise UserError(f"{one_line(e)} See {name} --help.") from None
     return command, bound
 
 

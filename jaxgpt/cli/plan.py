@@ -1,4 +1,4 @@
-"""jaxgpt plan PRESET|RUN --topology v5e:2x4 [--slices N] [--decode] [--full] [--estimate] [--json] [--section.field ...]"""
+"""jaxgpt plan PRESET|RUN --topology v5e:2x4 [--slices N] [--decode] [--estimate] [--json] [--section.field ...]"""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 GIB = 2**30
-HOPELESS = 2  # do not compile if the estimate exceeds the available memory by this factor
 CLOSE = 0.45  # suggest compiling above this fraction of memory: programs need up to twice the estimate
 
 
@@ -31,7 +30,6 @@ def plan(
     topology: str,
     slices: int = 1,
     decode: bool = False,
-    full: bool = False,
     estimate: bool = False,
     json: Json = False,
     settings: GivenSettings = NO_SETTINGS,
@@ -60,7 +58,6 @@ def plan(
         topology: chip and grid, such as v5e:2x4, or a Google Cloud slice, such as v5e-8
         slices: number of TPU slices or GPU machines, connected by a network
         decode: also plan a decoding step: one token for each row of a microbatch, with a full context
-        full: compile with full optimization: five times slower; memory changes by a few percent
         estimate: print only the estimate, do not compile
     """
     config = with_vocab(with_settings(named_config(target), settings))
@@ -85,18 +82,16 @@ def plan(
         steps = {"train": estimates.estimate(config, chips)}
     show("\nestimate from shapes and shardings, per device and step (parameters and optimizer are exact)")
     show(table(steps["train"], chips, config.train.steps))
-    if not why_not and steps["train"].total > HOPELESS * chips.chip.hbm:
-        why_not = f"the estimate exceeds {HOPELESS} times the available memory"
     if why_not:
         show(f"\nnot compiled: {why_not}")
     else:
         with progress("compiling the training step"):
-            steps["train"] = compile_step(config, chips, not full)
+            steps["train"] = compile_step(config, chips)
         show(f"\n{_origin(steps['train'])}, per device and step")
         show(table(steps["train"], chips, config.train.steps))
     if decode and not why_not:
         with progress("compiling the sampler"):
-            steps["decode"] = compile_decode(config, chips, not full)
+            steps["decode"] = compile_decode(config, chips)
         show(f"\n{_origin(steps['decode'])}, per device and token of each row")
         show(table(steps["decode"], chips))
     fits = all(cost.fits for cost in steps.values())

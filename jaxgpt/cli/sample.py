@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,9 +25,8 @@ def sample(
     run: str,
     /,
     *,
-    prompt: str = "",
+    prompt: tuple[str, ...] = ("",),
     special: Special = False,
-    prompts_file: str = "",
     seed: Seed = SEED,
     stream: bool = False,
     weights: Weights = "float32",
@@ -43,48 +41,41 @@ def sample(
 
     jaxgpt sample runs/shakespeare --prompt ROMEO: --max-new-tokens 500
     jaxgpt sample runs/shakespeare --prompt ROMEO: --temperature 0 --stream
-    jaxgpt sample runs/shakespeare --prompts-file prompts.txt --num-return-sequences 3 --json
+    jaxgpt sample runs/shakespeare --prompt ROMEO: JULIET: --num-return-sequences 3 --json
     jaxgpt sample runs/shakespeare --prompt ROMEO: --check-memorized
 
     Args:
         run: run with the model
-        prompt: text to continue; empty: start a new text
-        prompts_file: file with one prompt per line, instead of --prompt
+        prompt: texts to continue; empty: start a new text
         stream: print the text as it is generated
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
-    if prompt and prompts_file:
-        raise UserError("--prompt and --prompts-file cannot be combined: choose one")
-    prompts = _read_prompts(prompts_file) if prompts_file else [prompt]
-    if stream and (json or beams.num_beams > 1 or len(prompts) * beams.num_return_sequences > 1):
+    if stream and (json or beams.num_beams > 1 or len(prompt) * beams.num_return_sequences > 1):
         raise UserError(
             "--stream prints a single sample: leave out --json, --num-beams, --num-return-sequences and further prompts"
         )
 
     lm = load_model(run, checkpoint, weights)
     from jaxgpt.lm import generate
+    from jaxgpt.lm.arguments import encode_prompt
 
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)
-    inputs = [
-        _encoded(lm, text, special, f"{prompts_file}: line {n}: " * bool(prompts_file))
-        for n, text in enumerate(prompts, 1)
-    ]
+    inputs = []
+    for each in prompt:
+        encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, each, special)
+        inputs.append(encoded.ids if encoded.text_ids else "")
     settings: dict[str, Any] = asdict(text) | asdict(sampling) | {"key": seed}
-    began = time.perf_counter()
     if stream:
-        outs = [_stream(lm, prompt, inputs[0], settings)]
+        outs = [_stream(lm, prompt[0], inputs[0], settings)]
     else:
         with progress("sampling") as activity:
             outs = generate(lm, inputs, **settings, **asdict(beams), progress=activity)
-    seconds = time.perf_counter() - began
     note(f"sampled from {lm.source}")
-    repeated = [prompt for prompt in prompts for _ in range(beams.num_return_sequences)]
-    rows: list[dict[str, Any]] = [
-        {"prompt": prompt} | out._asdict() for prompt, out in zip(repeated, outs, strict=True)
-    ]
-    results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows, "seconds": seconds}
+    repeated = [each for each in prompt for _ in range(beams.num_return_sequences)]
+    rows: list[dict[str, Any]] = [{"prompt": each} | out._asdict() for each, out in zip(repeated, outs, strict=True)]
+    results: dict[str, Any] = {"run": run, "model": lm.source, "samples": rows}
     if check_memorized:
         from jaxgpt.report.memorized import find_memorized
 
@@ -97,36 +88,10 @@ def sample(
         print_json(results)
         return 0
     if not stream:
-        print("\n---\n".join(prompt + out.text for prompt, out in zip(repeated, outs, strict=True)))
+        print("\n---\n".join(each + out.text for each, out in zip(repeated, outs, strict=True)))
     if check_memorized:
         _print_memorized(spans, validation)
     return 0
-
-
-def _read_prompts(name: str) -> list[str]:
-    """Read one prompt per line."""
-    try:
-        # Not splitlines: a prompt may contain form feeds and Unicode line separators.
-        lines = Path(name).read_text("utf-8-sig").split("\n")
-    except UnicodeDecodeError as e:
-        raise UserError(f"cannot read {name}: it is not UTF-8 text (byte {e.start})") from None
-    lines = lines if lines[-1] else lines[:-1]
-    if not lines:
-        raise UserError(f"{name} is empty: write one prompt per line")
-    if "" in lines:
-        raise UserError(f"{name}: line {lines.index('') + 1} is empty: write a prompt on it, or remove it")
-    return lines
-
-
-def _encoded(lm: LM, prompt: str, special: bool, place: str) -> list[int] | str:
-    """Encode a prompt, unless it is empty; `place` begins the error of a line of a file."""
-    from jaxgpt.lm.arguments import encode_prompt
-
-    try:
-        encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
-    except UserError as e:
-        raise UserError(f"{place}{e}") from None
-    return encoded.ids if encoded.text_ids else ""
 
 
 def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> Data:
@@ -135,17 +100,11 @@ def _training_data(lm: LM, target: str, checkpoint: str, progress: Progress) -> 
     from jaxgpt.checkpoint.store import read_info, resolve_step
     from jaxgpt.data import open_data
 
-    if not (lm.config.data.path or lm.config.data.mix) and lm.config.data.dataset == "none":
-        raise UserError(
-            f"--check-memorized needs the training data, but {target} was imported or saved from Python, without data"
-        )
     data = open_data(lm.config, lm.tokenizer, progress)
     directory = Run(Path(target)).checkpoints
     step = resolve_step(directory, checkpoint)
     if read_info(directory / str(step)).about.get("data", data.fingerprint) != data.fingerprint:
-        raise UserError(
-            f"--check-memorized: the data of {target} has changed since step {step}: {data.source}; restore it"
-        )
+        raise UserError(f"the data of {target} has changed since step {step}: {data.source}; restore it")
     return data
 
 

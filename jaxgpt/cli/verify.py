@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxgpt.cli.output import aligned, columns, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_vocab
-from jaxgpt.config import Config, DataConfig, MeshConfig
-from jaxgpt.presets import DEFAULT, PRESETS, preset
+from jaxgpt.config import DataConfig, MeshConfig
+from jaxgpt.presets import PRESETS
 
 if TYPE_CHECKING:
     from jaxgpt.lm import LM
@@ -61,12 +61,14 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     }
     failed = bool(damaged) or any(row.ok is False for row in rows)
     if json:
-        print_json(about | {"ok": not failed, "damaged": damaged, "rows": [_as_json(row) for row in rows]})
+        values = [row._asdict() for row in rows]
+        for row in values:
+            if row["difference"] is not None and not math.isfinite(row["difference"]):
+                row["difference"] = None
+        print_json(about | {"ok": not failed, "damaged": damaged, "rows": values})
         return int(failed)
     print(aligned(about))
-    _print_table(rows)
-    for reason in damaged:
-        print(f"FAILED: {reason}")
+    print(_table(rows), *(f"FAILED: {reason}" for reason in damaged), sep="\n")
     return int(failed)
 
 
@@ -85,34 +87,21 @@ def _model(target: str, checkpoint: str) -> tuple[LM, str]:
     from jaxgpt.study.verify import fresh
     from jaxgpt.trainer.metrics import parameter_count
 
-    if target in PRESETS:
-        lm, name = fresh(_without_data(named_config(target))), f"{target}, random weights"
-    elif target:
+    if target and target not in PRESETS:
         lm, name = load(target, checkpoint), target
     else:
-        lm = fresh(_without_data(preset(DEFAULT)).with_model(n_layer=2, n_embd=64))
-        name = "a small model with random weights (to check another: jaxgpt verify RUN or PRESET)"
+        config = replace(with_vocab(named_config(target)), data=DataConfig(dataset="none"))
+        lm = fresh(config if target else config.with_model(n_layer=2, n_embd=64))
+        name = f"{target or 'a small model'}, random weights"
     return lm, f"{name}; {parameter_count(lm.params):,} parameters"
 
 
-def _without_data(config: Config) -> Config:
-    """Set the vocabulary size of a preset, and remove its dataset."""
-    return replace(with_vocab(config), data=DataConfig(dataset="none"))
-
-
-def _as_json(row: LawResult) -> dict[str, Any]:
-    finite = row.difference is not None and math.isfinite(row.difference)
-    return row._asdict() | {"difference": row.difference if finite else None}
-
-
-def _print_table(rows: Sequence[LawResult]) -> None:
+def _table(rows: Sequence[LawResult]) -> str:
     cells = [["law", "difference", "tolerance", "seconds", ""]]
     for row in rows:
         difference = "" if row.difference is None else f"{row.difference:.1e}"
         cells.append([row.name, difference, f"{row.tolerance:.0e}", f"{row.seconds:.1f}", VERDICTS[row.ok]])
-    print(f"\n{columns(cells)}\n")
-    for row in rows:
-        if row.note:
-            print(f"{VERDICTS[row.ok]}: {row.name}: {row.note}")
+    notes = [f"{VERDICTS[row.ok]}: {row.name}: {row.note}" for row in rows if row.note]
     held, skipped = sum(row.ok is True for row in rows), sum(row.ok is None for row in rows)
-    print(f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else ""))
+    summary = f"{held} of {len(rows) - skipped} laws hold" + (f", {skipped} skipped" if skipped else "")
+    return "\n".join([f"\n{columns(cells)}\n", *notes, summary])

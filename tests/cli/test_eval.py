@@ -122,14 +122,9 @@ def test_a_run_with_a_mesh_and_kernel_of_another_machine(run: Path) -> None:
     here = evaluate(run, "--data.path", "text.txt")
     assert here["model"] == f"{run}, step 0"
     change(run, "mesh", data=4, fsdp=4, tensor=2)
-    result = jaxgpt("eval", str(run), "--data.path", "text.txt", "--json")
-    assert result.json["loss"] == pytest.approx(here["loss"], rel=1e-5)
-    assert result.err.count("\n") == 1
-    assert "the mesh needs 32 devices" in result.err
-    assert result.err.endswith(": evaluating with the default mesh and attention\n")
     change(run, "train", attention="cudnn", remat="offload")
+    assert evaluate(run, "--data.path", "text.txt")["loss"] == pytest.approx(here["loss"], rel=1e-5)
     result = jaxgpt("eval", str(run), "--data.path", "text.txt")
-    assert "evaluating with the default mesh" in result.err
     assert [line.split()[0] for line in result.out.splitlines()[:4]] == ["model", "text", "loss", "+-"]
 
 

@@ -297,15 +297,12 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
     assert unknown == {"hbm_bytes", "traffic", "compiled_flops", "loops_once", "seconds", "bounds"}
 
 
-def test_a_run_that_clearly_does_not_fit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jaxgpt.plan import topology as room
-
-    monkeypatch.setattr(room, "compiler_missing", lambda topology: "")
+def test_an_estimate_that_does_not_fit_has_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.plan.estimate._combination", lambda *_: [])
-    big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json"]
+    big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json", "--estimate"]
     told = jaxgpt("plan", "python-char", *FLAGS, *big)
     assert told.code == 1
-    assert "times the available memory" in told.json["not_compiled"]
+    assert told.json["not_compiled"] == "--estimate is given"
     assert told.json["suggestions"]
     assert told.out.count("\n") == 1
 

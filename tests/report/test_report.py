@@ -165,7 +165,7 @@ def test_conversations(tmp_path: Path) -> None:
         (["report", "shakespear"], "(did you mean shakespeare?)"),
         (["report", "gpt2"], "no text is named: add --data.path FILE"),
         (["report", "ab.txt", "--data.path", "c.txt"], "ab.txt is the path of the data: leave out --data.path"),
-        (["report", "talks.jsonl"], "jaxgpt data report RUN --data.path talks.jsonl"),
+        (["report", "talks.jsonl"], "talks.jsonl holds conversations, not text"),
         (["report", "python-char", "--data.path", ""], "--data.path is empty"),
         (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
         (["report", "big.bin"], "choose their tokenizer with --data.tokenizer"),

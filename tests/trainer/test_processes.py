@@ -163,7 +163,6 @@ def test_a_killed_process_and_a_resume_by_one_equal_an_uninterrupted_run(place: 
         print(f"noticed after {time.monotonic() - at:.1f} s at most")
     assert launcher.returncode == 1
     assert "devices  2 x cpu (cpu): data 2, in 2 processes" in out
-    assert "to resume the run: jaxgpt train --resume --out RUN" in err
     assert "process 1 was killed by SIGKILL" in err
     assert "Traceback" not in err
     for step, info in checkpoints(Path("killed/checkpoints")).items():
@@ -201,12 +200,12 @@ def test_processes_with_different_settings_all_exit(place: None) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--processes", "0", "train"], "processes must be at least 1 and at most 4096, not 0"),
+        (["--processes", "0", "train"], '"0" for --processes. Must be >= 1.'),
         (["--processes", "2"], "expected train, not ''"),
         (["--processes=2", "sample", "run"], "expected train, not 'sample'"),
         (["trian"], "expected train, not 'trian'"),
         (["--proceses", "2", "train"], "expected train, not '--proceses'"),
-        (["--devices-per-process", "-1", "train"], "devices-per-process must be at least 0"),
+        (["--devices-per-process", "-1", "train"], '"-1" for --devices-per-process. Must be >= 0.'),
     ],
 )
 def test_bad_launches(args: list[str], message: str) -> None:
@@ -217,12 +216,12 @@ def test_bad_launches(args: list[str], message: str) -> None:
 
 
 def test_the_port_of_a_launch_is_held_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(command: list[str]) -> None:
+    def start(command: list[str], devices: int) -> None:
         _, _, port = command[-1].partition(":")
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", int(port)))
 
-    monkeypatch.setattr("jaxgpt.cli.launch._Fleet", lambda options: MagicMock(start=start, wait=lambda: 75))
+    monkeypatch.setattr("jaxgpt.cli.launch._Fleet", lambda count: MagicMock(start=start, wait=lambda: 75))
     assert jaxgpt("launch", "train").code == 75
 
 
@@ -238,11 +237,11 @@ def test_a_signal_while_processes_start_reaches_all(monkeypatch: pytest.MonkeyPa
         return started[-1]
 
     monkeypatch.setattr(room, "SIGNALS", (signal.SIGTERM,))
-    fleet = room._Fleet(room.Processes(processes=2))
+    fleet = room._Fleet(2)
     monkeypatch.setattr(subprocess, "Popen", start)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        fleet.start(["train"])
+        fleet.start(["train"], 0)
     finally:
         signal.signal(signal.SIGTERM, before)
     for process in started:
