@@ -155,7 +155,7 @@ def test_help_has_every_option_and_examples_that_parse(name: str, monkeypatch: p
         assert each.parameter.help, each.names
         assert all(option in helps[0] for option in each.names)
     examples = [line.strip() for line in helps[0].splitlines() if line.startswith("jaxgpt ")]
-    assert len(examples) >= 3
+    assert len(examples) >= 2
     for line in examples:
         parsed(name, *shlex.split(line, comments=True)[1 + len(name.split()) :])
 
