@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,12 +89,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def read_baselines(run: Run) -> dict[str, float]:
-    """Read the baselines of a run in nats per token, by name; {} if the file is missing or damaged."""
-    with suppress(UserError, OSError):
-        losses = read_json(run.path / "baselines.json").get("losses")
-        if isinstance(losses, dict):
-            return {n: float(loss) for n, loss in losses.items() if type(loss) in (int, float) and math.isfinite(loss)}
-    return {}
+    """Read the baselines of a run in nats per token, by name; {} if it has none."""
+    path = run.path / "baselines.json"
+    return read_json(path)["losses"] if path.exists() else {}
 
 
 def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
