@@ -38,26 +38,17 @@ def set_compiler_flags() -> None:
     if not version.startswith(tuple(f"{known}." for known in MISCOMPILING)):
         return
     flags = os.environ.get("XLA_FLAGS", "").strip()
+    file = Path(flags) if flags and not flags.startswith("-") else None  # XLA reads flags from a file of this name
+    known = file.read_text() if file and file.is_file() else flags
+    missing = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if flag.split("=")[0] not in known]
     bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public way to ask whether a backend has started
-    if bridge is not None and bridge.backends_are_initialized():
-        if sys.modules["jax"].default_backend() == "cpu" and _name(SAFE_FLAG) not in flags:
-            _warn("XLA's CPU backend started before jaxgpt was imported", f'start Python with XLA_FLAGS="{SAFE_FLAG}"')
-    elif flags and not flags.startswith("-"):  # XLA reads flags from a file of this name
-        file = Path(flags)
-        if not file.is_file() or _name(SAFE_FLAG) not in file.read_text():
-            _warn(f"XLA_FLAGS is the file {file}", f"add {SAFE_FLAG} to it")
-    else:
-        added = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if _name(flag) not in flags]
-        os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()
-
-
-def _name(flag: str) -> str:
-    return flag.split("=")[0]
-
-
-def _warn(reason: str, fix: str) -> None:
-    message = f"{reason}: fused reductions are on, which this version of jaxlib can miscompile to wrong numbers; {fix}"
-    warnings.warn(message, MiscompiledReductions, stacklevel=4)
+    started = bridge is not None and bridge.backends_are_initialized()
+    if not started and not file:
+        os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
+    elif SAFE_FLAG in missing and (not started or sys.modules["jax"].default_backend() == "cpu"):
+        reason = "XLA's CPU backend started before jaxgpt was imported" if started else f"XLA_FLAGS is the file {file}"
+        wrong = "fused reductions are on, which this version of jaxlib can miscompile to wrong numbers"
+        warnings.warn(f"{reason}: {wrong}; add {SAFE_FLAG} to XLA_FLAGS", MiscompiledReductions, stacklevel=3)
 
 
 def keep_compiled() -> None:

@@ -39,21 +39,13 @@ class Server(BaseHTTPRequestHandler):
                 self.answer(200, CONTENT[:-1] + b"!")
             case "/truncates":
                 self.answer(200, CONTENT[:1000], {"Content-Length": str(len(CONTENT))})
-            case "/promises-less":
-                self.answer(200, CONTENT, {"Content-Length": "1000"})
             case "/stalls":
                 self.answer(200, CONTENT[:10], {"Content-Length": str(len(CONTENT))})
                 time.sleep(0.7)
-            case "/says-nothing":
-                time.sleep(0.7)
             case "/no-http":
                 self.wfile.write(b"SSH-2.0-OpenSSH\r\n\r\n")
-            case "/ftp":
-                self.answer(302, b"", {"Location": "ftp://127.0.0.1/x"})
             case "/file":
                 self.answer(302, b"", {"Location": "file:///etc/passwd"})
-            case "/loop":
-                self.answer(302, b"", {"Location": "/loop"})
             case "/chain":
                 self.answer(301, b"", {"Location": "/good"})
             case _:
@@ -115,12 +107,8 @@ def test_a_damaged_copy_is_downloaded_again(url: str, tmp_path: Path) -> None:
     [
         ("lies", "the checksum does not match"),
         ("truncates", "1000 bytes read"),
-        ("promises-less", "the checksum does not match"),
         ("stalls", "timed out"),
-        ("says-nothing", "timed out"),
-        ("ftp", "ftp"),
         ("file", "file://"),
-        ("loop", "infinite loop"),
         ("missing", "404"),
         ("no-http", "SSH-2.0"),
     ],

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -80,19 +79,6 @@ def test_nohup_is_respected() -> None:
         assert not send(signal.SIGHUP).requested
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_other_threads_handle_no_signals() -> None:
-    stops: list[Stop] = []
-
-    def run() -> None:
-        with stop_on_signal() as stop:
-            stops.append(stop)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert not stops[0].requested
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -115,11 +115,7 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Check that a run can be created in a directory. Unrelated files may be there, and are kept.
-
-    Raises:
-        UserError: if the directory contains a run and `overwrite` is not set, or checkpoints without a config.json.
-    """
+    """Check that a run can be created in a directory, which may contain unrelated files. Raises `UserError` if it cannot."""
     if Run(path).exists():
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")

@@ -29,7 +29,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.checkpoint.run import check_path
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line
 from jaxgpt.files import parse_json, read_bytes, sha256_file, write_atomically
@@ -53,9 +52,7 @@ class Info:
     val_loss: float | None = None  # over the windows shared by all evaluations of the run; None: not evaluated
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
-    about: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # config, versions, data, checksum of a base, best loss so far
+    about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data, base, best loss so far
     sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path; also of checkpoint.json
 
     def config(self) -> Config:
@@ -67,7 +64,6 @@ class Saver:
     """Writes checkpoints in the background, one at a time, and deletes those that `kept` omits. Use as a context manager."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
-        check_path(directory)
         self.directory, self.train = directory, train
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -169,11 +165,7 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read the weights of a checkpoint (`best`, `last` or a step), or `part` "ema"; return them with the step.
-
-    Raises:
-        UserError: if the checkpoint does not exist or is damaged.
-    """
+    """Read the weights of a checkpoint (`best`, `last` or a step), or `part` "ema"; return them with the step."""
     step = resolve_step(directory, which)
     path = directory / str(step)
     if damage := find_damage(path, (part,)):
@@ -192,11 +184,6 @@ def checkpoints(directory: Path) -> dict[int, Info]:
     return infos
 
 
-def val_losses(directory: Path) -> dict[int, float]:
-    """Read the validation losses of the evaluated checkpoints, by step."""
-    return {step: info.val_loss for step, info in checkpoints(directory).items() if info.val_loss is not None}
-
-
 def kept_checkpoint_message(directory: Path) -> str:
     """Describe the checkpoint that a failed run can resume from."""
     steps = _steps(directory)
@@ -207,17 +194,18 @@ def resolve_step(directory: Path, which: str) -> int:
     """Resolve `last`, `best` (lowest validation loss, otherwise the last) or a number to the step of a checkpoint.
 
     Raises:
-        UserError: if there is no such checkpoint, or it is unknown which one because a checkpoint.json is damaged.
+        UserError: if there is no such checkpoint, or the best is unknown because a checkpoint.json is damaged.
     """
     steps = _steps(directory)
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
     if which == "best":
-        losses = val_losses(directory)
-        if damaged := set(steps) - set(checkpoints(directory)):
+        infos = checkpoints(directory)
+        if damaged := set(steps) - infos.keys():
             path = directory / str(max(damaged))
             raise UserError(f"{path / SEAL} is damaged: restore it, or choose a step with --checkpoint")
-        return min(losses, key=losses.__getitem__, default=steps[-1])
+        losses = [(info.val_loss, step) for step, info in infos.items() if info.val_loss is not None]
+        return min(losses)[1] if losses else steps[-1]
     names = {"last": steps[-1]} | {str(step): step for step in steps}
     if which in names:
         return names[which]

@@ -29,7 +29,6 @@ from jaxgpt.checkpoint.store import (
     read_params,
     resolve_step,
     restore,
-    val_losses,
 )
 from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
@@ -209,8 +208,7 @@ def test_retention() -> None:
         save(saver, 10, 0.5)
         save(saver, 11)
     assert steps() == [5, 10, 11]
-    assert val_losses(FOLDER)[10] == 0.5
-    assert checkpoints(FOLDER)[10].tokens == 100
+    assert (checkpoints(FOLDER)[10].val_loss, checkpoints(FOLDER)[10].tokens) == (0.5, 100)
 
 
 def test_a_loss_recorded_later_counts() -> None:
@@ -221,7 +219,7 @@ def test_a_loss_recorded_later_counts() -> None:
         assert find_damage(FOLDER / "1") == ""
         save(saver, 2, 0.2)
         save(saver, 3, 0.3)
-    assert val_losses(FOLDER) == {1: 0.1, 3: 0.3}
+    assert {step: info.val_loss for step, info in checkpoints(FOLDER).items()} == {1: 0.1, 3: 0.3}
 
 
 def test_what_killed_processes_left_is_deleted(three: Path) -> None:

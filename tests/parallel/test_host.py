@@ -43,11 +43,6 @@ def test_keep_memory_configures_glibc(config: Config, kept: bool, monkeypatch: p
     assert libc.told == ({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1, host.M_ARENA_MAX: 1} if kept else {})
 
 
-def test_keep_memory_ignores_other_libcs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: object())
-    host.keep_memory(preset("gpt2"))
-
-
 @pytest.mark.parametrize(
     ("name", "mesh", "processes", "devices"),
     [

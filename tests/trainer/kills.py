@@ -34,7 +34,7 @@ import numpy as np
 from helpers import comparable
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import checkpoints, restore, val_losses
+from jaxgpt.checkpoint.store import checkpoints, restore
 from jaxgpt.cli import main
 from jaxgpt.runtime import COMPILED_BYTES, keep_compiled
 from jaxgpt.trainer.metrics import read_metrics
@@ -131,9 +131,8 @@ def differences(a: Path, b: Path) -> list[str]:
         found.append("config.json")
     if comparable(a) != comparable(b):
         found.append("metrics.jsonl")
-    kept = list(checkpoints(a / "checkpoints"))
-    losses, others = (val_losses(run / "checkpoints") for run in (a, b))
-    if kept != list(checkpoints(b / "checkpoints")) or losses != others:
+    kept, others = ({s: i.val_loss for s, i in checkpoints(run / "checkpoints").items()} for run in (a, b))
+    if kept != others:
         return [*found, "which checkpoints are kept"]
     abstract = build(Run(a).config()).layout.abstract_state
     for step in kept:

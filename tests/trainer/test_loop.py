@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.checkpoint.store import Info, checkpoints, restore, val_losses
+from jaxgpt.checkpoint.store import Info, checkpoints, restore
 from jaxgpt.config import Config, MeshConfig, OptimConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import TrainingFailed, UserError
@@ -115,8 +115,8 @@ def test_steps_per_call_do_not_change_a_run() -> None:
 
 def test_a_run_writes_checkpoints_and_metrics() -> None:
     run(small_run(), "out")
-    losses = val_losses(Path("out/checkpoints"))
-    assert list(checkpoints(Path("out/checkpoints"))) == [4, 8]
+    losses = {step: info.val_loss for step, info in checkpoints(Path("out/checkpoints")).items()}
+    assert list(losses) == [4, 8]
     lines = list(read_metrics(Path("out/metrics.jsonl")))
     assert [line["step"] for line in lines if "loss" in line] == list(range(8))
     assert {line["step"]: line["val_loss"] for line in lines if "val_loss" in line} == losses
@@ -269,7 +269,8 @@ def test_partial_evaluations_are_compared_on_the_same_windows() -> None:
     assert some.windows == lines[4]["val_windows"] == 3
     assert every.windows == lines[8]["val_windows"] > 3
     assert lines[8]["val_loss"] == every.loss != some.loss
-    assert val_losses(Path("out/checkpoints")) == {4: lines[4]["val_loss"], 8: every.ranking}
+    infos = checkpoints(Path("out/checkpoints"))
+    assert (infos[4].val_loss, infos[8].val_loss) == (lines[4]["val_loss"], every.ranking)
     np.testing.assert_allclose(every.ranking, some.loss, rtol=1e-6)
 
 
