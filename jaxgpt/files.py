@@ -167,13 +167,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | str, where: str) -> Any:
-    """Parse JSON strictly.
+    """Parse JSON strictly: raise a `UserError` that begins with `where` for invalid or ambiguous text.
 
     Rejects duplicate keys, NaN and Infinity, numbers beyond float64, lone surrogates, a byte-order mark, and nesting deeper
     than Python's stack. Integers of 19 digits or more become floats.
-
-    Raises:
-        UserError: if the text is rejected; the message begins with `where`.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data

@@ -89,11 +89,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 
 
 def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer of any kind (Python's, NumPy's, a 0-d array) to `int`.
-
-    Raises:
-        UserError: if the value is not an integer (bools and floats are rejected), or outside `low` to `high`.
-    """
+    """Convert an integer of any kind (Python's, NumPy's, a 0-d array), but no bool or float, from `low` to `high` to `int`."""
     return int(_checked(name, value, int, Limits(low, high)))
 
 

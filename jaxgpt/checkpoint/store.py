@@ -215,8 +215,7 @@ def resolve_step(directory: Path, which: str) -> int:
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     """Return the last intact checkpoint, or None if the run has none yet. Damaged newer ones are renamed and noted.
 
-    Raises:
-        UserError: if all checkpoints are damaged.
+    If all are damaged, they keep their names, and a `UserError` lists the reasons.
     """
     damaged: dict[int, str] = {}
     for step in reversed(_steps(directory)):
