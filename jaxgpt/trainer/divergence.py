@@ -11,7 +11,7 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.params import flatten_params, forward_order
 
-LAYER = re.compile(r"^h_(\d+)/")
+BLOCK = re.compile(r"^h(?:_(\d+))?/")  # of one layer, or of all layers stacked
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
@@ -30,12 +30,13 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
         return ""
     if len(bad) == len(paths):
         return "and no gradient is finite"
-    forward = dict.fromkeys(part for path in forward_order(model) for part in LAYER.sub("h/", path).split("/"))
-    order = {part: i for i, part in enumerate(forward)}
+    modules = [path.rpartition("/")[0] for path in forward_order(model)]
+    first_block = next(i for i, module in enumerate(modules) if module.startswith("h_0/"))
 
-    def use(path: str) -> list[Any]:
-        layer = int(number[1]) if (number := LAYER.match(path)) else 0
-        parts = LAYER.sub("h/", path).split("/")  # an adapter of several matrices is used with the first of them
-        return [(order.get(part.split("+")[0], len(order)), layer, part) for part in parts]
+    def use(path: str) -> tuple[int, int, int, str]:
+        block = BLOCK.match(path)
+        name = BLOCK.sub("h_0/", path).split("+")[0]  # an adapter of several matrices is used with the first of them
+        place = next((i for i, module in enumerate(modules) if f"{name}/".startswith(f"{module}/")), len(modules))
+        return (first_block, int(block[1] or 0), place, path) if block else (place, 0, place, path)
 
     return f"first in the backward pass in the gradient of {max(bad, key=use)} ({len(bad)} of {len(paths)} gradients)"
