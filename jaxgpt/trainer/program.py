@@ -61,7 +61,10 @@ class Program:
         """Return the weights of the model: `trained`, or the frozen weights merged with the adapters `trained`."""
         if not self.layout.abstract_base:
             return trained
-        return block_on_cpu_mesh(self.layout.mesh, self._merge(self.frozen, trained))
+        layout, alpha = self.layout, self.layout.config.lora.alpha
+        merged = lambda trees: merge(trees[0], trees[1], alpha)  # noqa: E731
+        weights = compute_sharded(layout, merged, (self.frozen, trained), layout.abstract_base)
+        return block_on_cpu_mesh(layout.mesh, weights)
 
     def init(self, params: Any = None) -> TrainState:
         """Make the state before the first step from weights per layer; None: random weights."""
@@ -188,11 +191,6 @@ class Program:
         return jax.jit(lambda numbers: numbers, out_shardings=replicated(self.layout.mesh))(self.layout.numbers)
 
     @cached_property
-    def _merge(self) -> Any:
-        merged = partial(merge, alpha=self.layout.config.lora.alpha)
-        return jax.jit(merged, out_shardings=shardings_of(self.layout.abstract_base))
-
-    @cached_property
     def _eval(self) -> Any:
         layout = self.layout
         params, frozen = shardings_of(layout.abstract_state.params), shardings_of(layout.abstract_base)
@@ -298,9 +296,8 @@ def build(
 
     Args:
         config: settings of the run; the vocabulary is known.
-        optimizer: optax transformation to use instead of `optim.name`. `config.optim` then sets only `ema_decay` and the
-            skipping of updates, and the metrics have no `lr`. With `train.scan_layers` it sees the weights of all layers as
-            one array.
+        optimizer: optax transformation to use instead of `config.optim`, which then sets only `ema_decay` and the skipping
+            of updates. The metrics have no `lr`. With `train.scan_layers` it sees the weights of all layers as one array.
         rules: changes to the sharding table (`jaxgpt.parallel.mesh.RULES`), logical axis to mesh axes: `{"length":
             ("tensor",)}` splits the activations between blocks along the sequence. Losses match a single device.
         base: with `lora.rank`, the weights per layer that the adapters change; None: random weights.
@@ -322,13 +319,12 @@ def build(
             f"model.dropout {config.model.dropout:g} needs the attention of Ops(); remove attend, or set it to 0"
         )
     kernel_note = choose_attention(config, device)[1] if ops is None and model is None else ""
-    optim_note = config.optim.ignored if optimizer is None else ""
     layout = Layout(config, mesh, optimizer, change_rules(rules or {}), ops, model, objective)
     if rules:
         _ = layout.abstract_state, layout.abstract_base  # applies the rules to every array, which checks them
     if base is not None:
         base = base._replace(params=_frozen(layout, base.params))
-    return Program(layout, "; ".join(filter(None, [note, kernel_note, optim_note])), base)
+    return Program(layout, "; ".join(filter(None, [note, kernel_note])), base)
 
 
 def sums_by_device(layout: Layout) -> bool:

@@ -99,7 +99,6 @@ def reopen(run: Run, config: Config, data: Data, base: FrozenBase | None, note: 
     old = last.config() if last else run.config()
     check_resume(old, config, last.step if last else 0)
     if last is None:
-        run.checkpoints.mkdir(exist_ok=True)  # a user may have deleted the directory
         note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
     else:
         if last.about.get("data") != data.fingerprint:
@@ -113,11 +112,6 @@ def reopen(run: Run, config: Config, data: Data, base: FrozenBase | None, note: 
     if changed := changes(old, config):
         settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
         note(f"changed settings: {', '.join(settings)}")
-    if old.decay_steps != config.decay_steps and not config.optim.decay_steps and config.optim.schedule != "constant":
-        note(
-            f"the learning rate now reaches its minimum at step {config.decay_steps}; to keep the old schedule: "
-            f"--optim.decay-steps {old.decay_steps}"
-        )
     write_settings(run, config, data.tokenizer)
     return last
 

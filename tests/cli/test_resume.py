@@ -69,12 +69,11 @@ def test_the_step_and_every_changed_setting_are_printed(run: Path, monkeypatch: 
     )
     result = resume("run", "--train.steps", "6", "--train.batch-size", "8", "--optim.learning-rate", "0.003")
     assert result.code == 0, result.err
-    where, what, schedule = result.err.splitlines()
+    where, what = result.err.splitlines()
     assert where == "jaxgpt: resuming from run/checkpoints/2 at step 2/6"
     assert what == (
         "jaxgpt: changed settings: optim.learning_rate 0.004 -> 0.003, train.steps 4 -> 6, train.batch_size 4 -> 8"
     )
-    assert schedule.endswith("its minimum at step 6; to keep the old schedule: --optim.decay-steps 4")
     first, second = (line for line in read_metrics(run / "metrics.jsonl") if "started" in line)
     assert (first["step"], first["changed"], second["step"]) == (0, {}, 2)
     assert {"command", "directory", "host", "commit", "devices", "versions"} <= second.keys()
@@ -85,12 +84,6 @@ def test_the_step_and_every_changed_setting_are_printed(run: Path, monkeypatch: 
     assert tokens == {0: 64, 1: 128, 2: 256, 3: 384, 4: 512, 5: 640}
     assert read_info(run / "checkpoints/6").tokens == 640
     assert read == [8, 16, 24, 32]  # after the 8 windows of the first two steps
-
-
-def test_the_old_schedule_is_kept_without_a_note(run: Path) -> None:
-    result = resume("run", "--train.steps", "5", "--optim.decay-steps", "4")
-    assert result.code == 0
-    assert len(result.err.splitlines()) == 2, result.err
 
 
 def test_epochs_set_the_steps(run: Path) -> None:

@@ -35,10 +35,10 @@ def test_parameters_are_counted_before_they_are_allocated(name: str, bias: bool)
     [
         ({"n_layer": 10**400}, "model.n_layer must be"),
         ({"dropout": 10**400}, "model.dropout must be at least 0 and below 1"),
-        ({"n_embd": 2**24}, "13.5 PB|parameters, .* TB in float32"),
-        ({"n_inner": 2**31 - 1, "n_embd": 2**16}, "TB in float32"),
-        ({"n_head": 2**20, "head_dim": 2**16, "n_embd": 2**12}, "TB in float32"),
-        ({"block_size": 2**24, "n_embd": 2**20}, "TB in float32"),
+        ({"n_embd": 2**24}, "13.5 PB|parameters: at most"),
+        ({"n_inner": 2**31 - 1, "n_embd": 2**16}, "parameters: at most"),
+        ({"n_head": 2**20, "head_dim": 2**16, "n_embd": 2**12}, "parameters: at most"),
+        ({"block_size": 2**24, "n_embd": 2**20}, "parameters: at most"),
     ],
 )
 def test_a_model_larger_than_memory(settings: dict[str, int], message: str) -> None:
@@ -49,12 +49,9 @@ def test_a_model_larger_than_memory(settings: dict[str, int], message: str) -> N
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"batch_size": 2**29}, "is 137,438,953,472 token ids: at most 268,435,456 are allowed per step"),
-        (
-            {"batch_size": 32, "steps_per_call": 10**6},
-            r"^train\.steps_per_call 1000000 x .* 8,192,000,000 .* per call$",
-        ),
-        ({"eval_batch_size": 2 * 10**9}, r"^train\.eval_batch_size 2000000000 x .* 512,000,000,000 .* per batch$"),
+        ({"batch_size": 2**29}, "536,870,912 windows of model.block_size 255 are 137,438,953,472 token ids"),
+        ({"batch_size": 32, "steps_per_call": 10**6}, "are 8,192,000,000 token ids: at most 268,435,456 are allowed"),
+        ({"eval_batch_size": 2 * 10**9}, "are 512,000,000,000 token ids"),
     ],
 )
 def test_a_batch_larger_than_memory(train: dict[str, int], message: str) -> None:

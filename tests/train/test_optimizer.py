@@ -231,12 +231,6 @@ def test_first_moments_have_the_dtype_of_the_config(name: str) -> None:
         assert set(dtypes) <= {jnp.dtype("bfloat16"), jnp.dtype("float32")}
 
 
-def test_settings_that_an_optimizer_ignores_raise() -> None:
-    assert OptimConfig().ignored == OptimConfig(name="lion", beta1=0.95, beta2=0.98).ignored == ""
-    changed = OptimConfig(name="adafactor", beta1=0.8, eps=1e-6, muon_steps=4, weight_decay=0.0, grad_clip=0.0)
-    assert changed.ignored == "adafactor does not use optim.beta1, optim.eps, optim.muon_steps"
-
-
 def test_clipping_is_by_the_global_norm() -> None:
     params = {"a": {"kernel": jnp.ones(3)}, "b": {"kernel": jnp.ones(4)}}
     c = config(grad_clip=1.0, weight_decay=0.0)
