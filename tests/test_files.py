@@ -188,32 +188,20 @@ def test_a_link_is_followed(old: str | None) -> None:
 def test_a_pipe_is_written_not_replaced() -> None:
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        write_atomically(Path("pipe"), "text")
-        assert os.read(reader, 10) == b"text"
-    finally:
-        os.close(reader)
+    write_atomically(Path("pipe"), "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
     assert Path("pipe").is_fifo()
-    assert [p.name for p in Path().iterdir()] == ["pipe"]
 
 
-def test_one_writer() -> None:
-    here = Path()
-    with sole_writer(here):
-        words = rf"is being written by process {os.getpid()} on .* since \d{{4}}-.*: wait for it, or stop it"
-        with pytest.raises(UserError, match=words), sole_writer(here):
-            pass
-    with sole_writer(here):
-        pass
-
-
-def test_a_killed_writer_releases_its_lock() -> None:
+def test_one_writer_whose_kill_releases_the_lock() -> None:
     code = "import sys, time; from pathlib import Path; from jaxgpt.files import sole_writer\n"
     code += "with sole_writer(Path()): print('mine', flush=True); time.sleep(60)"
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "mine\n"
-    with pytest.raises(UserError, match=f"process {holder.pid} on"), sole_writer(Path()):
+    words = rf"is being written by process {holder.pid} on .* since \d{{4}}-.*: wait for it, or stop it"
+    with pytest.raises(UserError, match=words), sole_writer(Path()):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.communicate()

@@ -148,7 +148,8 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
 
     If a run starts to skip updates when it is resumed, their statistics start from scratch.
     """
-    from jaxgpt.train.skip import init_skip_state
+    from jaxgpt.train.skip import SkipState, init_skip_state
+    from jaxgpt.train.step import TrainState
 
     path, sharding, parts = directory / str(step), like.step.sharding, _parts(like)
     for name, part in parts.items():
@@ -156,12 +157,10 @@ def restore(directory: Path, step: int, like: TrainState) -> TrainState:
         parts[name] = jax.device_put(init_skip_state(None)[:2], sharding) if new else _load(path, name, part)
     opt_state = parts["opt_state"]
     if "skip" in parts:
-        opt_state = like.opt_state._replace(
-            applied=parts["skip"][0], statistics=parts["skip"][1], inner_state=opt_state
-        )
-    return like._replace(
-        step=jax.device_put(np.int32(step), sharding), params=parts["params"], opt_state=opt_state, ema=parts.get("ema")
-    )
+        applied, statistics = parts["skip"]
+        opt_state = SkipState(applied, statistics, opt_state)
+    number = jax.device_put(np.int32(step), sharding)
+    return TrainState(number, parts["params"], opt_state, parts.get("ema"))
 
 
 def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:

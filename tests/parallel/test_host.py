@@ -75,15 +75,6 @@ def test_xla_knows_the_options_of_quick_compilation() -> None:
         assert jax.jit(lambda x: x + 1, compiler_options=host.quick_compile_options(mesh))(1.0) == 2
 
 
-def test_devices_do_not_change_after_jax_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a notebook that uses JAX before running a command."""
-    for variable in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
-        monkeypatch.delenv(variable, raising=False)
-    devices = jax.device_count()
-    host.use_cores(MeshConfig(data=devices + 1))
-    assert jax.device_count() == devices
-
-
 @pytest.mark.parametrize(
     ("platforms", "node", "quiet"),
     [(None, "", True), ("tpu", "", False), (None, "accel0", False), (None, "vfio/0", False), (None, "vfio/vfio", True)],
