@@ -27,12 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # report a failed write here rather than when Python exits
         return code
-    except UserError as e:
-        return _fail(str(e), BAD_INPUT)
+    except (UserError, TrainingFailed) as e:
+        return _fail(str(e), FAILED if isinstance(e, TrainingFailed) else BAD_INPUT)
     except KeyboardInterrupt:
         return _fail(f"interrupted{f': {text}' if (text := advice()) else ''}", INTERRUPTED)
-    except TrainingFailed as e:
-        return _fail(str(e), FAILED)
     except BrokenPipeError:  # the reader closed the pipe, as in `jaxgpt sample ... | head`
         sys.stdout = None  # Python would flush it at exit
         return 0

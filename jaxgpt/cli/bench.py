@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
 from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
-from jaxgpt.errors import UserError
 
 
 def bench(
     target: str,
     /,
     *,
-    seconds: float = 5.0,
+    seconds: Annotated[float, Parameter(validator=Number(gt=0, lte=3600))] = 5.0,
     decode: Annotated[bool, ON] = True,
     trace: str = "",
     json: Json = False,
@@ -39,8 +41,6 @@ def bench(
         trace: keep the profiler trace in this directory, for XProf and Perfetto
     """
     config = with_vocab(with_settings(named_config(target), settings))
-    if not 0 < seconds <= 3600:
-        raise UserError(f"--seconds must be above 0 and at most 3600, not {seconds:g}")
     from jaxgpt.parallel.host import keep_memory, use_cores
 
     use_cores(config.mesh, model=config.model)

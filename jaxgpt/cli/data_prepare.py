@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,21 +48,18 @@ def data_prepare(
 
 
 class _Report:
-    """Shows documents, tokens and the speed of this process."""
+    """Shows the documents and tokens so far, and the progress of this process."""
 
     def __init__(self, activity: Activity) -> None:
-        self._activity, self._start = activity, (0.0, 0, 0)
+        self._activity, self._first = activity, -1
 
     def __call__(self, index: Mapping[str, Any], read: int, total: int) -> None:
-        documents, tokens = (sum(entry[key] for entry in index["splits"].values()) for key in ("documents", "tokens"))
-        if not self._start[0]:
+        if self._first < 0:
             self._activity.stage("tokenizing")
-            self._start = time.monotonic(), tokens, read
-        started, first_tokens, first_read = self._start
-        seconds = time.monotonic() - started
-        speed = f", {(tokens - first_tokens) / seconds:,.0f} tokens/s" if seconds > 1 else ""
-        self._activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}{speed}"
-        self._activity(read - first_read, max(total - first_read, 0))
+            self._first = read  # what an earlier process has read
+        documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
+        self._activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
+        self._activity(read - self._first, max(total - self._first, 0))
 
 
 def _facts(index: dict[str, Any]) -> dict[str, str | list[str]]:

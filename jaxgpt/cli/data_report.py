@@ -104,8 +104,4 @@ def _baselines(results: dict[str, Any]) -> str:
     split = "validation tokens" if results["validation_tokens"] else "training tokens (nothing is held out)"
     sampled = results["counted_tokens"] < results["train_tokens"] - 2
     counted = f"; n-grams are counted in {results['counted_tokens']:,} training tokens" * sampled
-    trigram = baselines["trigram"]["loss"]
-    return (
-        f"{columns(rows)}\n\nOn {results['evaluated_tokens']:,} {split}{counted}.\n"
-        f"A loss below the trigram's {trigram:.4f} means that the model uses more than the two previous tokens."
-    )
+    return f"{columns(rows)}\n\nOn {results['evaluated_tokens']:,} {split}{counted}."

@@ -9,7 +9,6 @@ from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig
-from jaxgpt.errors import UserError
 
 
 def export(
@@ -32,18 +31,15 @@ def export(
         run: run to convert
         directory: directory to write
         adapter: write the adapters of a LoRA run for PEFT, without their base, instead of the merged model
-        base: with --adapter, the name or directory of the base in transformers; empty: the run of the base
+        base: as --adapter, with the name or directory of the base in transformers; empty: the run of the base
     """
-    if base and not adapter:
-        raise UserError(f"--base {base} names the base of an adapter: add --adapter, or leave out --base")
-
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
     from jaxgpt.parallel.host import use_cores
 
     use_cores(MeshConfig(data=1))
     with progress("exporting"):
-        if adapter:
+        if adapter or base:
             done = export_adapter(run, Path(directory), checkpoint, base)
         else:
             done = export_model(run, Path(directory), checkpoint)

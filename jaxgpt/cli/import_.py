@@ -56,14 +56,10 @@ def import_(
 
     use_cores(MeshConfig(data=1))
     adapter = (folder / CONFIG).is_file()
-    if adapter and not init_from:
-        raise UserError(f"{source} is a LoRA adapter: add the run of its base model, --init-from RUN")
-    if init_from and not adapter:
-        raise UserError(f"--init-from is for LoRA adapters, and {source} has no {CONFIG}: leave out --init-from")
+    if adapter != bool(init_from):
+        raise UserError(f"--init-from RUN is the base of a LoRA adapter, a directory with {CONFIG}: {source}")
     if adapter and (tokenizer or accept_option):
-        raise UserError(
-            "an adapter has the tokenizer and options of its base: leave out --tokenizer and --accept-option"
-        )
+        raise UserError("an adapter has the settings of its base: leave out --tokenizer and --accept-option")
     with progress("importing"):
         if adapter:
             done = import_adapter(folder, Path(run), init_from)

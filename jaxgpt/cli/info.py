@@ -17,7 +17,6 @@ from jaxgpt.presets import PRESETS, preset
 if TYPE_CHECKING:
     from jaxgpt.checkpoint.run import Run
 
-
 OF_DATA = ("model.vocab_size", "init_from")  # set by the data and by --init-from
 
 

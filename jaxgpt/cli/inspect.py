@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxgpt.cli.output import print_json
-from jaxgpt.cli.parse import Checkpoint, Count, Json, Seed
+from jaxgpt.cli.parse import Checkpoint, Count, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import load_model
-from jaxgpt.config import SEED
 from jaxgpt.files import write_atomically
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ def inspect(
     *,
     prompt: str = "",
     max_new_tokens: Count = 20,
-    temperature: float = 0.0,
-    seed: Seed = SEED,
     checkpoint: Checkpoint = "best",
     html: str = "",
     json: Json = False,
@@ -39,15 +36,14 @@ def inspect(
     Args:
         run: run with the model
         prompt: text to continue; empty: start a new text
-        max_new_tokens: maximum number of new tokens; 0: inspect the prompt alone
-        temperature: divide the logits by this; 0: take the most probable token (greedy)
+        max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone
         html: write a page to this file
     """
     lm = load_model(run, checkpoint)
     from jaxgpt.study import inspection, page
 
     with progress("computing"):
-        found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens, temperature=temperature, key=seed)
+        found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens)
     if html:
         text = page.html(found, run)
         write_atomically(Path(html), text)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxgpt.plan.cost import StepCost
     from jaxgpt.plan.topology import Topology
 
-
 GIB = 2**30
 CLOSE = 0.45  # suggest compiling above this fraction of memory: programs need up to twice the estimate
 
@@ -39,10 +38,6 @@ def plan(
     The first table is an estimate. If the compiler is installed (TPUs: pip install -e '.[tpu]'; H100, H200: '.[cuda13]'; Linux,
     x86-64, no accelerator needed), the training step is also compiled for the topology, and a second table shows the
     compiler's numbers. The exit code is 1 if the run does not fit.
-
-    The roofline divides FLOPs, memory traffic and communication by the peak rates of the device. FLOPs are computed from
-    the model; memory traffic is the compiler's count of operands and results, including those that stay on the chip;
-    communication is read from the compiled program.
 
     A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; or the name of a Google Cloud slice:
     v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs are a100, b200, h100, h200, l4,
@@ -87,12 +82,12 @@ def plan(
     else:
         with progress("compiling the training step"):
             steps["train"] = compile_step(config, chips)
-        show(f"\n{_origin(steps['train'])}, per device and step")
+        show("\ncompiled program, per device and step")
         show(table(steps["train"], chips, config.train.steps))
     if decode and not why_not:
         with progress("compiling the sampler"):
             steps["decode"] = compile_decode(config, chips)
-        show(f"\n{_origin(steps['decode'])}, per device and token of each row")
+        show("\ncompiled program, per device and token of each row")
         show(table(steps["decode"], chips))
     fits = all(cost.fits for cost in steps.values())
     hints = [] if fits else estimates.suggestions(config, chips)
@@ -161,10 +156,6 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
         f"links {_si(chip.link)}B/s, network {_si(chip.network)}B/s",
         "note": remark,
     }
-
-
-def _origin(cost: StepCost) -> str:
-    return "the compiler ran out of memory; its message" if cost.out_of_memory else "compiled program"
 
 
 def _si(value: float) -> str:

@@ -24,9 +24,7 @@ FORMATS = (".png", ".svg", ".pdf")
 SHOWN = 6  # columns of settings that differ
 
 
-def plot(
-    *runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens", "seconds"] = "all", title: str = ""
-) -> int:
+def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens", "seconds"] = "all") -> int:
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
 
     Prints a table of the runs: the lowest validation loss and its step, tokens/s, and the settings that differ.
@@ -41,7 +39,6 @@ def plot(
         runs: runs to draw
         out: file to write: .png, .svg or .pdf
         x: horizontal axis; all: three plots side by side
-        title: title of the picture
     """
     path = Path(out)
     if path.suffix.lower() not in FORMATS:
@@ -61,7 +58,7 @@ def plot(
     same = all(found == known[0] for found in known)
     if not same:
         note("the baselines of the runs differ, because their data or tokenizers do: they are omitted")
-    save(losses(lines, x, baselines=known[0] if known and same else None, title=title), path)
+    save(losses(lines, x, baselines=known[0] if known and same else None), path)
     print(table({name: flat(run.config()) for name, run in opened.items()}, lines))
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0

@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import rich.console
+from rich.live import Live
 from rich.segment import Segment, Segments
-
-if TYPE_CHECKING:
-    from rich.live import Live
+from rich.text import Text
 
 DELAY = 2.0  # seconds before a command shows progress
 EVERY = 10.0  # seconds between plain lines
@@ -85,12 +83,17 @@ def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) ->
     """Show a line during the block, after `delay` seconds: updated in place on a terminal, otherwise at intervals."""
     ended = threading.Event()
 
+    def text() -> Text:
+        return Text(line(), no_wrap=True, overflow="ellipsis")
+
     def show() -> None:
         if ended.wait(delay):
             return
         with suppress(OSError):  # the stream was closed
             if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
-                with _live(line, console):
+                # By default rich would redirect standard output to a console that writes to standard error.
+                out = not console.stderr
+                with Live(console=console, get_renderable=text, transient=True, redirect_stdout=out):
                     ended.wait()
             while not ended.wait(EVERY):
                 console.write(line())
@@ -107,19 +110,3 @@ def line_shown(line: Callable[[], str], console: Console, delay: float = 0.0) ->
 def duration(seconds: float) -> str:
     """Format seconds as `0:01:05`."""
     return str(timedelta(seconds=int(seconds)))
-
-
-def _live(line: Callable[[], str], console: Console) -> Live:
-    from rich.live import Live
-    from rich.spinner import Spinner
-    from rich.text import Text
-
-    spinner = Spinner("dots")
-
-    def render() -> Spinner:
-        spinner.update(text=Text(line(), no_wrap=True, overflow="ellipsis"))
-        return spinner
-
-    # By default rich would redirect standard output to a console that writes to standard error.
-    out = not console.stderr
-    return Live(get_renderable=render, console=console, transient=True, refresh_per_second=4, redirect_stdout=out)

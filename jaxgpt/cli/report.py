@@ -62,12 +62,6 @@ class TrainReport(Report):
         self._step, self._total = step, config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
-        rate, warmup = config.optim.learning_rate, config.optim.warmup_steps
-        if self._total <= warmup and not step:
-            self.note(
-                f"training ends within the {warmup:,} steps of learning-rate warmup: the rate reaches "
-                f"{rate * self._total / (warmup + 1):.2g} of {rate:g}; lower --optim.warmup-steps, or train longer"
-            )
         if is_leader():
             if not (run.path / "baselines.json").exists() and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)

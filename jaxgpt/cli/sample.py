@@ -51,9 +51,7 @@ def sample(
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
     if stream and (json or beams.num_beams > 1 or len(prompt) * beams.num_return_sequences > 1):
-        raise UserError(
-            "--stream prints a single sample: leave out --json, --num-beams, --num-return-sequences and further prompts"
-        )
+        raise UserError("--stream prints one sample: leave out --json, --num-beams and --num-return-sequences")
 
     lm = load_model(run, checkpoint, weights)
     from jaxgpt.lm import generate
@@ -113,12 +111,8 @@ def _print_memorized(spans: Sequence[Memorized], validation: float | None) -> No
 
     print("---")
     for number, span in enumerate(spans, 1):
-        which = f"sample {number}" if len(spans) > 1 else "the sample"
-        if not span.tokens:
-            print(f"no token of {which} occurs in the training data")
-            continue
         size = f"{span.tokens:,} of {span.of:,} tokens, {span.characters:,} characters"
-        print(f"longest span of {which} in the training data: {size}, at {span.location}")
+        print(f"longest span of sample {number} in the training data: {size}, at {span.location or 'no place'}")
         print(aligned({f"  {label}": repr(getattr(span, label)) for label in ("text", "before", "after")}))
     if validation is not None:
         print(f"for comparison, validation text of this length: {validation:g} tokens (median of {PIECES} pieces)")

@@ -45,11 +45,11 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
         UserError: if a setting is invalid, or the settings do not fit.
     """
     config = base.with_settings(settings)
-    if not config.lora.rank:
-        return config
-    from jaxgpt.convert.peft import resolve_targets
+    if config.lora.rank:
+        from jaxgpt.convert.peft import resolve_targets
 
-    return replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
+        config = replace(config, lora=replace(config.lora, targets=resolve_targets(config.model, config.lora)))
+    return config
 
 
 def with_vocab(config: Config) -> Config:

@@ -133,7 +133,7 @@ def test_memorized_spans(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert told["validation_tokens"] == 12, "every line of the text is the same"
     assert main([*flags, "--stream"]) == 0
     printed = capsys.readouterr().out
-    assert "\n---\nlongest span of the sample in the training data: " in printed
+    assert "\n---\nlongest span of sample 1 in the training data: " in printed
     assert f" of 12 tokens, {span['characters']} characters, at " in printed
     assert "text.txt:1\n" in printed
 

@@ -47,7 +47,6 @@ def test_the_sample_prompt_is_truncated_or_rejected_with_a_note(tokenizer: str, 
     assert ("--- a sample, after" in result.out) == (tokenizer == "char")
     assert ("cannot sample: " in result.err) == (tokenizer == "word")
     assert "uniform baseline: ln 2,000 = 7.60" in result.out, "vocab_size is the width of the head"
-    assert "training ends within the 100 steps of learning-rate warmup: the rate reaches 9.9e-06 of " in result.err
     assert (
         f"next      jaxgpt sample runs/nanogpt-cpu{' --prompt ' if prompt and tokenizer == 'char' else ''}"
         in result.out

@@ -197,8 +197,8 @@ def test_the_command_prints_a_report_and_keeps_the_trace() -> None:
     ("args", "message"),
     [
         (["python-chr"], "did you mean python-char?"),
-        (["python-char", "--seconds", "0"], "--seconds must be above 0 and at most 3600, not 0"),
-        (["python-char", "--seconds", "nan"], "--seconds must be above 0"),
+        (["python-char", "--seconds", "0"], '"0.0" for --seconds. Must be > 0'),
+        (["python-char", "--seconds", "nan"], '"nan" for --seconds'),
         (["python-char", "--mesh.tensor", "3"], "mesh.tensor 3 does not divide model.n_head 4"),
         (["python-char", "--model.block-size", "2"], "model.block_size of at least 3, not 2: use --no-decode"),
     ],
