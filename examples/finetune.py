@@ -16,6 +16,7 @@ from jaxgpt.checkpoint.base import weights_at
 from jaxgpt.checkpoint.run import Run
 from jaxgpt.config import DataConfig, LoraConfig, TrainConfig
 from jaxgpt.data import Data, open_data
+from jaxgpt.errors import UserError
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
@@ -60,4 +61,7 @@ if __name__ == "__main__":
     parser.add_argument("text")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--out", default="")
-    main(**vars(parser.parse_args()))
+    try:
+        main(**vars(parser.parse_args()))
+    except UserError as e:
+        parser.error(str(e))

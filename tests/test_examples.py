@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,11 @@ def test_a_model_is_trained_and_then_fine_tuned(capsys: pytest.CaptureFixture[st
     assert tuned.evaluation.loss == report.by_step[25]
     for run in ("runs/a", "runs/b"):
         assert jaxgpt("sample", run, "--prompt", "3 plus", "--max-new-tokens", "4").code == 0
+
+
+def test_a_missing_run_is_one_line() -> None:
+    command = [sys.executable, str(repository() / "examples/finetune.py"), "nowhere", "text.txt"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "no run at nowhere" in result.stderr
+    assert "Traceback" not in result.stderr
