@@ -73,7 +73,7 @@ def unread(section: type, read: set[tuple[str, str]]) -> set[str]:
     """The settings of a section that nothing reads."""
     owners = CALLED[section]
     seen = {name for owner, name in read if owner in owners}
-    seen |= {"window"} & {name for owner, name in read if owner == "config"}  # `Config.window`
+    seen |= {"window", "decay_steps"} & {name for owner, name in read if owner == "config"}  # properties of `Config`
     replaced = {setting for derived in seen & DERIVED.keys() for setting in DERIVED[derived]}
     return {f.name for f in fields(section)} - seen - replaced
 
