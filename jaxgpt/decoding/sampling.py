@@ -79,7 +79,7 @@ def with_filters(sampling: SamplingParams, added: Sequence[Filter]) -> SamplingP
     """
     if not added:
         return sampling
-    if callable(added) or not all(callable(f) and f.__hash__ for f in added):
+    if not isinstance(added, (list, tuple)) or not all(callable(f) and f.__hash__ for f in added):
         raise UserError("filters must be a list of functions (logits_BV, text) -> logits_BV")
     return CustomSampling(**asdict(sampling), filters=tuple(added))
 

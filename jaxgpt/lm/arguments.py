@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from numbers import Number
 from typing import Any, NamedTuple
@@ -46,28 +47,30 @@ def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
     return [cls(**{name: value for name, value in given.items() if known[name] is cls}) for cls in classes]
 
 
+def as_list(values: Any) -> list[Any] | None:
+    """Return the items of a list, set, iterator or array; None for a string, a number, or any other single value."""
+    single = isinstance(values, (str, bytes, dict)) or getattr(values, "shape", None) == ()
+    if single or not isinstance(values, Iterable):
+        return None
+    return np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return the items of a list, set or array; a string or a number is one item."""
-    one = isinstance(value, (str, bytes)) or not isinstance(value, Iterable) or getattr(value, "shape", 1) == ()
-    return (value,) if one else tuple(value)
+    items = as_list(value)
+    return (value,) if items is None else tuple(items)
 
 
-def as_prompts(prompts: Any) -> list[str | Sequence[int]]:
+def as_prompts(prompts: Any) -> list[Any]:
     """Convert to a list of prompts. A string or a sequence of ids is one prompt.
 
     Raises:
         UserError: if it is neither a string nor a sequence.
     """
-    if isinstance(prompts, str):
-        return [prompts]
-    rows = _as_list(prompts, "prompts must be a string, token ids, or a list of either")
+    rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
+    if rows is None:
+        raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
     return [rows] if rows and all(isinstance(x, Number) or getattr(x, "shape", None) == () for x in rows) else rows
-
-
-def _as_list(values: Any, what: str) -> list[Any]:
-    if isinstance(values, (bytes, dict)) or not isinstance(values, Iterable) or getattr(values, "shape", (1,)) == ():
-        raise UserError(f"{what}: {short_repr(values)}")
-    return np.asarray(values).tolist() if hasattr(values, "dtype") else list(values)
 
 
 def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: bool = False) -> Prompt:
@@ -90,12 +93,12 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         before = list(tokenizer.bos_ids)
         if ids and ids[: len(before)] != before:
             ids = before + ids
-        encoded = Prompt(ids, ids) if ids else Prompt(start_ids(tokenizer)[0], [])
+        encoded = Prompt(ids, ids) if ids else Prompt(start_ids(tokenizer), [])
     else:
-        places = enumerate(_as_list(prompt, "a prompt must be a string or a list of token ids"))
-        ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in places]
-        if not ids:
-            raise UserError("the prompt has no ids: pass at least one")
+        items = as_list(prompt)
+        if not items:
+            raise UserError(f"a prompt must be a string or a list of token ids, at least one: {short_repr(prompt)}")
+        ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in enumerate(items)]
         encoded = Prompt(ids, ids)
     for place, i in enumerate(encoded.ids):
         if not 0 <= i < vocab_size:
@@ -103,78 +106,49 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     return encoded
 
 
-def start_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """Return the ids that precede a new text, and their description.
-
-    They are the tokenizer's `bos_ids`, otherwise the model's beginning token, the end token, or a newline.
+def start_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that precede a new text: `bos_ids`, the model's beginning token, the end token, or a newline.
 
     Raises:
         UserError: if the tokenizer has none of them.
     """
-    named, V = tokenizer.special.bos_id, tokenizer.vocab_size
-    begins = [] if named is None or named >= V or named == tokenizer.eos_id else [named]
-    if before := list(tokenizer.bos_ids) or begins:
-        return before, "the beginning token"
-    if tokenizer.eos_id is not None:
-        return [tokenizer.eos_id], "the end token"
-    try:
-        ids: list[int] = tokenizer.encode("\n").tolist()
-    except UserError:
-        ids = []
-    if not ids:
-        raise UserError(
-            "the prompt is empty, and this tokenizer has no end token or new line to start from: pass a prompt"
-        )
-    return ids, "a new line"
+    if tokenizer.bos_ids:
+        return list(tokenizer.bos_ids)
+    for i in (tokenizer.special.bos_id, tokenizer.eos_id):
+        if i is not None and i < tokenizer.vocab_size:
+            return [i]
+    with suppress(UserError):
+        if newline := tokenizer.encode("\n").tolist():
+            return list(newline)
+    raise UserError("the prompt is empty, and this tokenizer has no end token or new line to start from: pass a prompt")
 
 
-def fit_context(model: ModelConfig, prompts: Sequence[Prompt], text: TextParams) -> list[int]:
-    """Return the maximum number of new tokens after each prompt.
+def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
+    """Return the maximum number of new tokens after a prompt of `length` tokens.
 
     Raises:
-        UserError: if a text exceeds the context, or a prompt exceeds `max_length`.
+        UserError: if the prompt has `max_length` tokens or more, or the text exceeds the context.
     """
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
-    lengths = [len(prompt.ids) for prompt in prompts]
+    fitting = max(model.block_size - length + 1, 0)  # the last token is not an input
     if text.max_length is not None:
-        if lengths and text.max_length <= max(lengths):
+        new = text.max_length - length
+        if new < 1:
             raise UserError(
-                f"the prompt of {max(lengths)} tokens leaves no room for new ones: raise max-length {text.max_length}"
+                f"the prompt of {length} tokens leaves no room for new ones: raise max-length {text.max_length}"
             )
-        new = [text.max_length - length for length in lengths]
-    elif text.max_new_tokens is not None:
-        new = [text.max_new_tokens] * len(prompts)
     else:
-        new = [min(NEW_TOKENS, max(model.block_size - n, 1)) if bounded else NEW_TOKENS for n in lengths]
-    for length, n in zip(lengths, new, strict=True) if bounded else ():
-        if length + n - 1 > model.block_size:
-            raise UserError(
-                f"a prompt of {length} tokens and {n} new tokens exceed the context length of {model.block_size}: "
-                f"generate at most {max(model.block_size - length + 1, 0)}, or use overflow slide, "
-                f"which drops the beginning of the text"
-            )
+        new = text.max_new_tokens or (min(NEW_TOKENS, max(fitting - 1, 1)) if bounded else NEW_TOKENS)
+    if bounded and new > fitting:
+        raise UserError(
+            f"a prompt of {length} tokens and {new} new tokens exceed the context length of {model.block_size}: "
+            f"generate at most {fitting}, or use overflow slide, which drops the beginning of the text"
+        )
     return new
 
 
-def all_stop_ids(tokenizer: Tokenizer, vocab_size: int, stop_ids: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return stop ids and the tokenizer's end tokens.
-
-    Raises:
-        UserError: if an id is outside the vocabulary.
-    """
-    for i in stop_ids:
-        if not 0 <= i < vocab_size:
-            raise UserError(f"stop id {i} is outside the vocabulary of {vocab_size}")
-    return tuple(sorted({*stop_ids, *(i for i in tokenizer.end_ids if i < vocab_size)}))
-
-
 def row_keys(key: Any, rows: int) -> jax.Array:
-    """Make a key for each row.
-
-    Args:
-        key: a seed or a key, typed (`jax.random.key`) or legacy (`jax.random.PRNGKey`), which is folded with the row's index;
-            or an array of keys, one per row, used unchanged.
-        rows: number of rows.
+    """Make a key for each row: an array of keys, one per row, unchanged; one key or seed is folded with the row's index.
 
     Raises:
         UserError: if there is neither a seed nor keys, or the wrong number of keys.
@@ -189,7 +163,7 @@ def row_keys(key: Any, rows: int) -> jax.Array:
 
 
 def as_keys(key: Any) -> jax.Array:
-    """Convert a seed of any integer type, or keys of either kind, to typed keys.
+    """Convert a seed, or keys of either kind (`jax.random.key` or `jax.random.PRNGKey`), to typed keys.
 
     Raises:
         UserError: if there is neither a seed nor keys.
@@ -199,6 +173,4 @@ def as_keys(key: Any) -> jax.Array:
     words = jax.random.key_data(jax.random.key(0)).shape
     if getattr(key, "dtype", None) == np.uint32 and np.shape(key)[-1:] == words:
         return jax.random.wrap_key_data(jnp.asarray(key))
-    if isinstance(key, (list, tuple, str, float)) or np.ndim(key):
-        raise UserError(f"key must be an integer (a seed), a jax.random.key or an array of keys: {short_repr(key)}")
-    return jax.random.key(as_int("a seed", key, 0, 2**32 - 1))
+    return jax.random.key(as_int("key (a seed, or a jax.random.key)", key, 0, 2**32 - 1))

@@ -9,7 +9,7 @@ import jax
 
 from jaxgpt.config import MAX_TOKENS, SEED, SamplingParams, TextParams
 from jaxgpt.data.chat_template import ChatTemplate, Message, check_messages
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.lm.arguments import Prompt, as_tuple, make_settings, row_keys
 from jaxgpt.lm.engine import Prefix
 from jaxgpt.lm.generation import STREAM_BLOCK, Generation, Piece, Request, decode, read_request
@@ -17,34 +17,6 @@ from jaxgpt.lm.model import LM, check_lm, for_decoding
 from jaxgpt.settings import as_int
 
 ANSWER_TOKENS = 512  # default maximum number of tokens of an answer
-
-
-def chat_template(lm: LM) -> ChatTemplate:
-    """Return the chat template that came with a model.
-
-    Raises:
-        UserError: if the model has no chat template.
-    """
-    check_lm(lm)
-    special = lm.tokenizer.special
-    if special.chat_template is None:
-        raise UserError(
-            f"{lm.source or 'the model'} has no chat template: import an instruction-tuned one, or continue "
-            f"text with jaxgpt sample RUN --prompt TEXT"
-        )
-    return ChatTemplate(special.chat_template, special.names)
-
-
-def _room(lm: LM, prompt: int, max_new_tokens: int | None) -> int:
-    """Return the maximum number of new tokens after a prompt of this length."""
-    context = lm.config.model.block_size
-    if prompt >= context:
-        raise UserError(
-            f"the conversation has {prompt:,} tokens, and the model's context is {context:,}: shorten it, or start a new "
-            f"one (/reset in jaxgpt chat)"
-        )
-    longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)
-    return min(longest, context - prompt)
 
 
 class Chat:
@@ -66,7 +38,14 @@ class Chat:
         Raises:
             UserError: if the model has no chat template, or the messages are malformed.
         """
-        self._template = chat_template(lm)
+        check_lm(lm)
+        special = lm.tokenizer.special
+        if special.chat_template is None:
+            raise UserError(
+                f"{lm.source or 'the model'} has no chat template: import an instruction-tuned one, or continue "
+                f"text with jaxgpt sample RUN --prompt TEXT"
+            )
+        self._template = ChatTemplate(special.chat_template, special.names)
         self._lm = for_decoding(lm)
         self._before: Prefix | None = None
         self.messages = check_messages(messages) if messages else []
@@ -84,21 +63,23 @@ class Chat:
         """Answer a message; yield the answer in pieces, the last of which has `done` set.
 
         The message and the answer are added to `messages`. Closing the iterator early keeps the answer generated so far.
-
-        Args:
-            text: the user's message.
-            max_new_tokens: maximum length of the answer; None: 512, or fewer where the context ends.
-            sampling: sampling parameters.
-            stop: strings that end the answer and are not part of it.
-            key: a seed, or a `jax.random.key`.
+        Takes the arguments of `chat`, with the sampling parameters as one value.
 
         Raises:
             UserError: if the conversation exceeds the context, the template rejects it, or an argument is invalid.
         """
-        lm, messages = self._lm, [*self.messages, {"role": "user", "content": text}]
-        ids = lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
-        params = TextParams(_room(lm, len(ids), max_new_tokens), stop=as_tuple(stop))
-        request = read_request(lm, [ids], params)
+        if not isinstance(sampling, SamplingParams):
+            raise UserError(f"sampling must be SamplingParams(temperature=...): {short_repr(sampling)}")
+        messages, context = [*self.messages, {"role": "user", "content": text}], self._lm.config.model.block_size
+        ids = self._lm.tokenizer.encode_special(self._template.render(messages).text).tolist()
+        if len(ids) >= context:
+            raise UserError(
+                f"the conversation has {len(ids):,} tokens, and the model's context is {context:,}: shorten it, or start a "
+                f"new one (/reset in jaxgpt chat)"
+            )
+        longest = ANSWER_TOKENS if max_new_tokens is None else as_int("max-new-tokens", max_new_tokens, 1, MAX_TOKENS)
+        params = TextParams(min(longest, context - len(ids)), stop=as_tuple(stop))
+        request = read_request(self._lm, [ids], params)
         # An answer is decoded separately from the text before it.
         request = request._replace(prompts=[Prompt(ids, [])])
         return self._pieces(messages, request, sampling, row_keys(key, 1))
@@ -149,7 +130,6 @@ def chat(
         UserError: if the model has no chat template, the template rejects the messages, they exceed the context, or an argument
             is invalid.
     """
-    check_lm(lm)
     *before, last = check_messages(messages)
     if last["role"] != "user":
         raise UserError(

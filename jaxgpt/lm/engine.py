@@ -114,22 +114,20 @@ class DecodeSession:
         With `lookup`, a few more than `steps` are possible. A row ends at a negative token: `sampling.ALL_REMOVED` or
         `NOT_A_NUMBER`.
         """
-        before, programs = self.made, self._programs
-        if self._state is None:
-            count = min(steps, self._limit, self._cached)
-            self._state = programs.start(self._params, self._text, self._rows, np.int32(count - 1))
+        before, end = self.made, min(self._limit, self.made + steps)
+        while (made := self.made) < end:
+            cached = self._cached - made
+            count = min(end - made, cached) if cached > 0 else end - made
+            if self._state is None:
+                self._state = self._programs.start(self._params, self._text, self._rows, np.int32(count - 1))
+            else:
+                state, self._state = self._state, None  # donated
+                program = self._programs.steps if cached > 0 else self._programs.slide
+                self._state = program(self._params, state, self._rows, np.int32(count))
             self.made = int(self._state.made)
-            if self.made < count:
-                steps = self.made
-        while (left := min(self._limit, before + steps) - self.made) > 0:
-            cached = min(left, self._cached - self.made)
-            program, count = (programs.steps, cached) if cached > 0 else (programs.slide, left)
-            state, self._state = self._state, None  # donated
-            self._state = program(self._params, state, self._rows, np.int32(count))
-            made = int(self._state.made)
-            if made == self.made:
+            if self.made < made + count:  # all rows have ended
                 break
-            self.made = made
+        assert self._state is not None
         ids_BS = np.array(self._state.text.ids_BS)  # a copy: the next call donates the buffer
         return ids_BS[:, self._prompt + before : self._prompt + self.made]
 

@@ -14,7 +14,7 @@ from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.filters import inverse_cdf_sample
 from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages, with_filters
 from jaxgpt.errors import UserError
-from jaxgpt.lm.arguments import encode_prompt, fit_context, make_settings, row_keys
+from jaxgpt.lm.arguments import encode_prompt, make_settings, max_new, row_keys
 from jaxgpt.lm.model import LM, placed, sampler_of, unstacked
 
 
@@ -79,9 +79,8 @@ def explain(
     """
     [params] = make_settings(sampling, SamplingParams)
     lm = unstacked(lm)
-    encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt)
-    fit_context(lm.config.model, [encoded], TextParams(max_new_tokens=1))
-    ids = encoded.ids
+    ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt).ids
+    max_new(lm.config.model, len(ids), TextParams(max_new_tokens=1))
     text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
     prefill = jax.jit(sampler_of(lm).model.prefill, static_argnums=(3, 4))
     with placed(lm, 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,10 @@ from jaxgpt.errors import UserError
 from jaxgpt.lm.arguments import (
     Prompt,
     Prompts,
-    all_stop_ids,
     as_prompts,
     encode_prompt,
-    fit_context,
     make_settings,
+    max_new,
     row_keys,
 )
 from jaxgpt.lm.engine import DecodeSession, Prefix, bucket, cache_slots, search
@@ -33,6 +32,7 @@ from jaxgpt.settings import as_int
 STREAM_BLOCK = 4  # tokens generated between two pieces of a stream
 STOP_BLOCK = 32  # tokens generated between two searches for stop strings
 LONG_BLOCK = 512  # in longer texts, for progress and Ctrl-C, which cannot interrupt a call of the device
+BEAMS_IGNORE = ("temperature", "top_k", "top_p", "min_p", "lookup", "stop", "overflow")  # settings that need sampling
 
 
 class Generation(NamedTuple):
@@ -175,8 +175,7 @@ class Request(NamedTuple):
                 f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
                 f"generate the texts one by one"
             )
-        check_memory(self)
-        with placed(lm, bucket(len(self.rows))), memory_errors():
+        with self.on_device():
             return DecodeSession(
                 sampler_of(lm, sampling, params.stop_ids),
                 lm.params,
@@ -189,6 +188,31 @@ class Request(NamedTuple):
                 before=before,
             )
 
+    @contextmanager
+    def on_device(self, copies: int = 1) -> Iterator[None]:
+        """Enter the mesh of the weights, with memory for the caches of all rows, `copies` times.
+
+        Raises:
+            UserError: if the device has not enough memory. XLA aborts the process on a CPU that cannot allocate the caches.
+        """
+        c, limit, rows = self.lm.config.model, max(self.new), bucket(len(self.rows))
+        slots = cache_slots(self.rows, limit, c.block_size, self.params.overflow == "slide")
+        width = jnp.dtype(self.lm.config.train.compute_dtype).itemsize
+        needed = copies * rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, limit))
+        error = UserError(
+            f"not enough memory: {copies * rows:,} rows of {max(slots, limit):,} tokens take {needed / 1e9:,.1f} GB, the "
+            f"device has {device_memory() / 1e9:,.0f} GB; lower max-new-tokens, num-beams, num-return-sequences or the prompts"
+        )
+        if needed > device_memory():
+            raise error
+        try:
+            with placed(self.lm, rows):
+                yield
+        except jax.errors.JaxRuntimeError as e:
+            if "RESOURCE_EXHAUSTED" not in str(e):
+                raise
+            raise error from None
+
 
 def read_request(lm: LM, prompts: Prompts, params: TextParams) -> Request:
     """Encode prompts, and check that their texts fit the model.
@@ -198,11 +222,14 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams) -> Request:
     """
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
-    new = fit_context(model, encoded, params)
+    new = [max_new(model, len(prompt.ids), params) for prompt in encoded]
     if "" in params.stop:
         raise UserError("a stop string is empty: leave it out")
-    stop_ids = all_stop_ids(tokenizer, model.vocab_size, params.stop_ids)
-    return Request(lm, encoded, new, replace(params, stop_ids=stop_ids))
+    for i in params.stop_ids:
+        if not 0 <= i < model.vocab_size:
+            raise UserError(f"stop id {i} is outside the vocabulary of {model.vocab_size}")
+    ends = (i for i in tokenizer.end_ids if i < model.vocab_size)
+    return Request(lm, encoded, new, replace(params, stop_ids=tuple(sorted({*params.stop_ids, *ends}))))
 
 
 def decode(
@@ -214,7 +241,7 @@ def decode(
     """Generate the texts of a session, `block` tokens at a time (None: all), and yield their pieces."""
     texts, longest = [request.text(row) for row in range(len(request.prompts))], max(request.new)
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
-        with placed(request.lm, bucket(len(texts))), memory_errors():
+        with request.on_device():
             fresh_BT = session.next_tokens(1 if block and not session.made else block or longest)
         if progress:
             progress(session.made, longest)
@@ -229,22 +256,18 @@ def decode(
 
 
 def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
-    lm, params, W = request.lm, request.params, beams.num_beams
-    V, context = lm.config.model.vocab_size, lm.config.model.block_size
-    unused = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-    unused = {name: value for name, value in unused.items() if value != getattr(SamplingParams(), name)}
-    unused |= {name: value for name in ("lookup", "stop") if (value := getattr(params, name))}
-    if params.overflow == "slide":
-        unused["overflow"] = params.overflow
-    for name, value in unused.items():
-        raise UserError(
-            f"{name.replace('_', '-')} {value} has no effect in beam search: leave it out, or set num-beams {W} to 1"
-        )
+    lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
+    given, default = (asdict(s) | asdict(t) for s, t in ((sampling, request.params), (SamplingParams(), TextParams())))
+    for name in BEAMS_IGNORE:
+        if given[name] not in (default[name], "error"):  # overflow "error" is possible
+            raise UserError(
+                f"{name.replace('_', '-')} {given[name]} has no effect in beam search: leave it out, or set num-beams {W} to 1"
+            )
     if W * V >= 2**31:
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
-    check_memory(request, 2 * W)  # twice: beams are copied when they are reordered
-    with placed(lm, bucket(len(request.rows))), memory_errors():
-        sampler = sampler_of(lm, replace(sampling, temperature=1.0), params.stop_ids)
+    with request.on_device(2 * W):  # twice: beams are copied when they are reordered
+        sampler = sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids)
+        context = lm.config.model.block_size
         found = search(sampler, lm.params, request.rows, request.new, beams=beams, context=context)
     out = []
     for row in range(len(request.rows)):
@@ -261,30 +284,3 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
             text.add(found.ids_BWn[row, beam, :length].tolist())
             out.append(Generation(text.text, text.ids, text.finish_reason or "length", score))
     return out
-
-
-def check_memory(request: Request, copies: int = 1) -> None:
-    """Check that the caches and ids fit the memory of the device: XLA aborts the process on a CPU that cannot allocate them."""
-    c, params, limit = request.lm.config.model, request.params, max(request.new)
-    slots = cache_slots(request.rows, limit, c.block_size, params.overflow == "slide")
-    rows, width = copies * bucket(len(request.rows)), jnp.dtype(request.lm.config.train.compute_dtype).itemsize
-    needed = rows * (2 * c.n_layer * slots * c.kv_heads * c.head_width * width + 4 * max(slots, limit))
-    if needed > device_memory():
-        raise UserError(
-            f"not enough memory: {rows:,} rows of {max(slots, limit):,} tokens take {needed / 1e9:,.0f} GB, "
-            f"the device has {device_memory() / 1e9:,.0f} GB; lower max-new-tokens, num-beams or num-return-sequences"
-        )
-
-
-@contextmanager
-def memory_errors() -> Iterator[None]:
-    """Turn XLA's out-of-memory errors into UserError."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        raise UserError(
-            "not enough memory on the device to generate: lower max-new-tokens, num-beams, num-return-sequences or the "
-            "number of prompts"
-        ) from None

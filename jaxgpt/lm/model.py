@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -66,12 +67,9 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
         raise UserError(f"weights {short_repr(weights)} is not supported: use one of {', '.join(get_args(Precision))}")
     if not isinstance(checkpoint, str):
         checkpoint = str(as_int("checkpoint (best, last or a step)", checkpoint, 0, 2**63 - 1))
-    run = open_run(Path(path))
-    config = run.config()
-    params, step = _read_trained(run, config, checkpoint)
-    if config.lora.rank:
-        params = merge(read_base(run, config, step), params, config.lora.alpha)
-        config = replace(config, lora=LoraConfig())
+    run, config, params, base, step = _read(path, checkpoint)
+    if base is not None:
+        params, config = merge(base, params, config.lora.alpha), replace(config, lora=LoraConfig())
     params = params if weights is None else quantize(params, config.model, weights)
     return LM(config, params, run.tokenizer(), f"{path}, step {step}")
 
@@ -82,24 +80,10 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
     Raises:
         UserError: if the run has no adapters, or the adapters or their base cannot be read.
     """
-    run = open_run(Path(path))
-    config = run.config()
-    if not config.lora.rank:
+    _, config, adapters, base, _ = _read(path, checkpoint)
+    if base is None:
         raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
-    adapters, step = _read_trained(run, config, checkpoint)
-    return config, read_base(run, config, step), adapters
-
-
-def read_base(run: Run, config: Config, step: int) -> Any:
-    """Read the weights that the adapters of a checkpoint change.
-
-    Raises:
-        UserError: if they are missing or differ.
-    """
-    where = locate_base(run, config)
-    base, _ = load_base(where, config.model)
-    check_base(run, step, base.checksum, where)
-    return base.params
+    return config, base, adapters
 
 
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
@@ -112,31 +96,49 @@ def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokeniz
     Raises:
         UserError: if the run cannot be read, or its architecture differs.
     """
-    run, which = parse_checkpoint(str(path))
-    _, params, tokenizer, _ = load(run, which)
-    if _described(params) != _described(abstract_params(model)):
+    _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
+    if difference := _difference(params, model):
         raise UserError(
-            f"{path} is not the base of these adapters: its architecture differs; restore it, or choose a different path"
+            f"{path} is not the base of these adapters: its architecture differs ({difference}); restore it, or choose a "
+            f"different path"
         )
     return FrozenBase(params, checksum(params)), tokenizer
 
 
-def _described(params: Any) -> dict[str, str]:
-    """Return the dtype and shape of every weight, such as `float32 [8, 16]`, by path."""
-    leaves = flatten_params(params)
-    return {
-        path: f"{getattr(leaf, 'dtype', type(leaf).__name__)} {list(np.shape(leaf))}" for path, leaf in leaves.items()
-    }
-
-
-def _read_trained(run: Run, config: Config, checkpoint: str) -> tuple[Any, int]:
-    """Read the trained parameters of a run, or their EMA, and the step of the checkpoint."""
+def _read(path: str | Path, checkpoint: str) -> tuple[Run, Config, Any, Any, int]:
+    """Read a run: its config, trained parameters (their EMA, if any), the base of its adapters or None, and the step."""
+    run = open_run(_as_path(path))
+    config = run.config()
     place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
         abstract_trained(config.model, config.lora),
     )
-    return read_params(run.checkpoints, checkpoint, abstract, "ema" if config.optim.ema_decay else "params")
+    params, step = read_params(run.checkpoints, checkpoint, abstract, "ema" if config.optim.ema_decay else "params")
+    if not config.lora.rank:
+        return run, config, params, None, step
+    where = locate_base(run, config)
+    base, _ = load_base(where, config.model)
+    check_base(run, step, base.checksum, where)
+    return run, config, params, base.params, step
+
+
+def _as_path(path: str | Path) -> Path:
+    if not isinstance(path, (str, Path)):
+        raise UserError(f"the path of a run must be a string or a Path: {short_repr(path)}")
+    return Path(path)
+
+
+def _difference(params: Any, model: ModelConfig) -> str:
+    """Return the first difference between weights and a model in name, shape or dtype, or ""."""
+    found, expected = (
+        {name: f"{getattr(leaf, 'dtype', type(leaf).__name__)} {list(np.shape(leaf))}" for name, leaf in leaves.items()}
+        for leaves in (flatten_params(params), flatten_params(abstract_params(model)))
+    )
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            return f"weight {name} is {found.get(name, 'missing')}, and {expected.get(name, 'unknown')} in the model"
+    return ""
 
 
 def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
@@ -155,8 +157,9 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         UserError: if the weights do not match `lm.config.model`, the tokenizer has more ids than its vocabulary, `path`
             exists, or it cannot be written.
     """
+    check_lm(lm)
     config, params, tokenizer, _ = lm
-    model, path = config.model, Path(path)
+    model, path = config.model, _as_path(path)
     if model.vocab_size < max(tokenizer.vocab_size, 1):
         raise UserError(
             f"the tokenizer has {tokenizer.vocab_size} ids, and model.vocab_size is {model.vocab_size}: it must be at least as "
@@ -165,7 +168,10 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
     params = nn.unbox(params)
     if STACKED in params:
         params = unstack_layers(params, model.n_layer)
-    _check_params(params, abstract_params(model))
+    if difference := _difference(params, model):
+        raise UserError(
+            f"{difference} of lm.config: pass the config that it was trained with, and convert it with astype"
+        )
     if config.optim.ema_decay:  # else `load` would look for an average of the weights
         config = replace(config, optim=replace(config.optim, ema_decay=0.0))
     config = replace(config, lora=LoraConfig())  # else `load` would look for adapters
@@ -173,21 +179,6 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))
     with complete_run(path, config, tokenizer, overwrite) as run:
         save_params(run.checkpoints, params, {"config": asdict(config)})
-
-
-def _check_params(params: Any, expected: Any) -> None:
-    """Check the names, shapes and dtypes of weights.
-
-    Raises:
-        UserError: names the first difference.
-    """
-    found, wanted = _described(params), _described(expected)
-    for name in wanted | found:
-        if found.get(name) != wanted.get(name):
-            raise UserError(
-                f"weight {name} is {found.get(name, 'missing')}, and {wanted.get(name, 'unknown')} in the model of lm.config: "
-                f"pass the config that it was trained with, and convert it with astype"
-            )
 
 
 @dataclass(frozen=True)
@@ -246,6 +237,9 @@ def check_lm(lm: Any) -> None:
     """Check that an argument is an LM, not the path of one."""
     if not isinstance(lm, LM):
         raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {short_repr(lm)}")
+    if not isinstance(lm.config, Config) or not isinstance(lm.params, Mapping):
+        kinds = [type(each).__name__ for each in (lm.config, lm.params)]
+        raise UserError(f"an LM needs a Config and a dict of weights, not {kinds[0]} and {kinds[1]}")
 
 
 def unstacked(lm: LM) -> LM:
@@ -257,16 +251,16 @@ def unstacked(lm: LM) -> LM:
 
 
 def for_decoding(lm: LM) -> LM:
-    """Return `unstacked(lm)` with matrices in the dtype of their products, so that steps do not convert them again."""
+    """Return `unstacked(lm)` with matrices in the dtype of their products, so that steps do not convert them again.
+
+    The logits stay equal in every bit.
+    """
     lm = unstacked(lm)
-    return lm._replace(params=converted_matrices(lm.params, lm.config.train.compute_dtype))
-
-
-def converted_matrices(params: Any, dtype: str) -> Any:
-    """Convert float32 matrices to the dtype in which the model multiplies them: its logits stay equal in every bit."""
-    return jax.tree.map(
-        lambda w: w.astype(dtype) if len(w.shape) > 1 else w, params, is_leaf=lambda w: hasattr(w, "astype")
+    dtype = lm.config.train.compute_dtype
+    params = jax.tree.map(
+        lambda w: w.astype(dtype) if len(w.shape) > 1 else w, lm.params, is_leaf=lambda w: hasattr(w, "astype")
     )
+    return lm._replace(params=params)
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:

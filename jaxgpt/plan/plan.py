@@ -88,7 +88,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
         return decode_steps(sampler, params, state, rows, steps)
 
     dtype, weights = config.train.compute_dtype, layout.abstract_weights
-    params = jax.tree.map(lambda w: w.update(dtype=dtype) if w.ndim > 1 else w, weights)  # as `converted_matrices`
+    params = jax.tree.map(lambda w: w.update(dtype=dtype) if w.ndim > 1 else w, weights)  # as `for_decoding`
     with use_mesh(mesh, model):
         state, rows = jax.tree.map(placed, jax.eval_shape(begin, params))
 
