@@ -29,8 +29,8 @@ def data_prepare(
     jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768
 
     Args:
-        sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row);
-            text and JSON Lines may be compressed (.gz, .xz, .bz2)
+        sources: text file (one document), directory of files, .jsonl or .parquet file (one document per line or row), or
+            hf:OWNER/NAME, a Hugging Face dataset; text and JSON Lines may be compressed (.gz, .xz, .bz2)
         out: directory to write to
     """
     if not sources:

@@ -15,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxgpt.errors import UserError, short_repr
 
+RENDERED = 1 << 24  # maximum characters of a rendered conversation
 ROLES = ("system", "user", "assistant", "tool")
 MARK = secrets.token_hex(16)  # surrounds the assistant's text; no message can contain it
 
@@ -50,8 +51,8 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 class ChatTemplate:
     """A chat template, rendered as by transformers' `apply_chat_template`.
 
-    A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python; its
-    time and memory are not limited. It is compiled when it is first used.
+    A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python. Its
+    result is limited to `RENDERED` characters; its time and memory are not. It is compiled when it is first used.
 
     Args:
         source: Jinja source.
@@ -70,11 +71,15 @@ class ChatTemplate:
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
-            UserError: if the messages are malformed, or the template rejects them or has an error.
+            UserError: if the messages are malformed, or the template rejects them, has an error or writes too much.
         """
         variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
+        marked = ""
         try:
-            marked = self._template.render(variables, add_generation_prompt=add_generation_prompt)
+            for part in self._template.generate(variables, add_generation_prompt=add_generation_prompt):
+                marked += part
+                if len(marked) > RENDERED:
+                    raise ValueError(f"the result has more than {RENDERED:,} characters")
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # a template can raise anything

@@ -1,4 +1,4 @@
-"""Read documents in a fixed order and bounded memory: text, JSON Lines and Parquet.
+"""Read documents in a fixed order and bounded memory: text, JSON Lines and Parquet, also of a Hugging Face dataset.
 
 A suffix means one thing. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is UTF-8 text, and
 one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
@@ -14,18 +14,21 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
+from jaxgpt.data.hub import download
 from jaxgpt.data.text import visible_files
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import missing, parse_json
 
-DOWNLOAD = "; download a Hugging Face dataset with hf download --repo-type dataset NAME --local-dir DIR"
+HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES = (".jsonl", ".ndjson")
+FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # of a dataset
 BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
@@ -34,9 +37,9 @@ CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 
 
 class Source(NamedTuple):
-    """A file or a directory."""
+    """A file, a directory or a Hugging Face dataset."""
 
-    name: str  # path, as given
+    name: str  # path or `hf:NAME`, as given
     files: tuple[Path, ...]  # sorted, without empty files
     size: int  # bytes on disk
     fingerprint: str  # SHA-256 of names, sizes and modification times of the files
@@ -80,11 +83,21 @@ class Piece(NamedTuple):
 
 
 def find_source(name: str) -> Source:
-    """List the files of a path; raise `UserError` if it is missing or empty."""
-    path = Path(name)
-    if not path.exists():
-        raise missing(name, DOWNLOAD)
-    files = [p for p in (visible_files(path) if path.is_dir() else [path]) if p.stat().st_size]
+    """List the files of a path or of `hf:OWNER/NAME[/PATTERN]`; raise `UserError` if it is missing or empty.
+
+    The files of a Hugging Face dataset that match the pattern (default: `FILES`) are downloaded to the hub's cache.
+    """
+    if name.startswith(HUB):
+        owner, repo, pattern = [*name.removeprefix(HUB).split("/", 2), "", ""][:3]
+        patterns = [pattern] if pattern else FILES
+        path = download(f"{owner}/{repo}", patterns, kind="dataset")
+        # The cache also has the files of other patterns.
+        files = [p for p in visible_files(path) if any(fnmatch(str(p.relative_to(path)), x) for x in patterns)]
+    elif not (path := Path(name)).exists():
+        raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
+    else:
+        files = [*visible_files(path)] if path.is_dir() else [path]
+    files = [p for p in files if p.stat().st_size]
     if not files:
         raise UserError(f"{name} has no files, or only empty files")
     stats = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in files]

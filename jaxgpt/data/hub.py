@@ -1,14 +1,65 @@
-"""Find out whether the Hugging Face hub can be reached, before its client retries for half a minute."""
+"""Download repositories of the Hugging Face hub, with errors of one line."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxgpt.errors import UserError
 
 TIMEOUT = 3.0  # seconds
+HINTS = {  # by the names of huggingface_hub's exceptions, subclasses first
+    "GatedRepoError": "its owner requires consent: accept the terms on the hub, then log in (hf auth login)",
+    "RevisionNotFoundError": "there is no such revision",
+    "RepositoryNotFoundError": "there is no such repository, or it needs a login (hf auth login)",
+    "OfflineModeIsEnabled": "not in the hub's cache, and the hub is in offline mode: set HF_HUB_OFFLINE=0, or pass a directory",
+    "LocalEntryNotFoundError": "not in the hub's cache, and the hub cannot be reached: pass a directory instead",
+    "HFValidationError": "not a valid name on the hub",
+}
+
+
+def download(
+    repo: str, patterns: Sequence[str], *, revision: str = "main", kind: str = "model", ignore: Sequence[str] = ()
+) -> Path:
+    """Return the directory of a repository at a revision, from the hub's cache or downloaded into it.
+
+    Args:
+        repo: `owner/name`.
+        patterns: files to download, such as `*.json`. The directory may have more files, from other downloads.
+        revision: a commit, tag or branch.
+        kind: `model` or `dataset`.
+        ignore: files not to download.
+
+    Raises:
+        UserError: if the repository or revision does not exist, needs permission, or is neither in the cache nor reachable.
+    """
+    from huggingface_hub import snapshot_download
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # no line for each retry of a download
+    try:
+        path = snapshot_download(
+            repo,
+            repo_type=kind,
+            revision=revision,
+            allow_patterns=[*patterns],
+            ignore_patterns=[*ignore],
+            local_files_only=not reachable(),
+        )
+    except Exception as e:  # the hub's client raises its own errors and the network's
+        classes = {kind.__name__ for kind in type(e).__mro__}
+        hint = next((hint for kind, hint in HINTS.items() if kind in classes), "")
+        reason = hint or f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+        raise UserError(f"{repo} at {revision}: {reason}") from None
+    return Path(path)
 
 
 def reachable(timeout: float = TIMEOUT) -> bool:
-    """Return whether the hub answers. True in offline mode, without a request: the client rejects downloads."""
+    """Return whether the hub answers, before its client retries for half a minute.
+
+    True in offline mode, without a request: the client rejects downloads.
+    """
     from huggingface_hub import constants, get_session
 
     if constants.is_offline_mode():

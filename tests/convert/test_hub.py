@@ -11,9 +11,9 @@ import pytest
 from folders import hf_folder
 from huggingface_hub import constants, errors
 
-from jaxgpt.convert import hub
 from jaxgpt.convert.hub import PATTERNS, fetch_model
 from jaxgpt.convert.models import import_model
+from jaxgpt.data import hub
 from jaxgpt.data.hub import reachable
 from jaxgpt.data.tokenizer_files import GPT2_REVISION
 from jaxgpt.errors import UserError
@@ -68,6 +68,7 @@ def test_requested_files(monkeypatch):
     fetch_model("gpt2")
     assert asked == {
         "repo": "openai-community/gpt2",
+        "repo_type": "model",
         "revision": GPT2_REVISION,
         "allow_patterns": list(PATTERNS),
         "ignore_patterns": ["consolidated*"],

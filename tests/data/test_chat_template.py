@@ -105,6 +105,8 @@ HOSTILE = {
     "{{ cycler.__init__.__globals__.os.popen('id').read() }}": "unsafe",
     "{% include '/etc/passwd' %}": "no loader",
     "{{ messages.append(1) }}": "unsafe",
+    "{{ 'a' * 10 ** 8 }}": "the result has more than 16,777,216 characters",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{{ messages }}{% endfor %}{% endfor %}": "the result has more",
     "{{ raise_exception('two\nlines') }}": "cannot render these messages",
     "{% if %}": "has an error: line 1",
     "{{ nothing.at.all }}": "undefined",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import hashlib
 import json
 import lzma
 import os
 import random
+import shutil
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 from helpers import TEXT
@@ -368,10 +371,36 @@ def test_unreadable_rows_are_named(params: PrepareParams) -> None:
         run(replace(params, field="n"), Path("other"), ["a.parquet"])
 
 
+def test_a_dataset_of_the_hub_is_its_files(params: PrepareParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_sources()
+    Path("src/d.NDJSON.bz2").rename("src/d.ndjson.bz2")  # patterns of the hub distinguish case
+    shutil.copytree("src", "hub/datasets--someone--texts/snapshots/commit")
+    Path("hub/datasets--someone--texts/refs").mkdir()
+    Path("hub/datasets--someone--texts/refs/main").write_text("commit")
+    Path("hub/datasets--someone--texts/snapshots/commit/README.md").write_text("not a document")
+    download = functools.partial(huggingface_hub.snapshot_download, cache_dir="hub")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    run(params)
+    run(params, Path("all"), ["hf:someone/texts"])
+    assert shards_of(Path("all"), "train") == shards_of(OUT, "train")
+    run(params, Path("local"), ["src/a.jsonl"])
+    run(params, Path("one"), ["hf:someone/texts/a.*"])
+    assert shards_of(Path("one"), "train") == shards_of(Path("local"), "train")
+    for name, message in {
+        "someone/texts/b.csv": "no files",
+        "someone/else": "not in the hub",
+        "x": "not a valid",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            run(params, Path("none"), [f"hf:{name}"])
+    assert not Path("none").exists()
+
+
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
-        (["none"], {}, "no such file or directory: none; download a Hugging Face dataset with hf download"),
+        (["none"], {}, "no such file or directory: none; a Hugging Face dataset is hf:OWNER/NAME"),
         (["empty"], {}, "empty has no files, or only empty files"),
         (["."], {}, "--out out is inside the source ."),
         (["src"], {"field": "t\udce9"}, "field .* unpaired surrogate"),
