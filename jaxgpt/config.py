@@ -16,7 +16,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json
-from jaxgpt.settings import Section, as_int, setting
+from jaxgpt.settings import Section, as_int, setting, similar_setting
 
 MAX_LAYERS = 1024  # the deepest published decoders have a few hundred; each layer is traced separately
 MAX_HEAD = 2**16  # published heads are a few hundred wide; RoPE computes its angles before any weights are allocated
@@ -527,7 +527,7 @@ class Config(Section):
         changed: dict[str, Any] = {}
         for name, value in given.items():
             if name not in known:
-                raise UserError(f"unknown setting {name}{did_you_mean(name, known)}")
+                raise UserError(f"unknown setting {name}{similar_setting(name, known)}")
             section, _, last = name.rpartition(".")
             (changed.setdefault(section, {}) if section else changed)[last] = value
         return replace(

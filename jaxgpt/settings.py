@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from numbers import Real
@@ -91,6 +93,21 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 def as_int(name: str, value: Any, low: int, high: int) -> int:
     """Convert an integer of any kind (Python's, NumPy's, a 0-d array), but no bool or float, from `low` to `high` to `int`."""
     return int(_checked(name, value, int, Limits(low, high)))
+
+
+def similar_setting(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean train.steps?)", comparing the last parts of names, or the settings of a section, or "".
+
+    Names are dotted, or options such as --train.steps.
+    """
+    section, _, last = name.lstrip("-").rpartition(".")
+    parts = {each: each.lstrip("-").rpartition(".") for each in known}
+    of_section = [tail for place, _, tail in parts.values() if place == (section or last)]
+    near = difflib.get_close_matches(last, [tail for *_, tail in parts.values()], n=1, cutoff=0.7)
+    if near and (section or not of_section):
+        same = [each for each, (_, _, tail) in parts.items() if tail == near[0]]
+        return f" (did you mean {' or '.join([each for each in same if parts[each][0] == section] or same)}?)"
+    return f" (settings of {section or last}: {', '.join(of_section)})" if of_section else ""
 
 
 def check_text(name: str, value: str) -> None:

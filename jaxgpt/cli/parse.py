@@ -1,25 +1,21 @@
-"""Commands are functions that cyclopts parses: the signature declares arguments and options, the docstring is the help.
-
-`--train.steps` is the setting `steps` of the section `train`; `--steps` alone is enough, because no other section has it.
-"""
+"""Commands are functions that cyclopts parses: the signature declares arguments and options, the docstring is the help."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from inspect import BoundArguments, signature
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.validators import Number
 
 import jaxgpt
 from jaxgpt.errors import UserError, one_line
 from jaxgpt.presets import DEFAULT, PRESETS, preset
-from jaxgpt.settings import Section, check_text
+from jaxgpt.settings import Section, check_text, similar_setting
 
 COMMANDS = (
     *"train launch sample chat explain inspect eval plot info presets import export verify plan bench".split(),
@@ -65,13 +61,18 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:
         name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
-        raise UserError(f"{one_line(e)} See {name} --help.") from None
+        reason = one_line(e)
+        if isinstance(e, UnknownOptionError):  # cyclopts would compare whole names: --train.dtype with --train.steps
+            option = (e.token.keyword or e.token.value).partition("=")[0].replace("_", "-")
+            known = [each for argument in e.argument_collection for each in argument.names]
+            reason = f"Unknown option: {option}{similar_setting(option, known)}."
+        raise UserError(f"{reason} See {name} --help.") from None
     return command, bound
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Return the parser. Its help shows the defaults of the preset among the words, and only full names of settings."""
-    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), HELP.isdisjoint(words))
+    """Return the parser. Its help shows the defaults of the preset among the words."""
+    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT))
     app = App(
         name="jaxgpt",
         help="Train, sample and study decoder-only transformers.",
@@ -92,21 +93,21 @@ def make_app(words: Sequence[str]) -> App:
     return app
 
 
-def _declare_settings(base: str, short: bool) -> None:
+def _declare_settings(base: str) -> None:
     """Declare an option for each setting; the help shows the values of a preset as defaults."""
-    sections = {name: section for name, section in vars(preset(base)).items() if isinstance(section, Section)}
-    count = Counter([*sections, *(field.name for section in sections.values() for field in fields(section))])
-    for name, section in sections.items():
-        hints, group = get_type_hints(type(section)), Group.create_ordered(name.capitalize())
+    for section in vars(preset(base)).values():
+        if not isinstance(section, Section):
+            continue
+        hints, group = get_type_hints(type(section)), Group.create_ordered(section.prefix.capitalize())
         for field in fields(section):
-            names = [f"{name}.{field.name}"] + [field.name] * (short and count[field.name] == 1)
+            name = f"{section.prefix}.{field.name}"
             about = Parameter(
-                name=[f"--{each.replace('_', '-')}" for each in names],
+                name=f"--{name.replace('_', '-')}",
                 help=field.metadata["help"],
                 group=group,
                 show_default=shown(getattr(section, field.name)) or False,
             )
-            Settings.__annotations__[names[0]] = Annotated[hints[field.name], about, ON]
+            Settings.__annotations__[name] = Annotated[hints[field.name], about, ON]
 
 
 def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
