@@ -58,7 +58,7 @@ class TrainReport(Report):
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         self.program, self.data, self.run = program, data, run
-        config = program.layout.config
+        config = program.config
         self._step, self._total = step, config.train.steps
         set_advice(lambda: f"{kept_checkpoint_message(run.checkpoints)}; resume with: {self.resume_command}")
         self.console.write(aligned(self._introduction(config)))
@@ -98,7 +98,7 @@ class TrainReport(Report):
 
     def finished(self, outcome: Outcome) -> None:
         """Print a sample, the run directory and the next command, or the command that resumes a stopped run."""
-        config = self.program.layout.config
+        config = self.program.config
         if outcome.stopped:
             self.note(f"stopped and saved at step {outcome.step}; resume with: {self.resume_command}")
             return
@@ -151,15 +151,15 @@ class TrainReport(Report):
 
     def _introduction(self, config: Config) -> dict[str, str | list[str]]:
         """Return the model, the data, the devices and the directory of the run, by label."""
-        layout, data, train, V = self.program.layout, self.data, config.train, config.model.vocab_size
-        model = [f"{config.preset}, {parameter_count(layout.abstract_weights):,} parameters"]
+        program, data, train, V = self.program, self.data, config.train, config.model.vocab_size
+        model = [f"{config.preset}, {parameter_count(program.abstract_weights):,} parameters"]
         if config.lora.rank:
-            trained = parameter_count(layout.abstract_state.params)
+            trained = parameter_count(program.abstract_state.params)
             model.append(f"LoRA of rank {config.lora.rank} on {config.lora.targets}: {trained:,} trainable parameters")
         text = f"{data.characters:,} characters, " if data.characters else ""
         held_out = f"{len(data.val):,} validation tokens" if data.held_out else "no validation tokens"
         epochs = train.steps * train.batch_size / Batches.of(config, data.train).per_epoch
-        mesh = layout.mesh
+        mesh = program.mesh
         devices = f"{mesh.size} x {mesh.devices.flat[0].device_kind} ({jax.default_backend()})"
         if split := " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1):
             devices += f": {split}"
@@ -181,14 +181,14 @@ class TrainReport(Report):
         """Draw loss.png. A failure does not fail the run."""
         try:
             with suppress(UserError):  # no losses yet
-                draw_run(self.run, f"{self.program.layout.config.preset}: {self.run.path}")
+                draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")
         except Exception as e:
             self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")
         self._drawn = time.monotonic()
 
     def _sample(self, params: Any, ids: list[int]) -> str:
         """Return a prompt and a sample that continues it."""
-        config, tokenizer = self.program.layout.config, self.data.tokenizer
+        config, tokenizer = self.program.config, self.data.tokenizer
         params = jax.device_put(params, jax.local_devices()[0])
         lm = LM(config, unstack_layers(params, config.model.n_layer), tokenizer)
         tokens = config.train.sample_tokens

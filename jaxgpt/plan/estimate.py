@@ -15,10 +15,10 @@ from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways, resolve
 from jaxgpt.plan.cost import StepCost, Traffic, traffic_by_kind
 from jaxgpt.plan.hlo import Collective
-from jaxgpt.plan.residuals import abstract_layout, one_device, residual_bytes
+from jaxgpt.plan.residuals import abstract_program, one_device, residual_bytes
 from jaxgpt.plan.topology import Topology
-from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.metrics import flops_per_token, parameter_count
+from jaxgpt.trainer.program import Program
 
 T = TypeVar("T")
 KINDS = ("parameters", "optimizer", "average", "batch", "gradients", "activations")
@@ -60,10 +60,10 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     counts = _by_layers(lambda n: _counts(config, n), layers)
     memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
     if config.train.remat != "none":
-        one, two = (residual_bytes(one_device(abstract_layout(config, n)), remat=False) for n in (1, 2))
+        one, two = (residual_bytes(one_device(abstract_program(config, n)), remat=False) for n in (1, 2))
         memory["activations"] = min(memory["activations"], one + (layers - 2) * (two - one)) + two - one
-    layout = abstract_layout(config)
-    count = layout.microbatches.accumulation
+    program = abstract_program(config)
+    count = program.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * memory["parameters"])
     return StepCost(
@@ -71,7 +71,7 @@ def estimate(config: Config, topology: Topology) -> StepCost:
         topology.chip.hbm,
         counts.flops.computed,
         moved,
-        _implied_traffic(layout, topology, counts),
+        _implied_traffic(program, topology, counts),
         useful_share=counts.flops.useful / counts.flops.computed,
     )
 
@@ -87,12 +87,12 @@ def _by_layers(count: Callable[[int], T], layers: int) -> T:
 
 def _counts(config: Config, layers: int) -> _Counts:
     """Count for a model with this number of layers."""
-    layout = abstract_layout(config, layers)
-    part = one_device(layout)
-    gradients = shard_bytes(layout.abstract_state.params)
+    program = abstract_program(config, layers)
+    part = one_device(program)
+    gradients = shard_bytes(program.abstract_state.params)
     return _Counts(
-        argument_bytes(layout) | {"gradients": gradients, "activations": residual_bytes(part)},
-        step_flops(layout),
+        argument_bytes(program) | {"gradients": gradients, "activations": residual_bytes(part)},
+        step_flops(program),
         parameter_count(part.abstract_weights),
         parameter_count(part.abstract_state.params),
     )
@@ -150,7 +150,7 @@ def _remats(config: Config, *kinds: Literal["dots", "offload", "full"]) -> list[
 
 def _windows(config: Config) -> int:
     """Return the number of windows per device and microbatch."""
-    return one_device(abstract_layout(config)).config.train.batch_size
+    return one_device(abstract_program(config)).config.train.batch_size
 
 
 def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config]:
@@ -160,15 +160,15 @@ def _with_windows(flags: str, config: Config, windows: int) -> tuple[str, Config
     return f"{flags} --train.accumulation {count}".strip(), changed
 
 
-def argument_bytes(layout: Layout) -> dict[str, float]:
+def argument_bytes(program: Program) -> dict[str, float]:
     """Count the bytes of a step's inputs by kind, on one device."""
-    state = layout.abstract_state
+    state = program.abstract_state
     average = {"average": shard_bytes(state.ema)} if state.ema is not None else {}
     return {
-        "parameters": shard_bytes((state.params, layout.abstract_base)),
+        "parameters": shard_bytes((state.params, program.abstract_base)),
         "optimizer": shard_bytes(state.opt_state),
         **average,
-        "batch": 4.0 * math.prod(layout.batch().shape) / batch_ways(layout.mesh),
+        "batch": 4.0 * math.prod(program.batch().shape) / batch_ways(program.mesh),
     }
 
 
@@ -179,17 +179,17 @@ class StepFlops(NamedTuple):
     useful: float  # an equal share of the model's
 
 
-def step_flops(layout: Layout) -> StepFlops:
+def step_flops(program: Program) -> StepFlops:
     """Compute the FLOPs of a step on one device."""
-    config, rows = layout.config, math.prod(layout.microbatches) / batch_ways(layout.mesh)
-    model = flops_per_token(config.model, layout.abstract_weights, config.window, config.lora)
-    useful = model * config.train.batch_size / layout.mesh.size
-    return StepFlops(config.window * rows * token_flops(layout, config.window), config.window * useful)
+    config, rows = program.config, math.prod(program.microbatches) / batch_ways(program.mesh)
+    model = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
+    useful = model * config.train.batch_size / program.mesh.size
+    return StepFlops(config.window * rows * token_flops(program, config.window), config.window * useful)
 
 
-def token_flops(layout: Layout, T: int) -> float:
+def token_flops(program: Program, T: int) -> float:
     """Compute the FLOPs of training on one token that one device computes, in a context of T tokens."""
-    part = one_device(layout)
+    part = one_device(program)
     return flops_per_token(part.config.model, part.abstract_weights, T, part.config.lora)
 
 
@@ -199,14 +199,14 @@ def shard_bytes(tree: Any) -> float:
     return float(sum(math.prod(shape) * size for shape, size in shards))
 
 
-def _implied_traffic(layout: Layout, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
+def _implied_traffic(program: Program, topology: Topology, counts: _Counts) -> dict[str, Traffic]:
     """Estimate the collectives of a step from the sharding table, in the compute dtype.
 
     Per microbatch, over fsdp: weights are gathered twice, gradients scattered, embeddings exchanged forward and back (an untied
     token table is not gathered); over data: gradients are summed; over tensor: four sums of activations per block.
     """
-    config, mesh, part = layout.config, layout.config.mesh, one_device(layout).config
-    width, count = jnp.dtype(config.train.compute_dtype).itemsize, layout.microbatches.accumulation
+    config, mesh, part = program.config, program.config.mesh, one_device(program).config
+    width, count = jnp.dtype(config.train.compute_dtype).itemsize, program.microbatches.accumulation
     weights, grads = width * counts.weights, width * counts.gradients
     table = 0 if config.model.tie_embeddings else width * part.model.vocab_size * config.model.n_embd
     block = width * part.train.batch_size * config.window * config.model.n_embd

@@ -24,8 +24,8 @@ from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
 from jaxgpt.plan.topology import Topology, devices_of
-from jaxgpt.trainer.layout import Layout
-from jaxgpt.trainer.program import Program, explain_failure
+from jaxgpt.trainer.compile import explain_failure
+from jaxgpt.trainer.program import Program
 
 KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values in a cache
 # Skips optimizations that change speed but hardly memory and communication; compiles five times faster.
@@ -44,14 +44,13 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
     Raises:
         UserError: if libtpu is not available, or compilation fails.
     """
-    layout = Layout(config, make_mesh(config.mesh, devices_of(topology)))
-    layout = layout if ops is None else replace(layout, ops=ops)
-    counted, count = argument_bytes(layout), layout.microbatches.accumulation
+    program = Program(config, make_mesh(config.mesh, devices_of(topology)), ops=ops)
+    counted, count = argument_bytes(program), program.microbatches.accumulation
 
     def lowered() -> Any:
-        return Program(layout).lower(layout.abstract_state, layout.batch())
+        return program.lower(program.abstract_state, program.batch())
 
-    cost = _compiled(lowered, counted, layout, topology, quick)
+    cost = _compiled(lowered, counted, program, topology, quick)
     moved = cost.hbm_bytes
     if not (moved or cost.out_of_memory):  # the compiler for GPUs does not count them
         moved = estimate(config, topology).hbm_bytes
@@ -59,7 +58,7 @@ def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Op
         # The compiler counts a loop body once, and microbatches run in a loop.
         fixed = 2 * (sum(counted.values()) - counted["batch"])
         moved = fixed + count * max(moved - fixed, 0.0)
-    computed, useful = step_flops(layout)
+    computed, useful = step_flops(program)
     return replace(cost, hbm_bytes=moved, model_flops=computed, useful_share=useful / computed)
 
 
@@ -70,9 +69,9 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
         UserError: if libtpu is not available, or compilation failed.
     """
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
-    layout = Layout(config, make_mesh(config.mesh, devices_of(topology)))
-    model, mesh, B = config.model, layout.mesh, layout.microbatches.rows
-    sampler, rules = Sampler(TextModel(GPT(model, layout.decoder_ops))), rules_for(model, mesh)
+    program = Program(config, make_mesh(config.mesh, devices_of(topology)))
+    model, mesh, B = config.model, program.mesh, program.microbatches.rows
+    sampler, rules = Sampler(TextModel(GPT(model, program.decoder_ops))), rules_for(model, mesh)
 
     def begin(params: Any) -> tuple[SamplerState, Rows]:
         rows = Rows(jax.random.split(jax.random.key(0), B), jnp.zeros(B, jnp.int32))
@@ -87,7 +86,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
         return decode_steps(sampler, params, state, rows, steps)
 
-    dtype, weights = config.train.compute_dtype, layout.abstract_weights
+    dtype, weights = config.train.compute_dtype, program.abstract_weights
     params = jax.tree.map(lambda w: w.update(dtype=dtype) if w.ndim > 1 else w, weights)  # as `for_decoding`
     with use_mesh(mesh, model):
         state, rows = jax.tree.map(placed, jax.eval_shape(begin, params))
@@ -97,16 +96,16 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
             return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
-    cost = _compiled(lowered, counted, layout, topology, quick)
+    cost = _compiled(lowered, counted, program, topology, quick)
     if dtype != "float32":
         cost = replace(cost, memory=cost.memory | {"float32 parameters": shard_bytes(weights)})
     # The forward pass is a third of the training FLOPs.
-    flops = token_flops(layout, model.block_size) / 3 * B / batch_ways(mesh)
+    flops = token_flops(program, model.block_size) / 3 * B / batch_ways(mesh)
     return replace(cost, model_flops=flops, hbm_bytes=cost.hbm_bytes or sum(counted.values()))
 
 
 def _compiled(
-    lower: Callable[[], Any], counted: dict[str, float], layout: Layout, topology: Topology, quick: bool
+    lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology, quick: bool
 ) -> StepCost:
     """Compile, and read the cost from the program, or from the compiler's message if memory is exhausted."""
     chip = topology.chip
@@ -116,7 +115,7 @@ def _compiled(
     except jax.errors.JaxRuntimeError as e:
         text = " ".join(str(e).split())
         if "RESOURCE_EXHAUSTED" not in text:
-            raise UserError(explain_failure(e, layout.mesh, layout.config.train.accumulation)) from None
+            raise UserError(explain_failure(program, e)) from None
         needed, available = _too_big(text)
         memory = counted | {"temporaries": max(needed - sum(counted.values()), 0.0)}
         return StepCost(memory, available or chip.hbm, 0.0, 0.0, {}, compiled=True, out_of_memory=True)

@@ -15,8 +15,7 @@ from jax.sharding import AbstractMesh
 from jaxgpt.config import Config, MeshConfig
 from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import AXES, microbatches, rules_for, sizes_of
-from jaxgpt.trainer.layout import Layout
-from jaxgpt.trainer.program import objective_of
+from jaxgpt.trainer.program import Program
 
 ELEMENTWISE = frozenset(
     "abs add add_any and bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy cos div empty2 eq erf "
@@ -26,21 +25,21 @@ ELEMENTWISE = frozenset(
 
 
 @cache
-def abstract_layout(config: Config, layers: int = 0) -> Layout:
-    """Return the layout on devices that are not here, with this number of layers; 0: the config's."""
+def abstract_program(config: Config, layers: int = 0) -> Program:
+    """Return the program on devices that are not here, with this number of layers; 0: the config's."""
     config = config.with_model(n_layer=layers) if layers else config
-    return Layout(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
+    return Program(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
 
 
 @cache
-def one_device(layout: Layout) -> Layout:
-    """Return the layout of one device's share: a microbatch of its rows, and its heads, hidden units and vocabulary.
+def one_device(program: Program) -> Program:
+    """Return the program of one device's share: a microbatch of its rows, and its heads, hidden units and vocabulary.
 
     The model is as wide as on the mesh: weights are gathered along fsdp. Where the sharding table cannot divide an axis by
     `tensor`, every device computes all of it.
     """
-    config, model, tensor = layout.config, layout.config.model, layout.mesh.shape["tensor"]
-    rules = rules_for(model, layout.mesh, layout.rules)
+    config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]
+    rules = rules_for(model, program.mesh, program.rules)
     if not model.attn_proj:  # the heads are added to the residual stream, which is not divided
         rules |= {"heads": (), "kv_heads": ()}
 
@@ -57,24 +56,24 @@ def one_device(layout: Layout) -> Layout:
     )
     ways = config.mesh.data * config.mesh.fsdp
     train = replace(config.train, batch_size=microbatches(config.train, ways).rows // ways, accumulation=1)
-    return abstract_layout(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1)))
+    return abstract_program(replace(config, train=train, mesh=MeshConfig(data=1, fsdp=1, tensor=1)))
 
 
-def residual_bytes(layout: Layout, remat: bool = True) -> float:
+def residual_bytes(program: Program, remat: bool = True) -> float:
     """Estimate the bytes of the residuals in device memory, plus the gradient of the largest one.
 
     Args:
-        layout: a layout of one device, with one microbatch.
+        program: a program of one device, with one microbatch.
         remat: whether to rematerialize as configured.
     """
-    train = layout.config.train if remat else replace(layout.config.train, remat="none")
-    run = replace(layout, config=replace(layout.config, train=train))
-    key = named_key(0, "dropout") if layout.config.model.dropout > 0 else None
+    train = program.config.train if remat else replace(program.config.train, remat="none")
+    run = abstract_program(replace(program.config, train=train))
+    key = named_key(0, "dropout") if program.config.model.dropout > 0 else None
 
     def residuals(params: Any, frozen: Any, windows: jax.Array) -> Any:
-        return jax.vjp(lambda p: objective_of(run, frozen)(p, windows, key).loss_B.sum(), params)[1]
+        return jax.vjp(lambda p: run.bound_objective(frozen)(p, windows, key).loss_B.sum(), params)[1]
 
-    arguments = layout.abstract_state.params, layout.abstract_base, layout.batch()
+    arguments = program.abstract_state.params, program.abstract_base, program.batch()
     plain = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments)
     jaxpr = jax.make_jaxpr(residuals)(*plain).jaxpr
     sizes = [0.0, *(math.prod(aval.shape) * aval.dtype.itemsize for aval in _roots(jaxpr, jaxpr.outvars))]

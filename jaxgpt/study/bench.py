@@ -25,8 +25,9 @@ from jaxgpt.model.init import init_params
 from jaxgpt.model.params import abstract_params
 from jaxgpt.study.limits import product_peak, read_bandwidth
 from jaxgpt.study.trace import device_time, instruction_kinds, record_trace
+from jaxgpt.trainer.compile import compile_lowered
 from jaxgpt.trainer.metrics import flops_per_token, multiplied_parameters, parameter_count
-from jaxgpt.trainer.program import Program, build, compile_lowered
+from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG
 
 PROMPT, NEW = 16, 128  # tokens of the prompt and of the generated text, if the context length allows
@@ -65,7 +66,7 @@ def bench(
     start = {"weights": clock()}
     lowered = program.lower(steps.state, steps.batch())
     start["traced"] = clock()
-    compiled = compile_lowered(program.layout, lowered)
+    compiled = compile_lowered(program, lowered)
     start["compiled"] = clock()  # or loaded from the compilation cache
     steps.run(1, each=1)
     start["first_step"] = clock()
@@ -75,9 +76,9 @@ def bench(
     step = statistics.median(times)
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
     profile = record_trace(lambda: steps.run(calls), trace)
-    where = device_time(profile, instruction_kinds(compiled.as_text() or ""), len(program.layout.mesh.local_devices))
+    where = device_time(profile, instruction_kinds(compiled.as_text() or ""), len(program.mesh.local_devices))
     say("measuring peak FLOP/s and bandwidth")
-    mesh, params, memory = program.layout.mesh, program.layout.abstract_weights, compiled.memory_analysis()
+    mesh, params, memory = program.mesh, program.abstract_weights, compiled.memory_analysis()
     peak, bandwidth = product_peak(mesh, config.train.compute_dtype), read_bandwidth(mesh)
     flops = flops_per_token(config.model, params, config.window, config.lora)
     tokens = config.train.batch_size * config.window
@@ -124,7 +125,7 @@ class _Steps:
     """Training steps on random ids, dispatched ahead of the devices as in the training loop."""
 
     def __init__(self, program: Program, state: Any) -> None:
-        config = program.layout.config
+        config = program.config
         T, V = config.window, config.model.vocab_size
         ids = np.random.default_rng(0).integers(0, V, max(1 << 20, 4 * T), np.int32)
         self.program, self.state = program, state
@@ -165,11 +166,11 @@ def _decode(program: Program, bandwidth: float) -> dict[str, Any]:
 
     The limit is memory bandwidth: each token reads every weight matrix once.
     """
-    config = program.layout.config.model
-    one = jax.sharding.SingleDeviceSharding(program.layout.mesh.devices.flat[0])
+    config = program.config.model
+    one = jax.sharding.SingleDeviceSharding(program.mesh.devices.flat[0])
     init = jax.jit(lambda: init_params(GPT(config)), out_shardings=one)
     weights = quantize(init(), config, "float32")
-    ops = of_device(program.layout.mesh.devices.flat[0], program.layout.config.train.compute_dtype)
+    ops = of_device(program.mesh.devices.flat[0], program.config.train.compute_dtype)
     sampler = Sampler(TextModel(GPT(config, ops)), SamplingParams(temperature=0))
     prompt = min(PROMPT, config.block_size // 2)
     new = min(NEW, config.block_size - prompt)

@@ -72,10 +72,10 @@ def evaluate(
         UserError: if no token is counted in the loss because all targets are masked.
     """
     began = time.perf_counter()
-    config, mesh = program.layout.config, program.layout.mesh
+    config, mesh = program.config, program.mesh
     T = config.window
     starts = np.asarray(tokens.eval_starts(T, max(config.data.stride, T)))
-    batch_size, ways = config.train.eval_batch_size or program.layout.microbatches.rows, batch_ways(mesh)
+    batch_size, ways = config.train.eval_batch_size or program.microbatches.rows, batch_ways(mesh)
     # The split limits the batch, not the evaluated windows: all evaluations of a run have the same shape.
     batch_size = math.ceil(min(batch_size, len(starts)) / ways) * ways
     shared = evenly_spaced(len(starts), config.train.eval_windows)

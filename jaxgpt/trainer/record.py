@@ -18,10 +18,11 @@ from jaxgpt.data import Data
 from jaxgpt.errors import TrainingFailed
 from jaxgpt.parallel.chips import peak_flops
 from jaxgpt.parallel.processes import Poll
+from jaxgpt.trainer.compile import explain_failure
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation
 from jaxgpt.trainer.metrics import MetricsFile, flops_per_token, versions
-from jaxgpt.trainer.program import Program, explain_failure
+from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.resume import best_so_far, out_of_patience
 from jaxgpt.trainer.speed import Speed
@@ -51,7 +52,7 @@ class Record:
         poll: Poll,
         last: Info | None,
     ) -> None:
-        config = program.layout.config
+        config = program.config
         self.program, self.saver, self.file, self.report, self.poll = program, saver, file, report, poll
         self.config, self.last = config, last
         self.done = last.step if last else 0
@@ -61,8 +62,8 @@ class Record:
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.about["base"] = program.base.checksum
-        flops = flops_per_token(config.model, program.layout.abstract_weights, config.window, config.lora)
-        peak = peak_flops(program.layout.mesh)
+        flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
+        peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
         now = time.perf_counter()
         self._began, self._saved_at = now - file.elapsed_seconds, now
@@ -158,7 +159,7 @@ class Record:
             self.report.note(f"step {step}: {reason}; update skipped ({skipped} in a row)")
         if (wrong and optim.not_finite == "stop") or skipped >= optim.skip_limit:
             after = f" after {skipped} skipped updates in a row" if skipped >= optim.skip_limit else ""
-            gradient = first_non_finite(self.config.model, self.program.layout.abstract_state.params, squared_norms)
+            gradient = first_non_finite(self.config.model, self.program.abstract_state.params, squared_norms)
             raise Diverged(", ".join(filter(None, [f"{wrong or 'a spike'} at step {step}{after}", gradient])))
 
 
@@ -178,7 +179,7 @@ def failures(run: Run, program: Program) -> Iterator[None]:
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        reason = explain_failure(e, program.layout.mesh, program.layout.config.train.accumulation)
+        reason = explain_failure(program, e)
     except Diverged as e:
         reason, advice = str(e), " (a lower optim.learning_rate may help)"
     except TrainingFailed as e:

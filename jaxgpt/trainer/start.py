@@ -151,7 +151,7 @@ def first_state(program: Program, run: Run, last: Info | None, params: Any) -> T
     """Restore the state of a checkpoint, or make the first one from weights per layer (None: random weights)."""
     if last is None:
         return program.init(params)
-    return program.from_checkpoint(restore(run.checkpoints, last.step, program.layout.abstract_checkpoint))
+    return program.from_checkpoint(restore(run.checkpoints, last.step, program.abstract_checkpoint))
 
 
 def with_weights(base: Config, init_from: str, keep: bool) -> Config:

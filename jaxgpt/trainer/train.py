@@ -15,10 +15,11 @@ from jaxgpt.parallel.host import keep_memory, use_cores
 from jaxgpt.parallel.processes import Poll, is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
+from jaxgpt.trainer.compile import compiling
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile, start_line
 from jaxgpt.trainer.prefetch import prefetched
-from jaxgpt.trainer.program import Program, build, compiling
+from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.record import LAG, Record, failures
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start, Weights, check, completed, first_state, open_for_training, read_weights
@@ -77,7 +78,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         weights = Weights()  # the devices have copies
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
-            poll = Poll(program.layout.mesh, LAG)
+            poll = Poll(program.mesh, LAG)
             file.write(**start_line(config, last))
             record = Record(program, data, saver, file, report, poll, last)
             ask = lambda: poll.ask(STOP if stop.requested else SAVE if record.save_is_due() else 0)  # noqa: E731
@@ -110,7 +111,7 @@ def batches_of(program: Program, data: Data, last: Info | None) -> Callable[[ran
 
     A run resumed with a different batch size continues after the windows that it has used.
     """
-    config = program.layout.config
+    config = program.config
     used = last.tokens // config.window - last.step * config.train.batch_size if last else 0
     batches = Batches.of(config, data.train, used)
     return lambda steps: program.put_batches([batches.at(step) for step in steps])

@@ -34,8 +34,7 @@ from jaxgpt.config import Config, MeshConfig, TrainConfig
 from jaxgpt.errors import TrainingFailed, UserError
 from jaxgpt.train.skip import SkipStatistics, init_skip_state
 from jaxgpt.train.step import TrainState, init_state
-from jaxgpt.trainer.layout import shardings_of
-from jaxgpt.trainer.program import build
+from jaxgpt.trainer.program import build, shardings_of
 
 CONFIG = Config(model=small("gpt2"))
 LIKE = {"w": jax.ShapeDtypeStruct((8,), jnp.float32)}
@@ -265,13 +264,13 @@ def test_restore_on_another_mesh() -> None:
         for mesh in (MeshConfig(data=1, fsdp=8), MeshConfig(data=1, fsdp=2, tensor=2), MeshConfig(data=1))
     ]
     first = jax.device_get(programs[2].init())
-    whole = jax.device_put(first, shardings_of(programs[0].layout.abstract_state))
+    whole = jax.device_put(first, shardings_of(programs[0].abstract_state))
     for step, program in enumerate(programs[1:], 1):
         with keeping(last=1) as saver:
             saver.save(whole, Info(step))
-        whole = restore(FOLDER, step, program.layout.abstract_state)
+        whole = restore(FOLDER, step, program.abstract_state)
         assert whole.step == step
-        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == shardings_of(program.layout.abstract_state)
+        assert jax.tree.map(lambda leaf: leaf.sharding, whole) == shardings_of(program.abstract_state)
         for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(first.params), strict=True):
             np.testing.assert_array_equal(a, b)
 

@@ -18,7 +18,6 @@ from jaxgpt.plan.estimate import estimate
 from jaxgpt.plan.hlo import COLLECTIVES, Instruction, array_bytes, read_computations, read_program
 from jaxgpt.plan.plan import compile_decode, compile_step
 from jaxgpt.plan.topology import compiler_missing, devices_of, parse_topology
-from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import Program
 
 ROWS, LAYERS = 4, 2
@@ -40,8 +39,8 @@ def config(devices: int, **changes: int) -> Config:
 def instructions(devices: int, **changes: int) -> list[Instruction]:
     """Return the instructions of a step in the order of the schedule, without the instructions in fusions."""
     run = config(devices, **changes)
-    layout = Layout(run, make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}"))))
-    text = Program(layout).lower(layout.abstract_state, layout.batch()).compile().as_text()
+    program = Program(run, make_mesh(run.mesh, devices_of(parse_topology(f"h100:{devices}"))))
+    text = program.lower(program.abstract_state, program.batch()).compile().as_text()
     computations, entry = read_computations(text)
     return list(computations[entry].values())
 

@@ -43,7 +43,7 @@ def config(mesh: MeshConfig, **changes: object) -> Config:
 
 
 def lowered(program: Program) -> jax.stages.Lowered:
-    return program.lower(program.layout.abstract_state, program.layout.batch())
+    return program.lower(program.abstract_state, program.batch())
 
 
 @pytest.mark.ci
@@ -73,11 +73,11 @@ def test_a_data_parallel_step_sends_the_gradients() -> None:
     """With data parallelism only, a step sends one sum of the gradients and a few scalars."""
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
     made = read_program(lowered(program).compile().as_text())
-    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.layout.abstract_state.params))
+    gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
     traffic = traffic_by_kind(made.collectives)
     assert set(traffic) == {"all-reduce"}
     assert gradients <= traffic["all-reduce"].bytes <= gradients + 64
-    implied = estimate(program.layout.config, parse_topology("v5e:2x4")).traffic
+    implied = estimate(program.config, parse_topology("v5e:2x4")).traffic
     assert implied["all-reduce"].sent == pytest.approx(traffic["all-reduce"].sent, rel=1e-3)
 
 
@@ -87,9 +87,9 @@ def test_flops_formula_equals_the_compiled_count(rank: int) -> None:
     run = config(MeshConfig(data=1), n_embd=256, n_head=2, vocab_size=512, block_size=64)
     program = build(replace(run, lora=LoraConfig(rank=rank)))
     counted = lowered(program).cost_analysis()["flops"]  # type: ignore[index]
-    model = program.layout.config.model
+    model = program.config.model
     T, lora = model.block_size, LoraConfig(rank=rank)
-    formula = flops_per_token(model, program.layout.abstract_weights, T, lora) * 16 * T
+    formula = flops_per_token(model, program.abstract_weights, T, lora) * 16 * T
     assert counted == pytest.approx(formula, rel=0.06)
 
 
@@ -241,11 +241,7 @@ def test_traffic_between_slices_uses_the_network() -> None:
     topology = parse_topology("v5e:2x4", 2)
     run, _ = resolve_mesh(config(MeshConfig(data=4, fsdp=4, tensor=1)), topology)
     traffic = estimate(run, topology).traffic["all-reduce"]
-    part = (
-        4
-        * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).layout.abstract_state.params))
-        / 4
-    )
+    part = 4 * sum(leaf.size for leaf in jax.tree.leaves(build(config(MeshConfig(data=1))).abstract_state.params)) / 4
     assert traffic.sent_between_slices == pytest.approx(Collective("all-reduce", part / 2, 2).sent)
     with pytest.raises(UserError, match=r"not a multiple of --slices 2.* use --mesh.data 2 "):
         resolve_mesh(config(MeshConfig(data=1, fsdp=16, tensor=1)), topology)

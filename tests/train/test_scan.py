@@ -30,7 +30,7 @@ def config(model: str = "modern", optimizer: str = "muon", mesh: MeshConfig | No
 def train(p: Program, steps: int) -> tuple[list[float], object]:
     state, losses = p.init(), []
     for step in range(steps):
-        state, metrics = p.step(state, p.put(np.asarray(random_ids(p.layout.config.model, (8, 9), step))))
+        state, metrics = p.step(state, p.put(np.asarray(random_ids(p.config.model, (8, 9), step))))
         losses.append(float(metrics["loss"]))
     return losses, state
 
@@ -92,9 +92,9 @@ def test_scanned_training_equals_unrolled_on_a_mesh_and_after_a_resume() -> None
     saved = scanned.to_checkpoint(state)  # type: ignore[arg-type]
     with Saver(Path("checkpoints"), c.train) as saver:
         saver.save(saved, Info(3))
-    back = restore(Path("checkpoints"), 3, plain.layout.abstract_checkpoint)
+    back = restore(Path("checkpoints"), 3, plain.abstract_checkpoint)
     assert jax.tree.structure(back) == jax.tree.structure(state_plain)
-    again = scanned.from_checkpoint(restore(Path("checkpoints"), 3, scanned.layout.abstract_checkpoint))
+    again = scanned.from_checkpoint(restore(Path("checkpoints"), 3, scanned.abstract_checkpoint))
     assert_same(jax.device_get(again), jax.device_get(state))
     places = [jax.tree.map(lambda leaf: leaf.sharding, s) for s in (again, state)]
     assert places[0] == places[1]

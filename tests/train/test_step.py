@@ -24,8 +24,8 @@ from jaxgpt.ops.random import named_key
 from jaxgpt.parallel.mesh import use_mesh
 from jaxgpt.train.loss import RowSums, cross_entropy, next_token_loss, split_windows
 from jaxgpt.train.step import eval_step, gradients, init_state, train_step
-from jaxgpt.trainer.layout import shardings_of
-from jaxgpt.trainer.program import Program, bound_step, build, compile_lowered, compiling
+from jaxgpt.trainer.compile import compile_lowered, compiling
+from jaxgpt.trainer.program import Program, build, shardings_of
 
 OTHERS = ("lion", "sgd", "adafactor")
 WIDE = {"n_embd": 128}  # smallest width at which Adafactor factors the MLP's second moments
@@ -51,7 +51,7 @@ def program(  # type: ignore[no-untyped-def]
 
 
 def windows(p: Program, seed: int = 0) -> np.ndarray:
-    return np.asarray(random_ids(p.layout.config.model, (p.layout.config.train.batch_size, 9), seed))
+    return np.asarray(random_ids(p.config.model, (p.config.train.batch_size, 9), seed))
 
 
 @functools.cache
@@ -205,7 +205,7 @@ def test_state_out_has_the_structure_of_state_in(name: str) -> None:
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), before)
     after, _ = p.step(before, p.put(windows(p)))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), after) == described
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.layout.abstract_state) == described
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), p.abstract_state) == described
 
 
 @pytest.mark.ci
@@ -213,14 +213,14 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
     """On a mesh: its mask is given plain arrays, and its moments are sharded like their weights."""
     kernels = partial(jax.tree_util.tree_map_with_path, lambda path, _: path[-1].key == "kernel")
     optimizer = optax.chain(optax.masked(optax.scale_by_adam(), kernels), optax.scale(-1e-2))
-    p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).layout.config, optimizer)
+    p = build(program("modern", mesh=MeshConfig(data=2, fsdp=2)).config, optimizer)
     before = p.init()
     kernel = before.params["h_0"]["mlp"]["up_proj"]["kernel"]
     moments = before.opt_state[0].inner_state
     assert moments.mu["h_0"]["mlp"]["up_proj"]["kernel"].sharding == kernel.sharding != moments.count.sharding
     moved = np.asarray(kernel)
     after, metrics = p.step(before, p.put(windows(p)))
-    assert jax.tree.map(lambda leaf: leaf.sharding, after) == shardings_of(p.layout.abstract_state)
+    assert jax.tree.map(lambda leaf: leaf.sharding, after) == shardings_of(p.abstract_state)
     assert not np.array_equal(after.params["h_0"]["mlp"]["up_proj"]["kernel"], moved)
     assert "lr" not in metrics
 
@@ -228,7 +228,7 @@ def test_any_optax_transformation_can_replace_the_optimizer() -> None:
 @pytest.mark.ci
 def test_operations_model_and_objective_can_be_replaced() -> None:
     """On a mesh. The sums of an objective of one's own become metrics."""
-    config, expected = program("modern", mesh=MeshConfig(data=2)).layout.config, alone("modern", 2)[0]
+    config, expected = program("modern", mesh=MeshConfig(data=2)).config, alone("modern", 2)[0]
 
     def objective(params: Any, windows: jax.Array, key: jax.Array | None) -> RowSums:
         sums = next_token_loss(GPT(config.model).apply)(params, windows, key)
@@ -243,7 +243,7 @@ def test_operations_model_and_objective_can_be_replaced() -> None:
 
 def compiled(p: Program) -> str:
     """Return the HLO text of the compiled step, or of several steps per call."""
-    return p.lower(p.layout.abstract_state, p.put_batches([windows(p)])).compile().as_text()
+    return p.lower(p.abstract_state, p.put_batches([windows(p)])).compile().as_text()
 
 
 @pytest.mark.ci
@@ -253,7 +253,7 @@ def test_every_leaf_of_the_state_is_updated_in_place(optimizer: str, each: int) 
     p = program(optim={"name": optimizer, "ema_decay": 0.9}, steps_per_call=each)
     header = compiled(p).split("\n", 1)[0]
     aliased = {int(parameter) for parameter in re.findall(r"\{[\d, ]*\}: \((\d+), \{\}", header)}
-    assert aliased == set(range(len(jax.tree.leaves(p.layout.abstract_state))))
+    assert aliased == set(range(len(jax.tree.leaves(p.abstract_state))))
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param(name, marks=pytest.mark.long) for name in ("adamw", "muon")])
@@ -300,7 +300,7 @@ def test_compiler_errors_come_with_advice(said: str, advice: str) -> None:
             raise jax.errors.JaxRuntimeError(said)
 
     with pytest.raises(UserError, match=advice):
-        compile_lowered(program(accumulation=2).layout, Refused())  # type: ignore[arg-type]
+        compile_lowered(program(accumulation=2), Refused())  # type: ignore[arg-type]
 
 
 @pytest.mark.ci
@@ -334,16 +334,16 @@ def test_the_step_is_compiled_during_initialization(each: int) -> None:
 @pytest.mark.long
 def test_initial_weights_do_not_depend_on_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     cheap = program().init().params
-    monkeypatch.setattr("jaxgpt.trainer.layout.quick_compile_options", lambda mesh: None)
+    monkeypatch.setattr("jaxgpt.trainer.program.quick_compile_options", lambda mesh: None)
     jax.tree.map(np.testing.assert_array_equal, cheap, program().init().params)
 
 
 def test_no_random_key_is_used_twice() -> None:
     """JAX's own check finds none in the initial weights and in a step."""
-    layout = program("torch", dropout=0.5, accumulation=2).layout
+    p = program("torch", dropout=0.5, accumulation=2)
     with jax.debug_key_reuse(True):
-        jax.eval_shape(layout.fresh, 0)
-        jax.eval_shape(jax.jit(bound_step(layout)), layout.abstract_state, layout.batch())
+        jax.eval_shape(p.fresh, 0)
+        jax.eval_shape(jax.jit(p.bound_step()), p.abstract_state, p.batch())
 
 
 @pytest.mark.ci
@@ -418,7 +418,7 @@ def test_losses_do_not_depend_on_the_mesh_with_few_key_heads(name: str, K: int, 
     p = program(name, mesh=MeshConfig(data=1, tensor=tensor), shape=shape)
     losses, _ = train(p, 3)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    attn = p.layout.abstract_state.params["h_0"]["attn"]
+    attn = p.abstract_state.params["h_0"]["attn"]
     kernels = {q: attn[f"{q}_proj"]["kernel"] for q in "qkv"}
     parts = {q: w.shape[1] // w.sharding.shard_shape(w.shape)[1] for q, w in kernels.items()}
     of_keys = tensor if K % tensor == 0 else 1
@@ -434,7 +434,7 @@ def test_a_mesh_that_does_not_divide_the_heads_is_refused() -> None:
 def test_learning_rates_and_weight_decay_are_arguments_of_the_program() -> None:
     """Another value needs no new compilation: the program is the same."""
     texts = [
-        p.lower(p.layout.abstract_state, p.layout.batch()).as_text()
+        p.lower(p.abstract_state, p.batch()).as_text()
         for p in (
             program(optim=optim) for optim in ({}, {"learning_rate": 3e-3, "weight_decay": 0.3, "grad_clip": 2.0})
         )
@@ -461,7 +461,7 @@ def test_embedding_lookup_gathers_no_whole_batch() -> None:
     p = program("llama", mesh=MeshConfig(data=2, fsdp=2), shape={"vocab_size": 512, "n_layer": 1})
     text = compiled(p)
     assert "all-gather" in text
-    train, model = p.layout.config.train, p.layout.config.model
+    train, model = p.config.train, p.config.model
     assert f"f32[{train.batch_size},{model.block_size},{model.n_embd}]" not in text
 
 
@@ -470,8 +470,8 @@ def test_tensor_parallel_blocks_sum_twice() -> None:
 
     def forward(n_layer: int) -> Counter[str]:
         p = program(mesh=MeshConfig(data=1, tensor=4), shape={"n_layer": n_layer})
-        params = p.layout.abstract_state.params
-        with use_mesh(p.layout.mesh, p.layout.config.model):
+        params = p.abstract_state.params
+        with use_mesh(p.mesh, p.config.model):
             return collectives(p._eval.lower(params, p.put(windows(p)), p.frozen).compile().as_text())
 
     assert forward(2) - forward(1) == Counter({"all-reduce": 2})
@@ -509,6 +509,6 @@ def test_bfloat16_is_close_to_float32() -> None:
 
 def test_training_starts_from_given_weights() -> None:
     p = program()
-    _, params = make(p.layout.config.model, seed=5)
+    _, params = make(p.config.model, seed=5)
     state = p.init(params)
     assert (state.params["wte"]["embedding"] == params["wte"]["embedding"]).all()

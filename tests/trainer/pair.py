@@ -58,7 +58,7 @@ def main() -> dict[str, Any]:
         whole = gather_to_host(program.put(Batch()))
         got[f"rows, {name}"] = sorted(asked)
         got[f"whole, {name}"] = bool((whole == np.arange(40).reshape(8, 5)).all())
-    poll = Poll(program.layout.mesh, 2)
+    poll = Poll(program.mesh, 2)
     # Process 1 requests 1 at the third call, process 0 requests 2 at the fifth; both see each request two calls later.
     got["answers"] = [poll.ask({(1, 3): 1, (0, 5): 2}.get((me, call), 0)) for call in range(1, 9)]
     return got

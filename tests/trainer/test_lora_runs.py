@@ -46,7 +46,7 @@ def train(p: Program, n: int) -> tuple[list[float], Any]:
     state, losses = p.init(), []
     rng = np.random.default_rng(0)
     for _ in range(n):
-        batch = rng.integers(0, p.layout.config.model.vocab_size, (8, p.layout.config.model.block_size + 1), np.int32)
+        batch = rng.integers(0, p.config.model.vocab_size, (8, p.config.model.block_size + 1), np.int32)
         state, metrics = p.step(state, p.put(batch))
         losses.append(float(metrics["loss"]))
     return losses, state
@@ -58,7 +58,7 @@ def test_only_adapters_are_trained() -> None:
     losses, state = train(p, 3)
     jax.tree.map(np.testing.assert_array_equal, p.frozen, before)
     jax.tree.map(np.testing.assert_array_equal, p.frozen, params)
-    config = p.layout.config
+    config = p.config
     adapters = abstract_trained(config.model, config.lora)
     shapes = {path: leaf.shape for path, leaf in flatten_params(adapters).items()}
     assert {path: leaf.shape for path, leaf in flatten_params(state.params).items()} == shapes
@@ -85,7 +85,7 @@ def test_a_mesh_and_stacked_layers_give_the_same_losses() -> None:
     one, _ = program()
     p, _ = program(mesh=MeshConfig(data=2, fsdp=2, tensor=2), scan_layers=True, accumulation=8)
     kernel = p.frozen["h"]["attn"]["q_proj"]["kernel"]
-    adapter = p.layout.abstract_state.params["h"]["attn"]["q_proj"]
+    adapter = p.abstract_state.params["h"]["attn"]["q_proj"]
     assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
     assert adapter["a"].sharding.spec == PartitionSpec(None, "fsdp", None)
     assert adapter["b"]["q_proj"].sharding.spec == PartitionSpec(None, None, "tensor")

@@ -16,7 +16,6 @@ from jax.sharding import AxisType, Mesh
 
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.parallel.mesh import AXES
-from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import Program
 
 LAYERS, HEADS = 2, 4
@@ -48,8 +47,8 @@ def compiled(window: int = 0, **train: Any) -> Any:
         train=TrainConfig(**({"batch_size": B, "compute_dtype": "bfloat16"} | train)),
         mesh=MeshConfig(data=2, fsdp=1, tensor=2),
     )
-    p = Program(Layout(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3)))
-    return p.lower(p.layout.abstract_state, p.layout.batch()).compile()
+    p = Program(config, Mesh(devices.reshape(2, 1, 2), AXES, axis_types=(AxisType.Auto,) * 3))
+    return p.lower(p.abstract_state, p.batch()).compile()
 
 
 @pytest.mark.parametrize(("scan_layers", "window"), [(False, 0), (True, 0), (False, 256)])

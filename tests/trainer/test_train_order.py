@@ -67,10 +67,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             log(("evaluated", step))
 
     class Program:
-        base, layout = (
-            None,
-            SimpleNamespace(mesh=None, config=config, abstract_weights=None, abstract_state=SimpleNamespace(params={})),
-        )
+        base = mesh = abstract_weights = None
+        abstract_state = SimpleNamespace(params={})
 
         def steps(self, state: Any, batches: range, n: int) -> Any:
             first = state.step
@@ -84,6 +82,8 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
 
         def to_checkpoint(self, state: Any) -> Any:
             return state
+
+    Program.config = config  # type: ignore[attr-defined]
 
     class Saver:
         directory = Path("none")

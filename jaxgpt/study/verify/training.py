@@ -23,7 +23,6 @@ from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import AXES, resolve
 from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
-from jaxgpt.trainer.layout import Layout
 from jaxgpt.trainer.program import Program
 
 
@@ -105,7 +104,7 @@ def resumed(s: Subject) -> float:
     with store.Saver(directory, config.train) as saver:
         saver.save(program.to_checkpoint(middle), store.Info(2))
     straight = jax.device_get(steps(middle, windows[2:]))
-    saved = store.restore(directory, 2, program.layout.abstract_checkpoint)
+    saved = store.restore(directory, 2, program.abstract_checkpoint)
     return distance(steps(program.from_checkpoint(saved), windows[2:]), straight)
 
 
@@ -113,7 +112,7 @@ def _program(config: Config, devices: Sequence[jax.Device]) -> Program:
     """Build the program of a config on as many of the devices as its mesh has."""
     shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     grid = np.array(devices[: int(np.prod(shape))]).reshape(shape)
-    return Program(Layout(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))))
+    return Program(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
 
 
 def _split(config: Config, n_devices: int) -> MeshConfig:

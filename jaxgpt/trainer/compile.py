@@ -1,0 +1,62 @@
+"""Compile the train step while the state is made, and explain the failures of XLA."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import jax
+
+from jaxgpt.errors import UserError, one_line
+from jaxgpt.parallel.processes import is_peer_failure
+from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.report import Report
+
+
+@contextmanager
+def compiling(program: Program, report: Report) -> Iterator[None]:
+    """Compile the train step in a thread while the context makes the state. JAX caches the result for `step`.
+
+    Leaving the context waits for the compiler, even after an error, and raises its error.
+    """
+    began = time.perf_counter()
+    report.stage("compiling")
+    batches = program.batch(program.config.train.steps_per_call)
+    state, *_ = program.abstract_state, program.abstract_base, program._numbers  # traced in this thread
+    with ThreadPoolExecutor(1) as pool:
+        compiled = pool.submit(lambda: compile_lowered(program, program.lower(state, batches)))
+        yield
+        compiled.result()
+    report.stage("")
+    report.compiled(time.perf_counter() - began)
+
+
+def compile_lowered(program: Program, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compile the result of `Program.lower`.
+
+    Raises:
+        UserError: if the compiler fails, with advice.
+    """
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as e:
+        if is_peer_failure(e):
+            raise
+        raise UserError(explain_failure(program, e)) from None
+
+
+def explain_failure(program: Program, error: jax.errors.JaxRuntimeError) -> str:
+    """Explain a failure of XLA in one line, with the settings that may help."""
+    message = one_line(error, 300)
+    shape = "mesh " + " x ".join(f"{axis} {size}" for axis, size in program.mesh.shape.items())
+    if "RESOURCE_EXHAUSTED" in message:
+        return (
+            f"out of device memory (train.accumulation {program.config.train.accumulation}, {shape}): {message}; raise "
+            "train.accumulation, set --train.remat dots or full, or split the weights with --mesh.data 1 --mesh.fsdp -1"
+        )
+    return (
+        f"the compiler fails on this step ({shape}): {message}; try mesh sizes that are powers of two, "
+        "--train.attention xla, or another version of jax"
+    )
