@@ -24,6 +24,8 @@ from jaxgpt.study.run import layer_names, run, stream_names
 
 INSPECTED_TOKENS = 128  # tokens of an inspected text
 TOP = 5  # most probable tokens at each position
+DOT = "\N{MIDDLE DOT}"
+SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
 ABLATION = 10**12  # FLOPs of running the model without each head: about a minute on two cores
 
 
@@ -164,3 +166,12 @@ def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
         before, both = tokenizer.decode([first]), tokenizer.decode([first, i])
         text = both[len(before) :] if both.startswith(before) else text
     return tokenizer.name(i) if UNFINISHED in text else text
+
+
+def visible(text: str, space: str = " ") -> str:
+    """Return a text with visible line breaks and tabs, and escapes for other characters that cannot be printed.
+
+    Characters that change the direction of text, and could rearrange the page, cannot be printed.
+    """
+    special = SPACES | {" ": space}
+    return "".join(special.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)

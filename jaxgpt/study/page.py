@@ -11,11 +11,9 @@ import jinja2
 import numpy as np
 
 from jaxgpt.errors import plural
-from jaxgpt.study.inspection import Inspection
+from jaxgpt.study.inspection import DOT, Inspection, visible
 
 WEIGHTS_BYTES = 1_500_000  # size limit of the attention weights, one byte each; larger models show evenly spaced layers
-DOT = "\N{MIDDLE DOT}"
-SPACES = {"\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
 
 
 def html(inspection: Inspection, title: str) -> str:
@@ -42,15 +40,6 @@ def html(inspection: Inspection, title: str) -> str:
         script=script,
         DOT=DOT,
     )
-
-
-def visible(text: str, space: str = " ") -> str:
-    """Return a text with visible line breaks and tabs, and escapes for other characters that cannot be printed.
-
-    Characters that change the direction of text, and could rearrange the page, cannot be printed.
-    """
-    special = SPACES | {" ": space}
-    return "".join(special.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
 
 
 def _summary(inspection: Inspection) -> str:

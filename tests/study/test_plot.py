@@ -20,7 +20,7 @@ ODD = [
     "The",
     " the",
     "\n",
-    "$x^",
+    "$x^$",
     "\U0001f600",
     "שלום",
     "\x07",
@@ -52,12 +52,12 @@ def pixels(figure: Any) -> np.ndarray:
 def test_attention_of_a_head_has_a_label_for_each_token() -> None:
     n = len(ODD)
     pattern = np.tril(np.random.default_rng(0).random((n, n)))
-    figure = plot.attention(pattern, ODD, title="$layer_{0")
+    figure = plot.attention(pattern, ODD, title="$layer_{0$")
     pixels(figure)
     axes = figure.axes[0]
     assert np.array_equal(axes.images[0].get_array(), pattern)
     labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels[:4] == ["The", "·the", "↵", "$x^"]
+    assert labels[:4] == ["The", "·the", "↵", "$x^$"]
     assert labels[6] == "\\x07"
     assert len(labels) == n == len(axes.get_yticklabels())
     assert max(map(len, labels)) <= plot.TOKEN_CHARACTERS
@@ -74,7 +74,7 @@ def test_attention_of_a_layer_has_a_picture_for_each_head(heads: int) -> None:
 
 def test_the_lens_writes_a_word_into_each_cell() -> None:
     n = len(ODD)
-    figure = plot.lens(np.linspace(0, 1, 2 * n).reshape(2, n), ODD, [ODD, ODD[::-1]], title="$out")
+    figure = plot.lens(np.linspace(0, 1, 2 * n).reshape(2, n), ODD, [ODD, ODD[::-1]], title="$out_{$")
     pixels(figure)
     axes = figure.axes[0]
     assert len(axes.texts) == 2 * n
@@ -93,16 +93,16 @@ def test_patching_is_symmetric_around_zero() -> None:
 
 def test_losses_against_steps_tokens_and_time() -> None:
     """A validation loss after 5 steps is at the tokens and the time of the fifth step."""
-    figure = plot.losses({"a $run^": LINES, "\U0001f600": LINES[:10]}, baselines={"uniform": 4.2}, title="日本 $")
+    figure = plot.losses({"a $run^$": LINES, "\U0001f600": LINES[:10]}, baselines={"$x^$": 4.2}, title="日本 $_$")
     pixels(figure)
     for axes, place in zip(figure.axes, (5, 40, 10 / 1), strict=True):
-        curves = [line for line in axes.lines if line.get_marker() == "o"]
+        curves = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
         assert [curve.get_xdata()[0] for curve in curves] == [place]
         assert curves[0].get_ydata().tolist() == [3.5, 3.1]
         assert any(set(line.get_ydata()) == {4.2} for line in axes.lines)
     kinds = ["training (single batch)", "validation"]
     legend = figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["a $run^", "\N{GRINNING FACE}", *kinds]
+    assert [text.get_text() for text in legend.get_texts()] == ["a $run^$", "\N{GRINNING FACE}", *kinds]
     curves = figure.axes[0].lines[:2]  # training and validation of the first run
     for line, entry in zip(curves, legend.get_lines()[-2:], strict=True):
         assert (line.get_marker(), line.get_alpha()) == (entry.get_marker(), entry.get_alpha())
@@ -113,7 +113,9 @@ def test_losses_against_steps_tokens_and_time() -> None:
     changed = {"step": 5, "changed": {"optim.learning_rate": [0.1, 0.01], "train.steps": [9, 10]}}
     marked = plot.losses({"a": [*LINES, changed, {"step": 7, "changed": {}}]})
     assert [axes.texts[0].get_text() for axes in marked.axes] == ["learning_rate 0.01, steps 10"] * 3
-    hours = plot.losses({"a": [line | {"elapsed_seconds": 3600.0 * line["step"]} for line in LINES[:10]]}, "seconds")
+    hours = plot.losses(
+        {"a": [line | {"elapsed_seconds": 3600.0 * (line["step"] + 1)} for line in LINES[:10]]}, "seconds"
+    )
     assert hours.axes[0].get_xlabel() == "time (hours)"
     assert hours.axes[0].lines[0].get_xdata().tolist() == list(range(10))
 
@@ -122,6 +124,7 @@ def test_losses_against_steps_tokens_and_time() -> None:
     ("draw", "message"),
     [
         (lambda: plot.losses({"x": [{"step": 1}]}), "x has no losses"),
+        (lambda: plot.losses({}), "no runs to draw"),
         (
             lambda: plot.losses({"x": LINES}, "stpe"),
             r"no axis 'stpe' \(did you mean step\?\): choose from all, step, tokens",
