@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ SHOWN = 6  # columns of settings that differ
 def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens", "seconds"] = "all") -> int:
     """Draw the losses of runs against steps, tokens and time, with the baselines of their data.
 
-    Prints a table of the runs: the lowest validation loss and its step, tokens/s, and the settings that differ.
+    Prints a table of the runs: the lowest validation loss, its bits per byte of text and its step, tokens/s, and the settings
+    that differ. Bits per byte compare runs with different tokenizers.
     Training losses, each of a single batch, are pale; validation losses are marked by dots. The baselines are the losses of
     `jaxgpt data report`, which training stores in the run; they are omitted if they differ between runs.
 
@@ -54,12 +56,14 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
         if not run.metrics.is_file():
             raise UserError(f"{name} has no metrics.jsonl: it was imported or saved, not trained")
     lines = {name: list(read_metrics(run.metrics)) for name, run in opened.items()}
-    known = [found for run in opened.values() if (found := read_baselines(run))]
+    about = {name: read_baselines(run) for name, run in opened.items()}
+    known = [found["losses"] for found in about.values() if found["losses"]]
     same = all(found == known[0] for found in known)
     if not same:
         note("the baselines of the runs differ, because their data or tokenizers do: they are omitted")
     save(losses(lines, x, baselines=known[0] if known and same else None), path)
-    print(table({name: flat(run.config()) for name, run in opened.items()}, lines))
+    ratios = {name: found.get("bytes_per_token", 0) for name, found in about.items()}
+    print(table({name: flat(run.config()) for name, run in opened.items()}, lines, ratios))
     print(f"wrote {path}: {plural(len(opened), 'run')}")
     return 0
 
@@ -75,7 +79,8 @@ def draw_run(run: Run, title: str) -> None:
     from jaxgpt.study.plot import losses
     from jaxgpt.trainer.metrics import read_metrics
 
-    save(losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run)), run.path / "loss.png")
+    figure = losses({title: list(read_metrics(run.metrics))}, "step", baselines=read_baselines(run)["losses"])
+    save(figure, run.path / "loss.png")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -85,18 +90,23 @@ def save(figure: Figure, path: Path) -> None:
     write_atomically(path, picture.getvalue())
 
 
-def read_baselines(run: Run) -> dict[str, float]:
-    """Read the baselines of a run in nats per token, by name; {} if it has none."""
+def read_baselines(run: Run) -> dict[str, Any]:
+    """Read the baselines of a run: `losses` in nats per token by name, {} if it has none, and `bytes_per_token` of the text."""
     path = run.path / "baselines.json"
-    return read_json(path)["losses"] if path.exists() else {}
+    return read_json(path) if path.exists() else {"losses": {}}
 
 
-def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def table(
+    settings: Mapping[str, Mapping[str, Any]],
+    metrics: Mapping[str, Sequence[Mapping[str, Any]]],
+    bytes_per_token: Mapping[str, float],
+) -> str:
     """Format a table of runs, the lowest validation loss first.
 
     Args:
         settings: the flat config of each run.
         metrics: the lines of metrics.jsonl of each run.
+        bytes_per_token: bytes of text per token of each run; 0: unknown.
     """
     first = next(iter(settings.values()))
     differ = [key for key in first if any(each[key] != first[key] for each in settings.values())]
@@ -105,10 +115,13 @@ def table(settings: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Seque
         evaluated = [line for line in lines if isinstance(line.get("val_loss"), float)]
         best = min(evaluated, key=lambda line: line["val_loss"], default=None)
         speeds = [speed for line in lines if isinstance(speed := line.get("tokens_per_second"), float)]
-        loss = [f"{best['val_loss']:.4f}", f"{best['step']:,}"] if best else ["", ""]
+        loss = [f"{best['val_loss']:.4f}", "", f"{best['step']:,}"] if best else ["", "", ""]
+        if best and bytes_per_token[name]:
+            loss[1] = f"{best['val_loss'] / math.log(2) / bytes_per_token[name]:.4f}"
         speed = f"{statistics.median(speeds):,.0f}" if speeds else ""
         rows.append([name, *loss, speed, *(str(settings[name][key]) for key in differ[:SHOWN])])
     rows.sort(key=lambda row: float(row[1] or "inf"))
-    text = columns([["run", "val loss", "step", "tokens/s", *differ[:SHOWN]], *rows])
+    filled = zip(*[["run", "val loss", "bits/byte", "step", "tokens/s", *differ[:SHOWN]], *rows], strict=True)
+    text = columns([*zip(*(column for column in filled if any(column[1:])), strict=True)])
     more = differ[SHOWN:]
     return f"{text}\nfurther settings that differ: {', '.join(more)}" if more else text

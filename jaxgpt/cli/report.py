@@ -122,7 +122,7 @@ class TrainReport(Report):
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
         except UserError as e:  # such as too little memory: the run is complete
             self.note(f"cannot sample: {e}")
-        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run).items())
+        losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run)["losses"].items())
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
         summary = {
             "baseline": f"{losses} (nats per token)" if losses else "",

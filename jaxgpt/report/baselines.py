@@ -21,12 +21,13 @@ COMPRESSED = 1 << 20  # bytes of held-out text to compress
 def baselines(data: Data) -> dict[str, Any] | None:
     """Compute the baselines of a run's loss in a few seconds, on at most `QUICK` tokens of each split.
 
-    Returns the dictionary of `fit_ngrams`; None for conversations and very short data.
+    Returns the dictionary of `fit_ngrams` and the bytes of text per token; None for conversations and very short data.
     """
     size = data.tokenizer.vocab_size
     if any(part.is_conversations for part in data.parts or (data,)) or size > MAX_BASE:
         return None
-    return fit_ngrams(data.train, data.val, size, QUICK, QUICK)
+    found = fit_ngrams(data.train, data.val, size, QUICK, QUICK)
+    return found and found | {"bytes_per_token": bytes_per_token(data, QUICK)}
 
 
 def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluated: int) -> dict[str, Any] | None:
@@ -44,6 +45,18 @@ def fit_ngrams(train: Split, val: Split, vocab_size: int, counted: int, evaluate
         return None
     losses = {"uniform": math.log(vocab_size)} | cross_entropies(fitted, tested, vocab_size)
     return {"losses": losses, "counted_tokens": len(fitted), "evaluated_tokens": len(tested)}
+
+
+def bytes_per_token(data: Data, limit: int) -> float:
+    """Return the bytes of text per held-out token, of at most `limit` tokens; 0 if decoding does not restore the text."""
+    if data.parts:
+        parts = [part for part in data.parts if part.held_out or not data.held_out]
+        ratios = [bytes_per_token(part, limit) for part in parts]
+        return float(np.average(ratios, weights=[len(part.val) for part in parts])) if all(ratios) else 0.0
+    if not data.restores_text:
+        return 0.0
+    blocks = sample(len(data.val), limit)
+    return sum(len(data.decode(data.val, *block).encode()) for block in blocks) / sum(n for _, n in blocks)
 
 
 def compressed_bits(data: Data) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxgpt.data import Data, Packed, Split, Tokens
 from jaxgpt.data.text import Progress, Text, no_progress
 from jaxgpt.errors import UserError
-from jaxgpt.report.baselines import COUNTED, EVALUATED, compressed_bits, fit_ngrams, sample
+from jaxgpt.report.baselines import COUNTED, EVALUATED, bytes_per_token, compressed_bits, fit_ngrams, sample
 from jaxgpt.report.hashes import GRAM, Grams, blocks, overlap
 
 READ = 1 << 20  # tokens to process at once
@@ -46,7 +46,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
             f"{data.source}: {len(train):,} training and {len(val) * data.held_out:,} validation tokens are too few to compute "
             f"the entropy of trigrams: use a longer text, or change data.train_fraction"
         )
-    ratio = _bytes_per_token(data, val)
+    ratio = bytes_per_token(data, EVALUATED)
     baselines = {
         name: {"loss": loss, "bits_per_byte": loss / math.log(2) / ratio if ratio else None}
         for name, loss in fitted["losses"].items()
@@ -86,14 +86,6 @@ def _held_out_grams(val: Split) -> np.ndarray:
             hashes = hashes[val.is_target[start : start + n][GRAM - 1 :]]
         parts.append(hashes)
     return np.concatenate(parts)
-
-
-def _bytes_per_token(data: Data, val: Split) -> float:
-    """Return the bytes of text per held-out token; 0 if decoding does not restore the text."""
-    if not data.restores_text:
-        return 0.0
-    sampled = sample(len(val), EVALUATED)
-    return sum(len(data.decode(val, *block).encode()) for block in sampled) / sum(n for _, n in sampled)
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import SEED
 from jaxgpt.data import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED
 from jaxgpt.errors import UserError
@@ -36,10 +35,9 @@ class Inspection(NamedTuple):
     """
 
     source: str  # run and step of the model, as `LM.source`
-    generated: str  # sampling settings of the tokens after the prompt; "": the prompt alone
     ids: list[int]  # `[T]`
     tokens: list[str]  # their texts
-    prompt: int  # number of tokens of the prompt; the others are generated
+    prompt: int  # number of tokens of the prompt; the others are generated greedily
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray
     top_tokens: list[list[str]]
@@ -80,40 +78,27 @@ class Inspection(NamedTuple):
         return values | arrays | {"heads": self.heads()}
 
 
-def inspect(
-    lm: LM,
-    prompt: str,
-    *,
-    max_new_tokens: int = 20,
-    temperature: float = 0.0,
-    key: int = SEED,
-    longest: int = INSPECTED_TOKENS,
-) -> Inspection:
-    """Continue a prompt, and inspect the whole text in one forward pass.
+def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
+    """Continue a prompt greedily, and inspect the whole text in one forward pass.
 
     Args:
         lm: the model.
         prompt: the text to continue; empty: start a new text.
-        max_new_tokens: maximum number of new tokens; 0: inspect the prompt alone.
-        temperature: as for `generate`.
-        key: a seed.
-        longest: maximum number of tokens of the text.
+        max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone.
 
     Raises:
-        UserError: as `generate`, the text is longer than `longest` or the context length, or the weights have diverged.
+        UserError: as `generate`, or if the text is longer than 128 tokens or the context length, or the weights have diverged.
     """
     model, has_text = lm.config.model, ids_with_text(lm)
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
-    limit, before = min(longest, model.block_size), len(ids)
+    limit, before = min(INSPECTED_TOKENS, model.block_size), len(ids)
     if before + max_new_tokens > limit:
         raise UserError(
             f"a prompt of {before} tokens and {max_new_tokens} new tokens exceed the limit of {limit}: shorten the "
             f"prompt, or lower max-new-tokens"
         )
-    generated = ""
     if max_new_tokens:
-        ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=temperature, key=key)[0].ids
-        generated = f"at temperature {temperature:g}, seed {key}" if temperature else "greedy"
+        ids = ids + generate(lm, [ids], max_new_tokens=max_new_tokens, temperature=0)[0].ids
     next_T1 = np.array(ids[1:], np.int32)[:, None]
 
     def next_log_p(logits_BTV: jax.Array) -> jax.Array:
@@ -138,7 +123,6 @@ def inspect(
     word = partial(token_text, lm.tokenizer, first=ids[0])
     return Inspection(
         source=lm.source,
-        generated=generated,
         ids=ids,
         tokens=[token_text(lm.tokenizer, ids[0]), *map(word, ids[1:])],
         prompt=before,

@@ -44,7 +44,7 @@ def html(inspection: Inspection, title: str) -> str:
 
 def _summary(inspection: Inspection) -> str:
     L, N, T, _ = inspection.attention.shape
-    made = f", {T - inspection.prompt} generated, {inspection.generated} (underlined)" if inspection.prompt < T else ""
+    made = f", {T - inspection.prompt} generated greedily (underlined)" if inspection.prompt < T else ""
     model = f"{inspection.source}: " * bool(inspection.source) + f"{plural(L, 'layer')} of {plural(N, 'head')}"
     return f"{model}. {plural(T, 'token')}: {inspection.prompt} of the prompt{made}."
 

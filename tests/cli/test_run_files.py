@@ -26,8 +26,10 @@ def test_baselines_equal_the_report() -> None:
     found, report = baselines(data), report_on(data)
     assert found is not None
     Path("baselines.json").write_text(json.dumps(found))
-    assert list(read_baselines(RUN)) == ["uniform", "unigram", "bigram", "trigram"]
-    assert read_baselines(RUN) == pytest.approx({n: report["baselines"][n]["loss"] for n in found["losses"]})
+    read = read_baselines(RUN)
+    assert list(read["losses"]) == ["uniform", "unigram", "bigram", "trigram"]
+    assert read["losses"] == pytest.approx({n: report["baselines"][n]["loss"] for n in found["losses"]})
+    assert read["bytes_per_token"] == report["bytes_per_token"] == 1
 
 
 def test_labels_of_baselines_do_not_overlap() -> None:

@@ -110,10 +110,8 @@ def test_the_page_holds_the_weights_and_runs_nothing_of_the_text(found: Inspecti
 
 def test_the_page_describes_the_text_and_shows_layers_in_one_direction(found: Inspection) -> None:
     text, T = page.html(found._replace(source="runs/a, step 3"), "runs/a"), len(found.ids)
-    assert (
-        f"runs/a, step 3: 2 layers of 4 heads. {T} tokens: {T - 4} of the prompt, 4 generated, greedy (underlined)."
-        in text
-    )
+    summary = f"2 layers of 4 heads. {T} tokens: {T - 4} of the prompt, 4 generated greedily (underlined)."
+    assert f"runs/a, step 3: {summary}" in text
     for name in ("lens", "norms"):
         table = text.split(f'<section aria-labelledby="h-{name}">')[1].split("</section>")[0]
         assert re.findall(r'<th scope="row">(\w+)</th>', table) == ["0", "1", "output"]
@@ -131,10 +129,10 @@ def test_layers_of_a_large_model_are_left_out(found: Inspection, monkeypatch: py
 @pytest.mark.ci
 def test_the_command(lm: LM, found: Inspection) -> None:
     run_folder(Path("run"), lm.config.model)
-    sampling = ("--temperature", "0.5", "--seed", "7", "--max-new-tokens", "2")
-    result = jaxgpt("inspect", "run", "--prompt", "To be", *sampling, "--html", "a.html", "--json")
+    options = ("--max-new-tokens", "2", "--html", "a.html", "--json")
+    result = jaxgpt("inspect", "run", "--prompt", "To be", *options)
     assert result.code == 0, result.err
-    assert (result.json["source"], result.json["generated"]) == ("run, step 0", "at temperature 0.5, seed 7")
+    assert (result.json["source"], result.json["prompt"]) == ("run, step 0", 5)
     assert len(result.json["tokens"]) == 7
     assert Path("a.html").read_text("utf-8").startswith("<!doctype html>")
     for args, message in (
@@ -152,8 +150,8 @@ def test_the_command(lm: LM, found: Inspection) -> None:
 
 
 def test_too_long_a_text_is_rejected(lm: LM) -> None:
-    with pytest.raises(UserError, match="a prompt of 7 tokens and 0 new tokens exceed the limit of 6"):
-        inspect(lm, "aaaaaaa", max_new_tokens=0, longest=6)
+    with pytest.raises(UserError, match="a prompt of 7 tokens and 74 new tokens exceed the limit of 80"):
+        inspect(lm, "aaaaaaa", max_new_tokens=74)
 
 
 def model_of(tokenizer: Tokenizer, vocab_size: int = 0) -> LM:

@@ -141,11 +141,15 @@ def test_the_table_of_runs_shows_what_differs() -> None:
     faster = [{"step": 7, "val_loss": 2.5}, {"step": 9, "val_loss": 2.75, "tokens_per_second": 1234.0}]
     metrics = {"none": LINES[:10], "a": LINES, "b": faster}
     settings = {name: {"same": 1, "optim.learning_rate": i / 10} for i, name in enumerate(metrics)}
-    head, *rows = (line.split() for line in table(settings, metrics).splitlines())
+    none = dict.fromkeys(metrics, 0.0)
+    head, *rows = (line.split() for line in table(settings, metrics, none).splitlines())
     assert head == ["run", "val", "loss", "step", "tokens/s", "optim.learning_rate"]
     assert rows == [["b", "2.5000", "7", "1,234", "0.2"], ["a", "3.1000", "10", "0.1"], ["none", "0.0"]]
+    head, *rows = (line.split() for line in table(settings, metrics, none | {"a": 4.0}).splitlines())
+    assert head[3:5] == ["bits/byte", "step"]
+    assert rows[1] == ["a", "3.1000", f"{3.1 / np.log(2) / 4:.4f}", "10", "0.1"]
     many = {name: {f"s{i}": name for i in range(9)} for name in metrics}
-    assert table(many, metrics).splitlines()[-1] == "further settings that differ: s6, s7, s8"
+    assert table(many, metrics, none).splitlines()[-1] == "further settings that differ: s6, s7, s8"
 
 
 def test_the_command_draws_runs() -> None:
