@@ -173,15 +173,15 @@ def losses(
             look, place = looks[name], partial(_place, runs[name], kind, divide if kind == "seconds" else 1)
             axes.plot(place(train[0]), train[1], **look, **(TRAINING if val.size else {"linewidth": 1}))
             axes.plot(place(val[0]), val[1], **look, **VALIDATION)
-            if val.size and len(curves) == 1:
-                step, loss = val[:, val[1].argmin()]
-                axes.annotate(f"{loss:.3f}", (place(step), loss), (0, 8), textcoords="offset points", ha="center")
             for step, settings in _changes(runs[name]).items():
                 axes.axvline(place(step), color=look["c"], linewidth=0.8, linestyle=":", zorder=0.5)
                 axes.annotate(
                     drawable(settings), (place(step), 1), xycoords=("data", "axes fraction"), xytext=(2, -2),
                     textcoords="offset points", rotation=90, va="top", fontsize=7, color=GRAY,
                 )  # fmt: skip
+            if val.size and len(curves) == 1:
+                step, loss = val[:, val[1].argmin()]
+                axes.annotate(f"{loss:.3f}", (place(step), loss), (0, 8), textcoords="offset points", ha="center")
         axes.set_xlabel(f"time ({unit})" if kind == "seconds" else kind)
         if kind == "tokens":
             axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
