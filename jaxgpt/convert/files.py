@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxgpt.errors import UserError, one_line, reported
+from jaxgpt.files import sole_writer
 
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -126,32 +127,43 @@ def check_new(target: Path) -> None:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Yield a temporary directory next to `target`, which becomes `target` on success and is deleted on failure.
+    """Yield a draft next to `target`, which becomes `target` on success and is deleted on failure.
+
+    A killed process leaves its draft, which the next one with the same target deletes.
 
     Raises:
-        UserError: if `target` exists, cannot be written, or has the name of a GGUF file.
+        UserError: if `target` exists, cannot be written or replaced, or has the name of a GGUF file.
     """
     if target.suffix == ".gguf":
         raise UserError(
             f"cannot write a GGUF file: {target}; export to a directory, then run llama.cpp's convert_hf_to_gguf.py"
         )
     check_new(target)
+    if target.exists() and (target.samefile(Path()) or target.is_mount()):
+        raise UserError(f"{target} is the current directory or a mount point: choose a new directory in it")
+    target = target.resolve()
+    temporary = target.with_name(f".{target.name}.jaxgpt-tmp")
     with reported(f"cannot write {target}"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.")
-    with temporary:
-        directory = Path(temporary.name) / "new"
-        directory.mkdir()
-        yield directory
-        with reported(f"cannot write {target}"):
-            directory.rename(target)
+        temporary.mkdir(parents=True, exist_ok=True)
+    with sole_writer(temporary):
+        draft = temporary / "new"
+        try:
+            with reported(f"cannot write {target}"):
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir()
+            yield draft
+            with reported(f"cannot write {target}"):
+                draft.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _find(path: Path) -> list[Path]:
     """Return the safetensors files of a model: one file, or the shards in its directory."""
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    if path / SINGLE in files:
-        return [path / SINGLE]
+    files = [path / SINGLE] if path / SINGLE in files else files
+    if broken := [file for file in files if not file.exists()]:
+        raise UserError(f"{broken[0]} is a link to a missing file, {broken[0].readlink()}: download the model again")
     for file in files or sorted(path.iterdir()):
         if file.suffix in PICKLES:
             raise UserError(

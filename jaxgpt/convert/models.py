@@ -90,11 +90,11 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
         UserError: if there is no such run, or a setting has no equivalent in the transformers families.
         RuntimeError: if the exported model computes different logits.
     """
-    config, params, tokenizer, _ = load(run, checkpoint)
-    family, model = exported_form(config.model)
-    generation = _generation_config(tokenizer)
-    ids = {name: generation.get(name) for name in IDS}
     with new_directory(target) as directory:
+        config, params, tokenizer, _ = load(run, checkpoint)
+        family, model = exported_form(config.model)
+        generation = _generation_config(tokenizer)
+        ids = {name: generation.get(name) for name in IDS}
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
         write_json(directory / GENERATION, generation)
         write_json(directory / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))

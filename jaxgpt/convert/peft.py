@@ -115,9 +115,9 @@ def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base
         UserError: if the run has no adapters, its base is missing, or the model has no equivalent in transformers.
         RuntimeError: if the exported adapters compute different logits.
     """
-    config, params, adapters = load_adapters(run, checkpoint)
-    model = config.model
     with new_directory(target) as directory:
+        config, params, adapters = load_adapters(run, checkpoint)
+        model = config.model
         write_adapter(directory, config, adapters, base)
         lora, back = read_adapter(directory, model)
         before = probe_logits(model, merge(params, adapters, config.lora.alpha))
@@ -228,8 +228,12 @@ def _matrix_rows(model: ModelConfig) -> list[WeightRow]:
     family, exported = exported_form(model)
     kernels = {leaf for leaf in leaf_shapes(model) if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]
-    if kernels != {leaf for row in rows for leaf in row.leaves}:
-        raise UserError("no transformers family has these matrices: export without --adapter")
+    if differ := kernels ^ {leaf for row in rows for leaf in row.leaves}:
+        names = ", ".join(sorted({leaf.split("/")[-2] for leaf in differ}))
+        raise UserError(
+            f"the adapters do not fit the {family.name} model, which has different matrices ({names}): export the merged "
+            f"model, without --adapter"
+        )
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -20,7 +21,7 @@ import jaxgpt as api
 from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import save_params
 from jaxgpt.config import Config, LoraConfig
-from jaxgpt.convert.peft import read_adapter, resolve_targets
+from jaxgpt.convert.peft import export_adapter, read_adapter, resolve_targets
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import load_adapters
 from jaxgpt.model.lora import abstract_trained, merge
@@ -224,6 +225,14 @@ def test_commands_that_need_other_arguments(written: Path) -> None:
         result = jaxgpt(*args)
         assert (result.code, result.err.count("\n")) == (2, 1)
         assert re.search(message, result.err)
+
+
+def test_adapters_of_rewritten_matrices_are_rejected(tmp_path: Path) -> None:
+    """ReLU squared is exported as a gated MLP, so its matrix has no counterpart."""
+    run_folder(tmp_path / "base", replace(LLAMA, mlp="plain", activation="relu2"))
+    lora_run(tmp_path / "run", tmp_path / "base", LoraConfig(rank=2, targets="up_proj"))
+    with pytest.raises(UserError, match=r"the llama model, .* matrices \(gate_proj\): export the merged model"):
+        export_adapter(tmp_path / "run", tmp_path / "adapter")
 
 
 def test_targets_have_the_names_of_either_side() -> None:

@@ -1,7 +1,10 @@
 """Exported directories load in transformers strictly, with the same logits and text."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -146,6 +149,31 @@ def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="differ"):
         export_model(run, tmp_path / "hf")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("mount", [False, True])
+def test_a_directory_that_cannot_be_replaced_is_rejected_first(tmp_path, monkeypatch, mount):
+    target = tmp_path / "here"
+    target.mkdir()
+    if mount:
+        monkeypatch.setattr(Path, "is_mount", lambda path: path == target)
+    else:
+        monkeypatch.chdir(target)
+    with pytest.raises(UserError, match="current directory or a mount point: choose a new directory in it"):
+        export_model("nowhere", target)
+
+
+def test_an_export_deletes_the_draft_of_a_killed_one(tmp_path):
+    run = run_folder(tmp_path / "run", SMALL)
+    killed = """import os; from pathlib import Path; from jaxgpt.convert.files import new_directory
+with new_directory(Path("hf")) as draft:
+    (draft / "old").touch()
+    os._exit(9)"""
+    assert subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, check=False).returncode == 9
+    assert {path.name for path in tmp_path.iterdir()} == {"run", ".hf.jaxgpt-tmp"}
+    export_model(run, tmp_path / "hf")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "hf"}
+    assert not (tmp_path / "hf" / "old").exists()
 
 
 def test_end_tokens_are_written(tmp_path):

@@ -336,6 +336,9 @@ def test_bad_files(tmp_path):
         (folder / "model.safetensors").write_bytes(data[:length])
         refused(folder, tmp_path, "truncated")
     (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("gone")
+    refused(folder, tmp_path, "model.safetensors is a link to a missing file, gone: download")
+    (folder / "model.safetensors").unlink()
     refused(folder, tmp_path, "no weights")
     for name in ("pytorch_model.bin", "ckpt.pt"):
         (folder / name).write_bytes(b"\x80\x04")
