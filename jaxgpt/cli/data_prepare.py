@@ -22,8 +22,8 @@ def data_prepare(
 ) -> int:
     """Tokenize documents to shards of token ids that jaxgpt, nanoGPT and llm.c read, with an index.
 
-    Memory is bounded. A killed command continues when it is run again, and ends with the same bytes. Train on the result
-    with jaxgpt train --data.path DIR.
+    Memory is bounded. A killed command continues when it is run again, and ends
+    with the same bytes. Train on the result with jaxgpt train --data.path DIR.
 
     jaxgpt data prepare books/ --out tokens --tokenizer gpt2
     jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768

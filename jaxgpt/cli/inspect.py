@@ -27,7 +27,8 @@ def inspect(
 ) -> int:
     """Show what a model computes for a text: predictions after each token, by layer, attention and norms.
 
-    With --html, write them as one page that needs no network: point at a token to see where each head looks.
+    With --html, write them as one page that needs no network: point at a token to
+    see where each head looks.
 
     jaxgpt inspect runs/shakespeare --prompt ROMEO:
     jaxgpt inspect runs/shakespeare --prompt ROMEO: --html page.html

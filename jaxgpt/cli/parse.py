@@ -30,7 +30,7 @@ class Settings(TypedDict, total=False):
 
 def shown(default: Any) -> str | None:
     """Format the default of an option; one that is empty or off is not shown."""
-    return repr(default).strip("'") if default else None
+    return repr(default).strip("'") if default and default != ("",) else None
 
 
 EVERY = Parameter(

@@ -35,14 +35,18 @@ def plan(
 ) -> int:
     """Plan a run on hardware you do not have, without executing it: memory per device, communication, and a bound on speed.
 
-    The first table is an estimate. If the compiler is installed (TPUs: pip install -e '.[tpu]'; H100, H200: '.[cuda13]'; Linux,
-    x86-64, no accelerator needed), the training step is also compiled for the topology, and a second table shows the
+    The first table is an estimate. If the compiler is installed (TPUs: pip install
+    -e '.[tpu]'; H100, H200: '.[cuda13]'; Linux, x86-64, no accelerator needed), the
+    training step is also compiled for the topology, and a second table shows the
     compiler's numbers. The exit code is 1 if the run does not fit.
 
-    A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8, tpu7x:2x2x1; or the name of a Google Cloud slice:
-    v5e-8, v5litepod-16, v6e-8 (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs are a100, b200, h100, h200, l4,
-    l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four machines. Any other device is custom, with its
-    numbers: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G (FLOP/s, bytes, bytes/s).
+    A topology is a chip and a grid: v4:2x2x2, v5e:2x4, v5p:4x4x4, v6e:4x8,
+    tpu7x:2x2x1; or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8
+    (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs are a100, b200, h100,
+    h200, l4, l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four
+    machines. Any other device is custom, with its numbers:
+    custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G (FLOP/s, bytes,
+    bytes/s).
 
     jaxgpt plan gpt2 --topology v5e-8
     jaxgpt plan gpt2-xl --topology v5p:4x4x4 --mesh.fsdp -1

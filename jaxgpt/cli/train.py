@@ -29,9 +29,9 @@ def train(
 
     jaxgpt train shakespeare --train.steps 1000 --out runs/long
     jaxgpt train shakespeare --data.path my.txt --optim.learning-rate 1e-3
-    jaxgpt train finetune --init-from runs/gpt2 --data.path my.txt --lora.rank 8  # train LoRA adapters
-    jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack  # two directories of token files
-    jaxgpt train runs/long --out runs/again --train.seed 2  # same settings, different seed
+    jaxgpt train finetune --init-from runs/gpt2 --data.path my.txt --lora.rank 8
+    jaxgpt train gpt2 --data.mix web=0.7 code=0.3 --data.documents pack
+    jaxgpt train runs/long --out runs/again --train.seed 2
     jaxgpt train runs/long --resume --train.steps 2000
 
     Args:
