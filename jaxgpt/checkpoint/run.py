@@ -83,6 +83,9 @@ def open_run(path: Path) -> Run:
     if any(path.glob("*.safetensors")):
         base = " --init-from BASE" if (path / "adapter_config.json").exists() else ""
         raise UserError(f"{path} is a model of another library, not a run: import it: jaxgpt import {path} RUN{base}")
+    if missing == ["checkpoints"]:
+        again = f"jaxgpt train {path / 'config.json'} --out NEW"
+        raise UserError(f"{run.checkpoints} is missing: restore it, or start again from step 0: {again}")
     raise UserError(f"{path} is not a run: it has no {missing[0]} (expected: {', '.join(NEEDED)})")
 
 

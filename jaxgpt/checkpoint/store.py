@@ -177,7 +177,7 @@ def read_params(directory: Path, which: str, like: Any, part: str = "params") ->
 def checkpoints(directory: Path) -> dict[int, Info]:
     """Read the info of a run's checkpoints, by step, ascending. Those with a damaged checkpoint.json are omitted."""
     infos = {}
-    for step in _steps(directory):
+    for step in saved_steps(directory):
         with suppress(UserError):  # `find_damage` returns the reason
             infos[step] = read_info(directory / str(step))
     return infos
@@ -185,7 +185,7 @@ def checkpoints(directory: Path) -> dict[int, Info]:
 
 def kept_checkpoint_message(directory: Path) -> str:
     """Describe the checkpoint that a failed run can resume from."""
-    steps = _steps(directory)
+    steps = saved_steps(directory)
     return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
 
 
@@ -195,7 +195,7 @@ def resolve_step(directory: Path, which: str) -> int:
     Raises:
         UserError: if there is no such checkpoint, or the best is unknown because a checkpoint.json is damaged.
     """
-    steps = _steps(directory)
+    steps = saved_steps(directory)
     if not steps:
         raise UserError(f"no complete checkpoint in {directory}: the first is written at the first evaluation")
     if which == "best":
@@ -217,7 +217,7 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     If all are damaged, they keep their names, and a `UserError` lists the reasons.
     """
     damaged: dict[int, str] = {}
-    for step in reversed(_steps(directory)):
+    for step in reversed(saved_steps(directory)):
         if reason := find_damage(directory / str(step)):
             damaged[step] = reason
             continue
@@ -229,7 +229,10 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
         return read_info(directory / str(step))
     if damaged:
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
-        raise UserError(f"no valid checkpoint in {directory}: {reasons}; restore one, or start a new run")
+        again = f"jaxgpt train {directory.parent} --out NEW"
+        raise UserError(
+            f"no valid checkpoint in {directory}: {reasons}; restore one, or start again from step 0: {again}"
+        )
     return None
 
 
@@ -249,7 +252,7 @@ def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
     return ""
 
 
-def _steps(directory: Path) -> list[int]:
+def saved_steps(directory: Path) -> list[int]:
     """List the steps of the sealed checkpoints, ascending."""
     return sorted(int(path.parent.name) for path in directory.glob(f"*/{SEAL}") if path.parent.name.isdecimal())
 

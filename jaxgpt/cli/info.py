@@ -44,6 +44,7 @@ def info(target: str, /, *, json: Json = False) -> int:
         from jaxgpt.checkpoint.run import open_run
 
         run = open_run(Path(target))
+        run.tokenizer()  # an error if it is damaged
         results |= {"run": state_of(run, config)}
         facts |= _run_facts(results, config)
     if json:
@@ -72,10 +73,11 @@ def describe(config: Config) -> dict[str, Any]:
 
 def state_of(run: Run, config: Config) -> dict[str, Any]:
     """Return what is known of a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
-    from jaxgpt.checkpoint.store import checkpoints, resolve_step
+    from jaxgpt.checkpoint.store import checkpoints, resolve_step, saved_steps
     from jaxgpt.trainer.metrics import read_metrics
 
     infos = checkpoints(run.checkpoints)
+    damaged = [step for step in saved_steps(run.checkpoints) if step not in infos]
     lines = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     steps = [line for line in lines if "loss" in line]
     differ = changes(preset(config.preset) if config.preset in PRESETS else config, config)
@@ -88,7 +90,8 @@ def state_of(run: Run, config: Config) -> dict[str, Any]:
         "tokens": max([line.get("tokens", 0) for line in steps] + [each.tokens for each in infos.values()], default=0),
         "seconds": max((line.get("elapsed_seconds", 0.0) for line in steps), default=0.0),
         "checkpoints": [{"step": step, "val_loss": each.val_loss} for step, each in infos.items()],
-        "best": resolve_step(run.checkpoints, "best") if infos else None,
+        "damaged": damaged,
+        "best": resolve_step(run.checkpoints, "best") if infos and not damaged else None,
         "changed": {name: value for name, (_, value) in differ.items() if name not in OF_DATA},
         "starts": [line for line in lines if "started" in line],
     }
@@ -100,6 +103,7 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
     for each in run["checkpoints"]:
         loss = "" if each["val_loss"] is None else f": loss {each['val_loss']:.4f}"
         steps.append(f"step {each['step']}{loss}{' (best)' if each['step'] == run['best'] else ''}")
+    steps += [f"step {step}: its checkpoint.json is damaged" for step in run["damaged"]]
     trainable = f"{results['trainable_parameters']:,} trainable parameters"
     trained = f"step {run['step']}/{run['steps']}, {run['tokens']:,} tokens in {duration(run['seconds'])}"
     return {

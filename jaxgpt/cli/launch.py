@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from typing import IO, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.parse import Count
+from jaxgpt.cli.parse import Count, parse
 from jaxgpt.cli.progress import note
 from jaxgpt.errors import UserError
 from jaxgpt.runtime import cores
@@ -49,6 +50,8 @@ def launch(
         raise UserError(
             f"expected train, not {' '.join(command[:1])!r}; as in jaxgpt launch --processes 2 train PRESET"
         )
+    arguments = parse(command)[1].arguments  # an unknown option is reported here, once
+    run = arguments.get("out") or (arguments.get("target") if arguments.get("resume") else "")
     fleet = _Fleet(processes)
     with socket.socket() as reserved:
         # Process 0 listens on this port. A socket that does not listen receives no connections.
@@ -56,7 +59,11 @@ def launch(
         reserved.bind((HERE, 0))
         coordinator = f"{HERE}:{reserved.getsockname()[1]}"
         fleet.start([*command, "--distributed.coordinator", coordinator], devices_per_process)
-        return fleet.wait()
+        code = fleet.wait()
+    if fleet.crashed:
+        words = ["jaxgpt", "launch", "--processes", str(processes), "train", "--resume", "--out", run or "RUN"]
+        note(f"resume with: {shlex.join(words)}")
+    return code
 
 
 class _Fleet:
@@ -68,6 +75,7 @@ class _Fleet:
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last signal passed on
+        self.crashed = False  # a process was killed, and no process printed how to resume
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes, and pass signals on to them."""
@@ -135,3 +143,5 @@ class _Fleet:
                 if line not in printed:
                     printed.add(line)
                     sys.stderr.write(line)
+        killed = min(codes) < 0 and not self.forwarded
+        self.crashed = killed and not any("resume with: " in line for line in printed)

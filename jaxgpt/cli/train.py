@@ -109,16 +109,20 @@ def resumed_config(
     path: Path, preset: str, settings: Mapping[str, Any], init_from: str, note: Callable[[str], None]
 ) -> Config | None:
     """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
-    from jaxgpt.checkpoint.run import Run, parse_checkpoint
+    from jaxgpt.checkpoint.run import open_run, parse_checkpoint
     from jaxgpt.trainer.resume import why_finished
 
-    run = Run(path)
+    run = open_run(path)
+    run.tokenizer()  # an error if it is damaged, even if the run is finished
     old = run.config()
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")
     if init_from and parse_checkpoint(init_from)[0].absolute() != parse_checkpoint(old.init_from)[0].absolute():
         started = f"started from {old.init_from}" if old.init_from else "did not start from other weights"
         raise UserError(f"--init-from {init_from}: {path} {started}; omit it, or start a new run")
+    if not old.lora.rank and any(value for name, value in settings.items() if name.startswith("lora.")):
+        new = f"jaxgpt train finetune --init-from {path} --lora.rank 8 --data.path PATH"
+        raise UserError(f"{path} trains all weights, without adapters; to train adapters of it, start a new run: {new}")
     config = with_settings(old, settings)
     if reason := why_finished(run, config):
         note(reason)

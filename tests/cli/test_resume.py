@@ -167,21 +167,69 @@ def test_train_steps_below_the_current_step_raise(run: Path, wanted: str) -> Non
     assert (run / "config.json").read_bytes() == before
 
 
+def damaged_checkpoints(run: Path) -> None:
+    for step, name in ((2, "params/_METADATA"), (4, "checkpoint.json")):
+        (run / "checkpoints" / str(step) / name).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            damaged_checkpoints,
+            "no valid checkpoint in run/checkpoints: 4: checkpoint.json has changed since it was written; 2: params/_METADATA "
+            "has changed since it was written; restore one, or start again from step 0: jaxgpt train run --out NEW",
+        ),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints"),
+            "run/checkpoints is missing: restore it, or start again from step 0: jaxgpt train run/config.json --out NEW",
+        ),
+        (lambda run: (run / "tokenizer.json").write_text("{"), "run/tokenizer.json: not valid JSON ("),
+    ],
+)
+def test_a_damaged_run_raises_and_is_not_changed(run: Path, damage: Any, message: str) -> None:
+    damage(run)
+    before = contents(run)
+    result = resume("run")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith(f"jaxgpt: {message}")
+    assert contents(run) == before
+    if damage is damaged_checkpoints:
+        assert "\ncheckpoints  step 2: loss 3" in jaxgpt("info", "run").out
+        assert "\n             step 4: its checkpoint.json is damaged\n" in jaxgpt("info", "run").out
+    else:
+        assert jaxgpt("info", "run").err.startswith(f"jaxgpt: {message}")
+    assert jaxgpt("train", "run/config.json", "--out", "NEW").code == 0
+
+
+def test_adapters_of_a_run_are_trained_in_a_new_run(run: Path) -> None:
+    for option in ("rank", "alpha"):
+        result = resume("run", f"--lora.{option}", "4")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+    command = result.err.strip().partition("start a new run: jaxgpt ")[2]
+    data = Run(run).config().data.path
+    result = jaxgpt(
+        *command.replace("PATH", data).split(), *flags(train__steps=1, lora__targets="q_proj"), "--out", "adapted"
+    )
+    assert result.code == 0, result.err
+    assert "keeps lora.rank: 8, not 4; omit it" in resume("adapted", "--lora.rank", "4").err
+
+
+def contents(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(p), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file() and p.name != LOCK)
+
+
 def test_other_data_raises(run: Path) -> None:
     shutil.rmtree(run / "checkpoints/4")
     config = json.loads((run / "config.json").read_text())
     Path("text.txt").write_text(TEXT[:-1] + "7")
     config["data"]["path"] = "text.txt"
     (run / "config.json").write_text(json.dumps(config))
-
-    def files() -> list[tuple[str, int]]:
-        return sorted((str(p), p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file() and p.name != LOCK)
-
-    before = files()
+    before = contents(run)
     result = resume("run", "--train.steps", "6")
     assert result.code == 2
     assert "the data of run has changed since step 2: text.txt" in result.err.splitlines()[-1]
-    assert files() == before
+    assert contents(run) == before
 
 
 def test_a_model_without_an_optimizer_raises() -> None:
@@ -238,6 +286,7 @@ def test_weights_of_another_run_are_used_again(finished: Path) -> None:
     straight, started = comparable(Path("run")), json.loads(Path("run/config.json").read_text())["init_from"]
     assert started.startswith(f"{Path.cwd()}/base/checkpoints/")
     shutil.rmtree("run/checkpoints")
+    Path("run/checkpoints").mkdir()
     better = Path("base/checkpoints") / ("4" if started.endswith("2") else "2")
     seal(better, replace(read_info(better), val_loss=0.1))
     for again in (["train", "--resume", "--out", "run"], [*command, "--resume"]):
