@@ -94,6 +94,30 @@ def set_malloc(options: dict[int, int]) -> None:
             libc.mallopt(name, value)
 
 
+def skip_missing_tpus() -> None:
+    """Without TPUs, keep JAX from searching for them: libtpu may be installed only to compile, as `jaxgpt plan` does."""
+    tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]
+    if "JAX_PLATFORMS" not in os.environ and not tpus:
+        quiet_libtpu()
+
+
+def quiet_libtpu() -> None:
+    """Configure libtpu, before it is loaded, for a machine without TPUs: no search, no logs, no lock. It can still compile."""
+    settings = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "TPU_LOG_DIR": "disabled",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+        # The lock protects chips, and compiling uses none: several plans can run at once.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

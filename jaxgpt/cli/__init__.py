@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from jaxgpt.cli.parse import parse
 from jaxgpt.errors import TrainingFailed, UserError, one_line
-from jaxgpt.runtime import keep_compiled, tune_memory
+from jaxgpt.runtime import keep_compiled, skip_missing_tpus, tune_memory
 from jaxgpt.signals import INTERRUPTED, advice, exit_on_second_signal
 
 # Exit codes; signals has UNFINISHED and INTERRUPTED.
@@ -60,6 +60,7 @@ def _fail(reason: str, code: int) -> int:
 def entry(*before: str) -> None:
     """Run the console script with these arguments and those of the command line, and a cache of compiled programs."""
     tune_memory()
+    skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):

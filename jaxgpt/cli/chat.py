@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Weights
-from jaxgpt.cli.progress import note
-from jaxgpt.cli.settings import load_model
+from jaxgpt.cli.progress import note, progress
 from jaxgpt.config import SEED, SamplingParams
 from jaxgpt.errors import UserError, reported
 from jaxgpt.files import write_atomically
@@ -57,10 +56,10 @@ def chat(
     """
     if json and not once:
         raise UserError("--json prints the answer to one message: give it with --once TEXT")
+    from jaxgpt.lm import Chat, load
 
-    lm = load_model(run, checkpoint, weights)
-    from jaxgpt.lm import Chat
-
+    with progress("loading"):
+        lm = load(run, checkpoint, weights)
     conversation = Chat(lm, [{"role": "system", "content": system}] if system else [])
 
     def answer(text: str, number: int = 0) -> Iterator[Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
-from jaxgpt.cli.settings import load_model
+from jaxgpt.cli.progress import progress
 from jaxgpt.config import SEED, SamplingParams
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ def explain(
         prompt: text to continue; empty: start a new text
         show: number of most probable tokens to list
     """
-    lm = load_model(run, checkpoint, weights)
     import numpy as np
 
     from jaxgpt.lm import explain as explain_token
+    from jaxgpt.lm import load
     from jaxgpt.lm.arguments import encode_prompt
     from jaxgpt.lm.text import TextStream
 
+    with progress("loading"):
+        lm = load(run, checkpoint, weights)
     encoded = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt, special)
     choice = explain_token(lm, encoded.ids, key=seed, **asdict(sampling))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import MeshConfig
 
 
 def export(
@@ -35,9 +34,7 @@ def export(
     """
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
-    from jaxgpt.parallel.host import use_cores
 
-    use_cores(MeshConfig(data=1))
     with progress("exporting"):
         if adapter or base:
             done = export_adapter(run, Path(directory), checkpoint, base)

@@ -8,7 +8,6 @@ from pathlib import Path
 from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.config import MeshConfig
 from jaxgpt.errors import UserError
 
 
@@ -52,9 +51,7 @@ def import_(
 
     from jaxgpt.convert.models import import_model
     from jaxgpt.convert.peft import CONFIG, import_adapter
-    from jaxgpt.parallel.host import use_cores
 
-    use_cores(MeshConfig(data=1))
     adapter = (folder / CONFIG).is_file()
     if adapter != bool(init_from):
         raise UserError(f"--init-from RUN is the base of a LoRA adapter, a directory with {CONFIG}: {source}")

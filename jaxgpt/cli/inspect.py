@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from jaxgpt.cli.output import print_json
 from jaxgpt.cli.parse import Checkpoint, Count, Json
 from jaxgpt.cli.progress import progress
-from jaxgpt.cli.settings import load_model
 from jaxgpt.files import write_atomically
 
 if TYPE_CHECKING:
@@ -40,9 +39,11 @@ def inspect(
         max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone
         html: write a page to this file
     """
-    lm = load_model(run, checkpoint)
+    from jaxgpt.lm import load
     from jaxgpt.study import inspection, page
 
+    with progress("loading"):
+        lm = load(run, checkpoint)
     with progress("computing"):
         found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens)
     if html:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from jaxgpt.cli.output import aligned, print_json
 from jaxgpt.cli.parse import FLAT, Checkpoint, Json, Seed, Special, Weights
 from jaxgpt.cli.progress import note, progress
-from jaxgpt.cli.settings import load_model
 from jaxgpt.config import SEED, BeamParams, SamplingParams, TextParams
 from jaxgpt.errors import UserError
 
@@ -52,11 +51,11 @@ def sample(
     """
     if stream and (json or beams.num_beams > 1 or len(prompt) * beams.num_return_sequences > 1):
         raise UserError("--stream prints one sample: leave out --json, --num-beams and --num-return-sequences")
-
-    lm = load_model(run, checkpoint, weights)
-    from jaxgpt.lm import generate
+    from jaxgpt.lm import generate, load
     from jaxgpt.lm.arguments import encode_prompt
 
+    with progress("loading"):
+        lm = load(run, checkpoint, weights)
     if check_memorized:
         with progress("tokenizing") as activity:
             data = _training_data(lm, run, checkpoint, activity)

@@ -1,20 +1,16 @@
-"""Subject of a command: the config of a preset, run or file with the settings of the command line, or the model of a run."""
+"""Config of a command: that of a preset, run or file, with the settings of the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from jaxgpt.cli.progress import progress
-from jaxgpt.config import Config, MeshConfig, from_json
+from jaxgpt.config import Config, from_json
 from jaxgpt.errors import UserError, did_you_mean
 from jaxgpt.files import read_bytes
 from jaxgpt.presets import DEFAULT, PRESETS, preset
-
-if TYPE_CHECKING:
-    from jaxgpt.lm import LM
 
 
 def named_config(target: str) -> Config:
@@ -57,13 +53,3 @@ def with_vocab(config: Config) -> Config:
     from jaxgpt.data import vocab_size
 
     return config.with_model(vocab_size=vocab_size(config))
-
-
-def load_model(run: str, checkpoint: str, weights: str | None = None) -> LM:
-    """Load the model of a run on one device."""
-    from jaxgpt.lm import load
-    from jaxgpt.parallel.host import use_cores
-
-    use_cores(MeshConfig(data=1))
-    with progress("loading"):
-        return load(run, checkpoint, weights)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 from jax.sharding import Mesh
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 from jaxgpt.config import Config, MeshConfig, ModelConfig
 from jaxgpt.errors import one_line
 from jaxgpt.parallel.mesh import microbatches, sizes_of
-from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set_malloc
+from jaxgpt.runtime import M_ARENA_MAX, M_MMAP_MAX, M_TRIM_THRESHOLD, cores, set_malloc, skip_missing_tpus
 
 GLIBC_KEEPS = 32 * 2**20  # bytes; glibc returns larger blocks to the kernel for any thresholds
 ACTIVATIONS = 120  # bytes of temporaries per token, layer and unit of width: about 30 float32 arrays
@@ -29,9 +28,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     If only the batch is split, each device holds and updates all weights. For a large model this costs more memory and time
     than parallel matrix products save (on two cores).
     """
-    tpus = [*Path("/dev").glob("accel*"), *Path("/dev").glob("vfio/[0-9]*")]
-    if "JAX_PLATFORMS" not in os.environ and not tpus:
-        quiet_libtpu()  # it may be installed only to compile for TPUs, as `jaxgpt plan` does
+    skip_missing_tpus()
     if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     sizes = sizes_of(mesh).values()
@@ -86,20 +83,3 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
             # uses into one large kernel.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None
-
-
-def quiet_libtpu() -> None:
-    """Configure libtpu, before it is loaded, for a machine without TPUs: no search, no logs, no lock. It can still compile."""
-    settings = {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0",
-        "TPU_LOG_DIR": "disabled",
-        "TPU_MIN_LOG_LEVEL": "3",
-        "TPU_STDERR_LOG_LEVEL": "3",
-        # The lock protects chips, and compiling uses none: several plans can run at once.
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.parallel.chips import CHIPS, Chip
-from jaxgpt.parallel.host import quiet_libtpu
+from jaxgpt.runtime import quiet_libtpu
 
 # Google Cloud's slice names, such as v5litepod-8, consist of a version and a number: TensorCores for v4 and v5p (two per chip),
 # chips for v5e and v6e. A number that several 3D grids share, such as that of 4x4x12, has to be written as a grid.

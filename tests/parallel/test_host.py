@@ -88,10 +88,10 @@ def test_libtpu_is_quiet_without_a_tpu(
     (tmp_path / "vfio").mkdir()
     if node:
         (tmp_path / node).touch()
-    monkeypatch.setattr(host, "Path", lambda _: tmp_path)
+    monkeypatch.setattr(runtime, "Path", lambda _: tmp_path)
     called: list[bool] = []
-    monkeypatch.setattr(host, "quiet_libtpu", lambda: called.append(True))
-    host.use_cores(MeshConfig())
+    monkeypatch.setattr(runtime, "quiet_libtpu", lambda: called.append(True))
+    runtime.skip_missing_tpus()
     assert called == [True] * quiet
 
 
