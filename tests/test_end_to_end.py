@@ -112,7 +112,7 @@ def test_train_py_is_jaxgpt_train() -> None:
     result = subprocess.run(
         [sys.executable, repository() / "train.py", "statquest"], capture_output=True, text=True, check=True
     )
-    assert "what is statquest <EOS> awesome <EOS>" in result.stdout
+    assert "what is statquest <EOS> awesome\n" in result.stdout
     assert Path("runs/statquest/config.json").is_file()
 
 
@@ -153,59 +153,6 @@ def test_interrupted_and_resumed() -> None:
     result = jaxgpt("train", "--resume", "--out", "run", "--train.steps", str(step + 5))
     assert result.code == 0, result.err
     assert (Path("run/checkpoints") / str(step + 5)).is_dir()
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["train", "shakspeare"], "no preset, run or file 'shakspeare' (did you mean shakespeare?)"),
-        (["train", "--model.n-layer", "three"], "--model.n-layer must be an integer, not 'three'"),
-        (["train", "--model.norm", "batch"], "batch"),
-        (["train", "--train.batch-size", "0"], "train.batch_size must be at least 1"),
-        (["train", "--model.vocab-size", "5"], "model.vocab_size 5 is smaller than the tokenizer's 96"),
-        (
-            ["train", "--data.path", "text.txt", "--model.block-size", "100000"],
-            "model.block_size 100000 needs at least 100001",
-        ),
-        (["train", "--data.path", "missing.txt"], "no such file or directory: missing.txt"),
-        (["train", "--data.path", "empty.txt"], "empty.txt is empty"),
-        (["train", "--data.path", "binary.dat"], "binary.dat is not UTF-8 text"),
-        (["train", "--data.path", "odd.bin", *"--data.tokenizer ids --model.vocab-size 9".split()], "odd.bin: 3 bytes"),
-        (["train", "--data.tokenizer", "nonsense"], "no tokenizer at nonsense"),
-        (["train", "gpt2"], "no text is named: add --data.path FILE"),
-        (["train", "--out", "text.txt"], "cannot write to text.txt"),
-        (["train", "--out", "text.txt/run"], "cannot write the run to text.txt/run"),
-        (
-            ["train", "--out", "taken"],
-            "taken already holds a run: resume it with --resume, or replace it with --overwrite",
-        ),
-        (["train", "--out", "a [b]"], "a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['"),
-        (["train", "--resume"], "--resume needs a run directory"),
-        (["train", "--resume", "--out", "nowhere"], "no run at nowhere"),
-        (
-            ["train", "--mesh.fsdp", "3"],
-            "mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data -1 --mesh.fsdp -1",
-        ),
-        (["sample", "nowhere", "--prompt", "x"], "no run at nowhere"),
-        (["sample", ".", "--prompt", "x"], ". is not a run: it has no config.json"),
-        (["eval", "taken"], "taken is not a run: it has no tokenizer.json"),
-        (["info", "gpt3"], "no preset, run or file 'gpt3' (did you mean gpt2?)"),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:
-    Path("text.txt").write_text(TEXT)
-    Path("empty.txt").write_text("")
-    Path("binary.dat").write_bytes(b"\xff\xfe\x00\x01")
-    Path("odd.bin").write_bytes(b"123")
-    Path("taken").mkdir()
-    Path("taken/config.json").write_text("{}")
-    before = sorted(str(p) for p in Path().rglob("*"))
-    result = jaxgpt(*args)
-    assert result.code == 2
-    assert message in result.err, result.err
-    assert result.err.count("\n") == 1
-    assert result.out == ""
-    assert sorted(str(p) for p in Path().rglob("*")) == before, "no files are left"
 
 
 def test_a_damaged_checkpoint_is_one_line_and_exit_code_2(run: Path) -> None:

@@ -57,25 +57,6 @@ def test_finetune_starts_from_a_run(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--data.path", "my.txt"], "--init-from RUN"),
-        (["--init-from", "nowhere", "--data.path", "my.txt"], "no run at nowhere"),
-        (["--init-from", "base", "--data.path", "my.txt", "--model.n-layer", "7"], "model.n_layer must be 2"),
-        (["--init-from", "base", "--data.path", "my.txt", "--model.block-size", "64"], "model.block_size must be 16"),
-    ],
-)
-def test_finetune_errors(tmp_path, capsys, monkeypatch, flags, message):
-    monkeypatch.chdir(tmp_path)
-    run_folder(tmp_path / "base", SMALL)
-    (tmp_path / "my.txt").write_text(TEXT * 40)
-    assert main(["train", "finetune", *flags]) == 2
-    err = capsys.readouterr().err
-    assert message in err
-    assert err.count("\n") == 1
-
-
 def test_models_are_printed_regardless_of_their_names(capsys):
     hf_folder(Path("run"))
     for words, name in ((["import", "run", "directory"], "run"), (["export", "directory", "out"], "directory")):

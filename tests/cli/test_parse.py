@@ -67,45 +67,6 @@ def test_spellings(words: str, expected: dict[str, Any]) -> None:
     assert found.get("settings", {}) == expected.get("settings", {})
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("train --ini", "--ini"),
-        ("train --Init-From x", "--Init-From"),
-        ("train --init-from", "--init-from requires an argument. See jaxgpt train --help."),
-        ("train --init-from --resume", "--init-from requires an argument"),
-        ("train --optim.min-lr much", "--optim.min-lr.*much"),
-        ("sample x --stop-ids 1 x", "--stop-ids must be an integer, not 'x'"),
-        ("train --model.n-layer 1.5", "--model.n-layer must be an integer, not '1.5'"),
-        ("sample x --top-k 0.5", "--top-k must be an integer, not '0.5'"),
-        ("sample x --weights int4", 'Did you mean "int8"'),
-        ("train --resume=maybe", "--resume.*maybe"),
-        ("train --train.dtype x", r"--train.dtype \(settings of train: steps, epochs, .* compute-dtype, "),
-        ("train --data x", r"Unknown option: --data \(settings of data: dataset, path, "),
-        ("train --steps 3", r"\(did you mean --train.steps\?\). See jaxgpt train --help."),
-        ("train --vocab-size 3", "did you mean --model.vocab-size or --data.vocab-size"),
-        ("train -x", "-x"),
-        ("train a b", "'b'"),
-        ("train --lr=1", "Unknown option: --lr"),
-        ("train --train.stepz 1", "did you mean --train.steps"),
-        ("sample x --max_tokens 5", "did you mean --max-new-tokens"),
-        ("eval ''", "RUN is empty"),
-        ("export runs/x", "DIRECTORY requires an argument"),
-        ("bench runs/nosuch", "no preset, run or file 'runs/nosuch'; jaxgpt presets lists the presets"),
-        ("eval caf\udcff", "unpaired surrogate"),
-        ("train --data.path ''", "--data.path is empty"),
-        ("train finetune --init-from=nowhere --data.path x", "nowhere"),
-        ("train --model.n-head 3", "model.n_head 3 does not divide model.n_embd 128"),
-        ("smaple", 'Did you mean "sample"'),
-        ("qwertyuiop", 'Unknown command "qwertyuiop"'),
-    ],
-)
-def test_errors_name_the_fix(words: str, message: str) -> None:
-    result = jaxgpt(*shlex.split(words))
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert re.search(message, result.err)
-
-
 def word_of(kind: Any) -> tuple[str, object]:
     """Return a value in its command-line form, and parsed."""
     if get_origin(kind) is Literal:

@@ -60,30 +60,6 @@ def test_prepared_data_is_trained_on() -> None:
     assert jaxgpt("eval", "run").code == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("data", "prepare", "src"), "--out"),
-        (("data", "prepare", "--out", "out"), "the documents to tokenize"),
-        (("data", "prepare", "src", "more", "--out", "out"), "no such file or directory: more"),
-        ((*PREPARE, "--out", "out", "--shard-tokens", "0"), "shard-tokens must be at least 1"),
-        (("data", "prepare", "s\udce9c", "--out", "out"), "unpaired surrogate"),
-        ((*PREPARE, "--out", "out", "--on-error", "ignore"), "--on-error"),
-        ((*PREPARE, "--out", "out", "--overwrite"), "--overwrite"),
-        ((*PREPARE, "--out", "src"), "--out src is inside the source src"),
-        ((*PREPARE, "--out", "tokenizer.json"), "cannot write to tokenizer.json: File exists"),
-        ((*PREPARE, "--out", "."), "is not empty and was not written by jaxgpt data prepare"),
-    ],
-)
-def test_a_mistake_is_one_line(words: tuple[str, ...], message: str) -> None:
-    before = contents("src"), sorted(Path().iterdir())
-    result = jaxgpt(*words)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-    assert result.err.count("\n") == 1
-    assert (contents("src"), sorted(Path().iterdir())) == before
-
-
 def test_a_second_writer_is_rejected() -> None:
     Path("out").mkdir()
     with sole_writer(Path("out")):

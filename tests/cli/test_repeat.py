@@ -66,24 +66,6 @@ def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Confi
     assert (result.code, len(trained)) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["run"], "run is a run: repeat its settings with --out NEW, or resume it with --resume"),
-        (["bad.json"], "bad.json: unknown key 'modle' (did you mean model?)"),
-        (["nosuch", "--out", "x"], "no preset, run or file 'nosuch'"),
-        (["run", "--out", "run", "--data.path", "text.txt"], "run already holds a run"),
-    ],
-)
-def test_runs_that_cannot_be_repeated(args: list[str], message: str) -> None:
-    Path("text.txt").write_text(TEXT * 20)
-    run_folder(Path("run"), SMALL)
-    Path("bad.json").write_text('{"modle": {}}')
-    result = jaxgpt("train", *args)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err.splitlines()[-1]
-
-
 def test_the_preset_name_in_a_file_is_not_a_path() -> None:
     from jaxgpt.cli.settings import named_config
 

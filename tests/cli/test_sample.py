@@ -76,26 +76,6 @@ def test_explain_names_the_token_that_sample_takes(run: str, capsys: pytest.Capt
     assert f"random number  {told['uniform']:.8f}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--prompt", "aZ"], "character 'Z'"),
-        (["--prompt", "a" * 40], "40 tokens"),
-        (["--prompt", "a", "--temperature", "nan"], "temperature"),
-        (["--prompt", "a", "--num-beams", "2", "--temperature", "1"], "temperature 1.0 has no effect in beam search"),
-        (["--prompt", "a", "--stream", "--json"], "--stream"),
-        (["--prompt", "a", "--max-new-tokens", "3000000000"], "max-new-tokens must be at least 1 and at most 16777216"),
-    ],
-)
-def test_bad_input_is_one_line(run: str, capsys: pytest.CaptureFixture[str], flags: list[str], message: str) -> None:
-    capsys.readouterr()
-    assert main(["sample", run, *flags]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
-
-
 def test_several_prompts(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     samples = ask(capsys, "sample", run, "--prompt", "abc", "de", "--max-new-tokens", "3")["samples"]
     assert [sample["prompt"] for sample in samples] == ["abc", "de"]

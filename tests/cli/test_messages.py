@@ -1,0 +1,229 @@
+"""Error messages: each is one line with the value and the fix, exit code 2, and no file is written."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import SMALL, TEXT, hf_folder, run_folder
+from helpers import jaxgpt
+
+from jaxgpt.checkpoint.run import REPLACED, Run, write_settings
+from jaxgpt.files import JSON_BYTES, LOCK
+
+# Rows are COMMAND -> part of the message.
+PARSER = """
+train --ini -> --ini
+train --Init-From x -> --Init-From
+train --init-from -> --init-from requires an argument. See jaxgpt train --help.
+train --init-from --resume -> --init-from requires an argument
+train --optim.min-lr much -> --optim.min-lr: unable to convert "much" into float
+train --model.n-layer 1.5 -> --model.n-layer must be an integer, not '1.5'
+train --resume=maybe -> --resume: unable to convert "maybe" into bool
+train --train.dtype x -> Unknown option: --train.dtype (settings of train: steps, epochs, batch-size,
+train --data x -> Unknown option: --data (settings of data: dataset, path,
+train --steps 3 -> Unknown option: --steps (did you mean --train.steps?). See jaxgpt train --help.
+train --vocab-size 3 -> did you mean --model.vocab-size or --data.vocab-size
+train --train.stepz=1 -> did you mean --train.steps
+train --lr=1 -> Unknown option: --lr. See
+train -x -> -x
+train a b -> 'b'
+train --data.path '' -> --data.path is empty, as of an unset variable: omit it, or write ./
+sample x --stop-ids 1 x -> --stop-ids must be an integer, not 'x'
+sample x --weights int4 -> Did you mean "int8"
+sample x --max_tokens 5 -> did you mean --max-new-tokens
+eval '' -> RUN is empty
+export runs/x -> DIRECTORY requires an argument
+smaple -> Did you mean "sample"
+qwertyuiop -> Unknown command "qwertyuiop"
+launch --processes 0 train -> "0" for --processes. Must be >= 1.
+launch --devices-per-process -1 train -> "-1" for --devices-per-process. Must be >= 0.
+launch --processes 2 -> expected train, not ''; as in jaxgpt launch --processes 2 train PRESET
+launch --proceses 2 train -> expected train, not '--proceses'
+launch sample run -> expected train, not 'sample'
+launch train --train.stepz 3 -> Unknown option: --train.stepz (did you mean --train.steps?)
+"""
+SETTINGS = """
+train --train.steps -1 -> train.steps must be at least
+train --model.activation geluu -> Did you mean "gelu"
+train --model.n-head 3 -> model.n_head 3 does not divide model.n_embd 128: choose a divisor or set head_dim
+train --model.n-kv-head 3 -> model.n_kv_head 3 does not divide model.n_head 4: choose a divisor
+train --model.no-attn-proj --model.head-dim 16 -> n_head * head_dim must equal model.n_embd 128
+train --model.rope-fraction 0.01 -> rotates 0 of the 32 channels of a head: the number must be even and above 0
+train statquest --model.positions sinusoidal --model.n-embd 3 -> needs an even model.n_embd, not 3
+train --model.head-bias -> model.head_bias needs an untied head: set model.tie_embeddings to false
+train --model.parallel-residual --model.norm-position post -> needs model.norm_position pre, output or both
+train --model.rope-factor 2 --model.rope-low-freq-factor 9 -> 9.0 must be below rope_high_freq_factor 4.0
+train --model.window-pattern X -> model.window_pattern must consist of
+train --model.sliding-window 0 --model.window-pattern LG -> model.window_pattern needs a model.sliding_window
+train --model.n-embd 1000000 --model.n-layer 1000 -> are allowed; lower model.n_embd
+train --data.stride 4 --data.documents pack -> data.stride 4 does not apply to packed documents
+train --data.path a --data.mix b=1 -> data.path a and data.mix both name the data: leave one of them out
+train --data.mix a=1 a=2 -> data.mix names a twice: add up its weights
+train --data.mix a=0 -> data.mix needs PATH=WEIGHT with a weight above 0, at most 1e6: 'a=0'
+train --optim.spike-factor 0.5 -> optim.spike_factor must be 0 (off) or above 1, not 0.5
+train --optim.min-lr 1 -> optim.min_lr 1 is above optim.learning_rate 0.004: lower it
+train --train.patience 1 --train.keep-best 0 -> set train.keep_best to 1 or more
+train --train.steps 9 --train.epochs 1 -> train.steps and train.epochs both set the length of the run
+train --train.scan-layers --model.window-pattern LG -> needs the same sliding window in all layers
+train --train.batch-size 100000000 -> token ids: at most
+train --data.window 999 -> data.window 999 exceeds model.block_size 128: lower it
+train --mesh.data 0 -> mesh.data must be at least 1, or -1 for all remaining devices, not 0
+train --mesh.fsdp -1 --mesh.tensor -1 -> only one of mesh.fsdp and mesh.tensor can be -1
+train --lora.alpha 2 -> lora.alpha needs lora.rank: add --lora.rank 8, or leave it out
+train --init-from run --lora.rank 8 --lora.targets a,a -> must be different names separated by commas, not 'a,a'
+train --init-from run --lora.rank 8 -> use --optim.name adamw
+train --distributed.num-processes 2 -> need distributed.coordinator HOST:PORT
+train --distributed.coordinator x -> distributed.coordinator must be HOST:PORT, auto or none, not 'x'
+train --distributed.coordinator x:1 --distributed.process-id 0 -> below distributed.num_processes 0
+sample run --temperature nan -> temperature must be
+sample run --max-new-tokens 3000000000 -> max-new-tokens must be at least 1 and at most 16777216, not 3000000000
+sample run --max-length 5 --max-new-tokens 5 -> max-length includes the prompt and cannot be combined
+sample run --num-beams 2 --num-return-sequences 3 -> num-return-sequences 3 exceeds num-beams 2: lower it
+sample run --num-beams 2 --early-stopping maybe -> "maybe" for --early-stopping. Choose from: "true", "false", "never"
+"""
+COMMANDS = """
+train shakspeare -> no preset, run or file 'shakspeare' (did you mean shakespeare?)
+train --model.vocab-size 5 -> model.vocab_size 5 is smaller than the tokenizer's 96
+train --data.path text.txt --model.block-size 100000 -> model.block_size 100000 needs at least 100001
+train --data.path missing.txt -> no such file or directory: missing.txt
+train --data.path empty.txt -> empty.txt is empty
+train --data.path binary.dat -> binary.dat is not UTF-8 text
+train --data.path odd.bin --data.tokenizer ids --model.vocab-size 9 -> odd.bin: 3 bytes
+train --data.tokenizer nonsense -> no tokenizer at nonsense
+train gpt2 -> no text is named: add --data.path FILE
+train --out text.txt -> cannot write to text.txt
+train --out text.txt/run -> cannot write the run to text.txt/run
+train --mesh.fsdp 3 -> mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data -1 --mesh.fsdp -1
+bench runs/nosuch -> no preset, run or file 'runs/nosuch'; jaxgpt presets lists the presets
+chat run --json -> --json prints the answer to one message: give it with --once TEXT
+data prepare src -> --out
+data prepare --out out -> missing argument: the documents to tokenize
+data prepare src more --out out -> no such file or directory: more
+data prepare src --out out --shard-tokens 0 -> shard-tokens must be at least 1
+data prepare src --out out --on-error ignore -> --on-error
+data prepare src --out src --tokenizer bpe -> --out src is inside the source src
+data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: File exists
+data prepare src --out run --tokenizer bpe -> is not empty and was not written by jaxgpt data prepare
+data report text.txt --data.path text.txt -> text.txt is the path of the data: leave out --data.path and --data.mix
+data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
+data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: --data.tokenizer gpt2 or PATH
+import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
+import hf new --init-from run -> --init-from RUN is the base of a LoRA adapter, a directory with adapter_config.json: hf
+import peft new --init-from run --tokenizer gpt2 -> leave out --tokenizer and --accept-option
+plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the data, which plan does not read
+plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
+plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
+plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
+plot run -> run has no metrics.jsonl: it was imported or saved, not trained
+sample run --stream --json -> --stream prints one sample: leave out --json
+sample run --prompt "question question" -> 17 tokens
+sample run --prompt aZ -> character 'Z'
+sample run --num-beams 2 --temperature 1 -> temperature 1.0 has no effect in beam search
+sample run --check-memorized -> no text is named
+"""
+RUNS = """
+info hf -> hf is a model of another library, not a run: import it: jaxgpt import hf RUN
+info peft -> import it: jaxgpt import peft RUN --init-from BASE
+info . -> . is not a run: it has no config.json
+info taken -> taken is not a run: it has no tokenizer.json (expected: config.json, tokenizer.json, checkpoints)
+info lost -> lost/checkpoints is missing: restore it, or start again from step 0: jaxgpt train lost/config.json
+eval runn -> no run at runn (did you mean run?): a directory that `jaxgpt train` wrote is expected
+eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: best, last or one of 0
+eval empty -> no complete checkpoint in empty/checkpoints: the first is written at the first evaluation
+eval damaged --checkpoint 0 -> there is no other checkpoint
+eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or choose a step with --checkpoint
+eval other -> other/checkpoints/0 does not match the run's settings: params (
+train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
+train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
+train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: choose another --out
+train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
+train --data.path text.txt --out 'a [b]' -> a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['
+train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
+train --resume --out run --overwrite -> --resume and --overwrite exclude each other: omit one of them
+train --resume --out nowhere -> no run at nowhere (no config.json); to start one: jaxgpt train PRESET --out nowhere
+train run --resume --out hf -> --out hf cannot be resumed with the settings of run: omit one of them
+train gpt2 --resume --out run -> run is a run of preset 'test', not 'gpt2': omit it, or choose another --out
+train --resume --out run --init-from hf -> run did not start from other weights; omit it, or start a new run
+train --resume --out run --lora.rank 8 -> start a new run: jaxgpt train finetune --init-from run --lora.rank 8
+train --resume --out run --model.n-layer 9 -> a resumed run keeps model.n_layer: 2, not 9; omit it, or start a new
+train --resume --out run -> train it in a new run: jaxgpt train finetune --init-from run --data.path PATH
+train --lora.rank 8 -> --lora.rank needs the weights of a run: add --init-from RUN
+train finetune --data.path text.txt -> finetune needs the weights of a run: add --init-from RUN
+train finetune --init-from nowhere --data.path text.txt -> no run at nowhere
+train finetune --init-from run --model.n-layer 7 -> model.n_layer must be 2, as in the run of --init-from, not 7
+train finetune --init-from run --model.block-size 64 -> to train on shorter windows, use --data.window
+train shakespeare --init-from run --data.tokenizer byte -> as in the run of --init-from, not 'byte': omit it
+train finetune --init-from run --data.tokenizer byte -> not 'byte': omit it
+train finetune --init-from run --data.path text.txt --out run --overwrite -> would delete the weights to start from
+"""
+FILES = [
+    ('{"modle": {}}', "unknown key 'modle' (did you mean model?)"),
+    ('{"train": {"steps": "9"}}', "train.steps must be an integer, not '9'"),
+    ('{"optim": {"name": "adam"}}', "optim.name must be one of adamw, "),
+    ('{"preset": 1}', "config.preset must be of type str, not 1"),
+    ('{"data": {"mix": [1]}}', "data.mix must be a list of strings, not (1,)"),
+    ('{"train": []}', "train: expected an object, found list"),
+    ("[]", "expected an object, found list"),
+    ("{", "not valid JSON (Expecting property name"),
+    ('{"train": NaN}', "not valid JSON (the number 'NaN' is not finite in float64)"),
+    ('{"train": {}, "train": {}}', "not valid JSON (duplicate key 'train')"),
+    ("[" * 100_000, "not valid JSON (nested too deeply)"),
+    (" " * (JSON_BYTES + 1), "settings.json is too large: 16,777,217 bytes, at most 16,777,216 are allowed"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with runs, models and texts."""
+    place = tmp_path_factory.mktemp("place")
+    run = run_folder(place / "run", SMALL)
+    for name in ("lost", "empty", "damaged", "other"):
+        shutil.copytree(run, place / name)
+    shutil.rmtree(place / "lost/checkpoints")
+    shutil.rmtree(place / "empty/checkpoints/0")
+    (place / "damaged/checkpoints/0/checkpoint.json").write_text("{}")
+    config, tokenizer = Run(run).config(), Run(run).tokenizer()
+    write_settings(Run(place / "other"), config.with_model(n_embd=16), tokenizer)
+    hf = hf_folder(place / "hf")
+    shutil.copytree(hf, place / "peft")
+    (place / "peft/adapter_config.json").write_text("{}")
+    for name in ("src", "taken", "stray/checkpoints", f"replaced/{REPLACED}"):
+        (place / name).mkdir(parents=True)
+    (place / "taken/config.json").write_text("{}")
+    (place / "replaced" / REPLACED / "config.json").write_text("{}")
+    for name in ("text.txt", "src/a.txt"):
+        (place / name).write_text(TEXT * 400)
+    (place / "empty.txt").touch()
+    (place / "binary.dat").write_bytes(b"\xff\xfe\x00\x01")
+    (place / "odd.bin").write_bytes(b"123")
+    np.zeros(400, "<u2").tofile(place / "ids.bin")
+    return place
+
+
+def contents(place: Path) -> list[tuple[Path, int]]:
+    return sorted((path, path.stat().st_mtime_ns) for path in place.rglob("*") if path.is_file() and path.name != LOCK)
+
+
+@pytest.mark.parametrize("row", filter(None, (PARSER + SETTINGS + COMMANDS + RUNS).splitlines()))
+def test_an_error_is_one_line(row: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, message = row.split(" -> ")
+    monkeypatch.chdir(place)
+    before = contents(place)
+    result = jaxgpt(*shlex.split(command))
+    assert (result.code, result.out) == (2, ""), result.err
+    assert message in result.err.splitlines()[-1]
+    assert command == "train run --out run" or result.err.count("\n") == 1
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize(("text", "message"), FILES)
+def test_a_file_of_settings(text: str, message: str) -> None:
+    Path("settings.json").write_text(text)
+    result = jaxgpt("train", "settings.json")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("jaxgpt: settings.json")
+    assert message in result.err
