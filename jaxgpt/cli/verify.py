@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,11 +60,7 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
     }
     failed = bool(damaged) or any(row.ok is False for row in rows)
     if json:
-        values = [row._asdict() for row in rows]
-        for row in values:
-            if row["difference"] is not None and not math.isfinite(row["difference"]):
-                row["difference"] = None
-        print_json(about | {"ok": not failed, "damaged": damaged, "rows": values})
+        print_json(about | {"ok": not failed, "damaged": damaged, "rows": [row._asdict() for row in rows]})
         return int(failed)
     print(aligned(about))
     print(_table(rows), *(f"FAILED: {reason}" for reason in damaged), sep="\n")

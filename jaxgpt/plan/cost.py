@@ -34,7 +34,7 @@ class StepCost:
     useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices
     loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once
     out_of_memory: bool = (
-        False  # whether the compiler ran out of memory: hbm_bytes, traffic, compiled_flops are unknown
+        False  # whether the compiler found too little memory; only memory and available are known then
     )
 
     @property

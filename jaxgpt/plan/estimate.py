@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from jaxgpt.plan.topology import Topology
 from jaxgpt.trainer.metrics import flops_per_token, parameter_count
 from jaxgpt.trainer.program import Program
 
-T = TypeVar("T")
 KINDS = ("parameters", "optimizer", "average", "batch", "gradients", "activations")
 
 
@@ -43,7 +41,7 @@ class _Counts(NamedTuple):
     """Costs of a step on one device. Each number grows linearly with the number of layers."""
 
     memory: dict[str, float]  # bytes by kind
-    flops: StepFlops
+    flops: tuple[float, float]  # as `step_flops`
     weights: float  # elements that one device multiplies
     gradients: float  # elements of the gradients of these weights
 
@@ -57,32 +55,18 @@ def estimate(config: Config, topology: Topology) -> StepCost:
     collectives that the sharding table implies. The mesh of the config has to be resolved.
     """
     layers = config.model.n_layer
-    counts = _by_layers(lambda n: _counts(config, n), layers)
+    one, two = (_counts(config, n) for n in (1, 2))  # faster to trace than all layers
+    counts = jax.tree.map(lambda first, both: first + (layers - 1) * (both - first), one, two)
     memory = {kind: counts.memory[kind] for kind in KINDS if kind in counts.memory}
     if config.train.remat != "none":
-        one, two = (residual_bytes(one_device(abstract_program(config, n)), remat=False) for n in (1, 2))
-        memory["activations"] = min(memory["activations"], one + (layers - 2) * (two - one)) + two - one
+        first, both = (residual_bytes(one_device(abstract_program(config, n)), remat=False) for n in (1, 2))
+        memory["activations"] = min(memory["activations"], first + (layers - 2) * (both - first)) + both - first
     program = abstract_program(config)
     count = program.microbatches.accumulation
     state = sum(v for k, v in memory.items() if k not in ("activations", "gradients", "batch"))
     moved = 2 * state + 2 * memory["gradients"] * count + count * (2 * memory["activations"] + 2 * memory["parameters"])
-    return StepCost(
-        memory,
-        topology.chip.hbm,
-        counts.flops.computed,
-        moved,
-        _implied_traffic(program, topology, counts),
-        useful_share=counts.flops.useful / counts.flops.computed,
-    )
-
-
-def _by_layers(count: Callable[[int], T], layers: int) -> T:
-    """Return `count(layers)`, numbers that grow linearly, from those of one and of two layers, which are faster to trace."""
-    if layers <= 2:
-        return count(layers)
-    one, two = count(1), count(2)
-    result: T = jax.tree.map(lambda first, both: first + (layers - 1) * (both - first), one, two)
-    return result
+    (computed, useful), traffic = counts.flops, _implied_traffic(program, topology, counts)
+    return StepCost(memory, topology.chip.hbm, computed, moved, traffic, useful_share=useful / computed)
 
 
 def _counts(config: Config, layers: int) -> _Counts:
@@ -90,12 +74,9 @@ def _counts(config: Config, layers: int) -> _Counts:
     program = abstract_program(config, layers)
     part = one_device(program)
     gradients = shard_bytes(program.abstract_state.params)
-    return _Counts(
-        argument_bytes(program) | {"gradients": gradients, "activations": residual_bytes(part)},
-        step_flops(program),
-        parameter_count(part.abstract_weights),
-        parameter_count(part.abstract_state.params),
-    )
+    memory = argument_bytes(program) | {"gradients": gradients, "activations": residual_bytes(part)}
+    weights, trained = parameter_count(part.abstract_weights), parameter_count(part.abstract_state.params)
+    return _Counts(memory, step_flops(program), weights, trained)
 
 
 def suggestions(config: Config, topology: Topology) -> list[tuple[str, float]]:
@@ -172,19 +153,17 @@ def argument_bytes(program: Program) -> dict[str, float]:
     }
 
 
-class StepFlops(NamedTuple):
-    """FLOPs of a step on one device by the formula for the model."""
+def step_flops(program: Program) -> tuple[float, float]:
+    """Compute the FLOPs of a step on one device by the formula for the model.
 
-    computed: float  # including padding, and products that other devices compute as well
-    useful: float  # an equal share of the model's
-
-
-def step_flops(program: Program) -> StepFlops:
-    """Compute the FLOPs of a step on one device."""
+    Returns:
+        Those that it computes, including padding and products that other devices compute as well; and its equal share of the
+        model's.
+    """
     config, rows = program.config, math.prod(program.microbatches) / batch_ways(program.mesh)
     model = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
     useful = model * config.train.batch_size / program.mesh.size
-    return StepFlops(config.window * rows * token_flops(program, config.window), config.window * useful)
+    return config.window * rows * token_flops(program, config.window), config.window * useful
 
 
 def token_flops(program: Program, T: int) -> float:

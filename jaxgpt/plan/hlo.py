@@ -38,9 +38,7 @@ class Instruction(NamedTuple):
     def called(self) -> list[str]:
         """Names of the computations that it calls."""
         names: list[str] = re.findall(r"(?:calls|to_apply|body|condition|async_\w+_body)=%?([\w.-]+)", self.rest)
-        return names + [
-            name.strip().lstrip("%") for name in self.find(r"branch_computations=\{([^}]+)\}").split(",") if name
-        ]
+        return names + re.findall(r"[\w.-]+", self.find(r"branch_computations=\{([^}]+)\}"))
 
     @property
     def path(self) -> str:
@@ -93,15 +91,8 @@ class Collective(NamedTuple):
         return self.bytes * ways.get(self.kind, (g - 1) / g)
 
 
-class ParsedProgram(NamedTuple):
-    """The collectives of a compiled program, each once, and whether the program has loops."""
-
-    collectives: tuple[Collective, ...]
-    loops: bool
-
-
-def read_program(text: str) -> ParsedProgram:
-    """Parse the collectives and loops of a compiled program.
+def read_program(text: str) -> tuple[list[Collective], bool]:
+    """Return the collectives of a compiled program, and whether it has loops.
 
     A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. One that it
     turned into a ring of permutes counts as those permutes.
@@ -110,6 +101,7 @@ def read_program(text: str) -> ParsedProgram:
         ValueError: unknown syntax of a device group.
     """
     computations, entry = read_computations(text)
+    devices = math.prod(map(int, re.findall(r"\b(?:replica_count|num_partitions)=(\d+)", text.split("\n", 1)[0])))
     loops, times, pending = False, defaultdict[str, int](int), [(entry, 1)]
     while pending:
         name, n = pending.pop()
@@ -120,12 +112,13 @@ def read_program(text: str) -> ParsedProgram:
             trips = _trip_count(instruction, computations) if loop else 1
             pending += [(other, n * trips) for other in instruction.called]
     collectives: dict[tuple[str, str], Collective] = {}
-    for name, body in computations.items():
-        for instruction in body.values() if times[name] else ():
-            if collective := _collective(instruction, name, body):
+    for name, n in times.items():
+        body = computations.get(name, {})
+        for instruction in body.values():
+            if collective := _collective(instruction, name, body, devices):
                 channel = instruction.find(r"channel_id=(\d+)") or f"{name}/{instruction.name}"
-                collectives.setdefault((collective.kind, channel), collective._replace(times=times[name]))
-    return ParsedProgram(tuple(collectives.values()), loops)
+                collectives.setdefault((collective.kind, channel), collective._replace(times=n))
+    return list(collectives.values()), loops
 
 
 def array_bytes(shape: str) -> list[float]:
@@ -138,15 +131,17 @@ def array_bytes(shape: str) -> list[float]:
     return sizes
 
 
-def group_size(line: str) -> int:
-    """Return the number of devices that take part in a collective together, in any of XLA's notations.
+def group_size(line: str, devices: int) -> int:
+    """Return the number of devices, of the program's, that take part in a collective together, in any of XLA's notations.
 
-    `{{0,1},{2,3}}`; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and
+    `{{0,1},{2,3}}`; `{}`, all; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and
     `source_target_pairs={{0,1},{1,0}}`, which all take part.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         return len(set(re.findall(r"\d+", pairs[1])))
     text = line.partition("replica_groups=")[2]
+    if text.startswith("{}"):
+        return devices
     if listed := re.match(r"\{\{([\d,]+)\}", text):
         return listed[1].count(",") + 1
     if grid := re.match(r"\[\d+,(\d+)\]<=", text):
@@ -162,35 +157,30 @@ def _trip_count(loop: Instruction, computations: dict[str, Computation]) -> int:
     """Return the trip count of a loop from the annotation of the compiler, or from `i < end` and `i + step`; 1 if unknown."""
     if known := loop.find(r'known_trip_count[^}]*?"?n"?[:=]"?(\d+)'):
         return int(known)
-    condition = computations.get(loop.find(r"condition=%?([\w.-]+)"), {})
-    body = computations.get(loop.find(r"body=%?([\w.-]+)"), {})
-    less, results = _root(condition, "compare"), _root(body, "tuple")
+    condition, body = (computations.get(loop.find(rf"{name}=%?([\w.-]+)"), {}) for name in ("condition", "body"))
+    less, results = (next((each for each in part.values() if each.root), None) for part in (condition, body))
     if less is None or results is None or "direction=LT" not in less.rest:
         return 1
     counter, end = less.operands
     index = condition[counter].find(r"index=(\d+)") if counter in condition else ""
-    added = body.get(results.operands[int(index)]) if index else None
-    step = _constant(body, added.operands[1]) if added and added.opcode == "add" else None
-    last = _constant(condition, end)
-    return math.ceil(last / step) if last is not None and step else 1
+    added = body.get(results.operands[int(index)]) if index and results.opcode == "tuple" else None
+    step = _constant(body, added.operands[1]) if added and added.opcode == "add" else 0
+    return max(math.ceil(_constant(condition, end) / step), 1) if step else 1
 
 
-def _root(body: Computation, opcode: str) -> Instruction | None:
-    return next((each for each in body.values() if each.root and each.opcode == opcode), None)
-
-
-def _constant(body: Computation, name: str) -> int | None:
+def _constant(body: Computation, name: str) -> int:
+    """Return the value of a constant, or 0."""
     value = re.match(r"-?\d+(?=\))", body[name].rest) if name in body and body[name].opcode == "constant" else None
-    return int(value[0]) if value else None
+    return int(value[0]) if value else 0
 
 
-def _collective(instruction: Instruction, computation: str, body: Computation) -> Collective | None:
+def _collective(instruction: Instruction, computation: str, body: Computation, devices: int) -> Collective | None:
     """Return the collective that an instruction is or starts, if any."""
     opcode, sizes = instruction.opcode, array_bytes(instruction.shape)
     # Collectives between TPU slices (MegaScale) are sends from each device to its host.
     if opcode == "send" and (kind := instruction.find(r'_xla_megascale_transfer_type="([A-Z_]+)"')):
-        target = instruction.find(r'_xla_megascale_target="\{([^}]*)\}')
-        slices = sum(_length(part) for part in target.split(","))
+        ranges = [part.split(":") for part in instruction.find(r'_xla_megascale_target="\{([^}]*)\}').split(",")]
+        slices = sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)  # 4 slices for `1:4`
         return Collective(kind.lower().replace("_", "-"), sizes[0], slices, between_slices=True)
     kind = opcode.removesuffix("-start")
     if kind not in COLLECTIVES:
@@ -202,10 +192,4 @@ def _collective(instruction: Instruction, computation: str, body: Computation) -
         sizes = sizes[1:2] if kind == "collective-permute" else sizes[len(sizes) // 2 :]
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):  # a TPU's fusion of all-reduce and slice
         kind, sizes = "reduce-scatter", array_bytes(next(each.shape for each in body.values() if each.root))
-    return Collective(kind, sum(sizes), group_size(instruction.rest))
-
-
-def _length(part: str) -> int:
-    """Return the length of a range: 1 for `3`, 4 for `1:4`."""
-    first, _, last = part.partition(":")
-    return int(last or first) - int(first) + 1
+    return Collective(kind, sum(sizes), group_size(instruction.rest, devices))

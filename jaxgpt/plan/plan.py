@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
-from jaxgpt.parallel.mesh import batch_ways, make_mesh, rules_for, spec, use_mesh
+from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules, make_mesh, rules_for, spec, use_mesh
 from jaxgpt.plan.cost import StepCost, traffic_by_kind
 from jaxgpt.plan.estimate import argument_bytes, estimate, shard_bytes, step_flops, token_flops
 from jaxgpt.plan.hlo import read_program
@@ -32,19 +33,22 @@ KV_AXES = ("batch", "kv_heads", None, None)  # logical axes of keys and values i
 QUICK = {"exec_time_optimization_effort": -1.0}
 
 
-def compile_step(config: Config, topology: Topology, quick: bool = True, ops: Ops | None = None) -> StepCost:
+def compile_step(
+    config: Config, topology: Topology, quick: bool = True, ops: Ops | None = None, rules: Rules | None = None
+) -> StepCost:
     """Compile the train step for a topology and return its cost.
 
     Args:
         config: settings of the run, with a resolved mesh.
         topology: the hardware.
         quick: compile with `QUICK`.
-        ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
+        ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`, as for `jaxgpt.build`.
+        rules: changes to the sharding table, as for `jaxgpt.build`.
 
     Raises:
-        UserError: if libtpu is not available, or compilation fails.
+        UserError: if the compiler is not available, compilation fails, or a rule is invalid.
     """
-    program = Program(config, make_mesh(config.mesh, devices_of(topology)), ops=ops)
+    program = Program(config, make_mesh(config.mesh, devices_of(topology)), ops=ops, rules=change_rules(rules or {}))
     counted, count = argument_bytes(program), program.microbatches.accumulation
 
     def lowered() -> Any:
@@ -83,9 +87,6 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
         sharding = jax.sharding.NamedSharding(mesh, spec(names, rules))
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    def tokens(params: Any, state: SamplerState, rows: Rows, steps: jax.Array) -> SamplerState:
-        return decode_steps(sampler, params, state, rows, steps)
-
     dtype, weights = config.train.compute_dtype, program.abstract_weights
     params = jax.tree.map(lambda w: w.update(dtype=dtype) if w.ndim > 1 else w, weights)  # as `for_decoding`
     with use_mesh(mesh, model):
@@ -93,7 +94,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
 
     def lowered() -> Any:
         with use_mesh(mesh, model):
-            return jax.jit(tokens, donate_argnums=1).lower(params, state, rows, state.made)
+            return jax.jit(partial(decode_steps, sampler), donate_argnums=1).lower(params, state, rows, state.made)
 
     counted = {"parameters": shard_bytes(params), "cache": shard_bytes(state.cache)}
     cost = _compiled(lowered, counted, program, topology, quick)
@@ -108,7 +109,7 @@ def _compiled(
     lower: Callable[[], Any], counted: dict[str, float], program: Program, topology: Topology, quick: bool
 ) -> StepCost:
     """Compile, and read the cost from the program, or from the compiler's message if memory is exhausted."""
-    chip = topology.chip
+    arguments = sum(counted.values())
     try:
         with _no_compilation_cache():
             compiled = lower().compile(compiler_options=dict(QUICK) if quick else None)
@@ -117,27 +118,20 @@ def _compiled(
         if "RESOURCE_EXHAUSTED" not in text:
             raise UserError(explain_failure(program, e)) from None
         needed, available = _too_big(text)
-        memory = counted | {"temporaries": max(needed - sum(counted.values()), 0.0)}
-        return StepCost(memory, available or chip.hbm, 0.0, 0.0, {}, compiled=True, out_of_memory=True)
+        memory = counted | {"temporaries": max(needed - arguments, 0.0)}
+        return StepCost(memory, available, 0.0, 0.0, {}, compiled=True, out_of_memory=True)
     sizes, costs = compiled.memory_analysis(), compiled.cost_analysis() or {}
-    costs = costs[0] if isinstance(costs, list) else costs
-    arguments = sum(counted.values())
     memory = counted | {
         "padding": max(sizes.argument_size_in_bytes - arguments, 0.0),
         "results": float(sizes.output_size_in_bytes - sizes.alias_size_in_bytes),
         "temporaries": float(sizes.temp_size_in_bytes),
         "program": float(sizes.generated_code_size_in_bytes),
     }
-    parsed = read_program(compiled.as_text())
+    collectives, loops = read_program(compiled.as_text())
+    moved, flops = (float(costs.get(name, 0.0)) for name in ("bytes accessed", "flops"))
+    traffic = traffic_by_kind(collectives)
     return StepCost(
-        memory,
-        chip.hbm,
-        0.0,
-        float(costs.get("bytes accessed", 0.0)),
-        traffic_by_kind(parsed.collectives),
-        compiled_flops=float(costs.get("flops", 0.0)),
-        compiled=True,
-        loops_once=parsed.loops,
+        memory, topology.chip.hbm, 0.0, moved, traffic, compiled_flops=flops, compiled=True, loops_once=loops
     )
 
 

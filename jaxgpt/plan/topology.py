@@ -84,18 +84,18 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
         raise UserError(f"topology {short_repr(text)} has no grid; expected {_FORM}")
     if slices < 1:
         raise UserError(f"--slices must be at least 1, not {slices}")
-    shape, host = tuple(map(int, grid.split("x"))), chip.host
+    shape = tuple(map(int, grid.split("x")))
     if (size := math.prod(shape)) > (chip.machine or size):
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
         fix = f"--topology {name}:{part} --slices {slices * size // part}"
         raise UserError(
             f"{name}:{grid} is more than the {chip.machine} GPUs that the links of a machine join: use {fix}"
         )
-    # libtpu supports grids of whole hosts, and single chips.
-    if host and size > 1:
-        nearest = [max(h, math.ceil(n / h) * h) for n, h in zip((*shape, 1, 1), host, strict=False)]
-        if any(n % h for n, h in zip((*shape, 1, 1), host, strict=False)):
-            near = "x".join(map(str, nearest[: max(len(shape), 2)]))
+    if chip.host and size > 1:  # libtpu supports grids of whole hosts, and single chips
+        padded = (*shape, 1) if len(shape) == 1 else shape
+        whole = tuple(math.ceil(n / of_host) * of_host for n, of_host in zip(padded, chip.host, strict=False))
+        if whole != padded:
+            near = "x".join(map(str, whole))
             raise UserError(f"{name} hosts have 2x2 chips, so a {grid} grid is not possible; use {name}:{near}")
     return Topology(name, chip, shape, slices)
 

@@ -23,7 +23,7 @@ def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None
     mesh = ",".join(f"'a{i}'={size}" for i, size in enumerate(sizes))
     ids = data.draw(st.sampled_from(["", f", device_ids=([{math.prod(sizes)},1]T(1,0))"]))
     line = f"replica_groups=mesh[{mesh}]{ids} {{{','.join(repr(f'a{i}') for i in chosen)}}}, dimensions={{0}}"
-    assert group_size(line) == math.prod(sizes[i] for i in chosen)
+    assert group_size(line, 1000) == math.prod(sizes[i] for i in chosen)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,14 @@ def test_groups_as_axes_of_a_mesh(sizes: list[int], data: st.DataObject) -> None
         ("source_target_pairs={{0,1},{1,2},{2,0}}", 3),
         ("replica_groups=mesh['a'=8,'b'=2] {'a':(2)2,'b'}, x=1", 4),  # 2 of the 8
         ("replica_groups=[2,4]<=[8], x=1", 4),
+        ("replica_groups={}, to_apply=x", 1000),
         ("x = f32[] all-reduce(y), replica_groups=[2,3]<=[3,2]T(1,0), to_apply=z", 3),
     ],
 )
 def test_other_notations_of_groups(line: str, size: int) -> None:
-    assert group_size(line) == size
+    assert group_size(line, 1000) == size
     with pytest.raises(ValueError, match="unknown syntax"):
-        group_size("replica_groups=somehow")
+        group_size("replica_groups=somehow", 1000)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_array_bytes(shape: str, sizes: list[float]) -> None:
     assert array_bytes(shape) == sizes
 
 
-PROGRAM = """HloModule m
+PROGRAM = """HloModule m, is_scheduled=true, num_partitions=16
 %body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
   %i = s32[] get-tuple-element(%p), index=0
   %two = s32[] constant(2)
@@ -89,6 +90,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   %ps = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%a), channel_id=3, source_target_pairs={{0,1},{1,0}}
   %pd = f32[8]{0} collective-permute-done(%ps)
   %as = ((f32[8]{0}, f32[8]{0}), (f32[4]{0}, f32[4]{0})) reduce-scatter-start(%a, %b), channel_id=5, replica_groups=[1,2]<=[2]
+  %everyone = f32[4]{0} all-reduce(%a), replica_groups={}, to_apply=%add
   %s = (f32[4]{0}, u32[], token[]) send(%a, %tok), channel_id=4, is_host_transfer=true, frontend_attributes={\
 _xla_megascale_target="{1:3}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}
 }
@@ -96,9 +98,10 @@ _xla_megascale_target="{1:3}x{0:15}",_xla_megascale_transfer_type="ALL_REDUCE"}
 
 
 def test_trip_counts_split_collectives_and_fused_reduce_scatters() -> None:
-    program = read_program(PROGRAM)
-    assert program.loops
-    assert set(program.collectives) == {
+    collectives, loops = read_program(PROGRAM)
+    assert loops
+    assert set(collectives) == {
+        Collective("all-reduce", 16, 16),
         Collective("all-reduce", 32, 4, 6),
         Collective("all-gather", 128, 4),
         Collective("reduce-scatter", 32, 4),
@@ -130,5 +133,5 @@ def test_a_compiled_loop_of_all_reduces(trips: int) -> None:
     mapped = jax.shard_map(work, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     x = jax.ShapeDtypeStruct((320,), jnp.float32, sharding=NamedSharding(mesh, spec))
     text = jax.jit(mapped).lower(x).compile().as_text()
-    [one] = read_program(text).collectives
+    [one], _ = read_program(text)
     assert (one.kind, one.bytes, one.group, one.times) == ("all-reduce", 160, 8, trips)

@@ -72,9 +72,9 @@ def test_state_is_counted_exactly(mesh: tuple[int, int, int], optimizer: str, ra
 def test_a_data_parallel_step_sends_the_gradients() -> None:
     """With data parallelism only, a step sends one sum of the gradients and a few scalars."""
     program = build(config(MeshConfig(data=8, fsdp=1, tensor=1)))
-    made = read_program(lowered(program).compile().as_text())
+    collectives, _ = read_program(lowered(program).compile().as_text())
     gradients = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(program.abstract_state.params))
-    traffic = traffic_by_kind(made.collectives)
+    traffic = traffic_by_kind(collectives)
     assert set(traffic) == {"all-reduce"}
     assert gradients <= traffic["all-reduce"].bytes <= gradients + 64
     implied = estimate(program.config, parse_topology("v5e:2x4")).traffic

@@ -48,7 +48,7 @@ def padded(s: Subject) -> float:
     """Compare the logits of prompts of different lengths, left-padded into one batch, to those of each prompt alone."""
     _needs_tokens(s, 2)
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
-    ids_BP, start_B = engine.left_pad(prompts, s.model_config.block_size)
+    ids_BP, start_B = engine.left_pad(prompts, s.config.model.block_size)
     prefill, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
     logits, _ = prefill(s.params, jnp.asarray(ids_BP), _positions(start_B, P), P, False)
     together = [np.asarray(logits[row, P - len(ids) :]) for row, ids in enumerate(prompts)]
@@ -61,7 +61,7 @@ def sampler_loop(s: Subject) -> float:
     _needs_tokens(s, 3)
     P = s.length // 2
     new = s.length - P
-    sampling = SamplingParams(temperature=0.8, top_k=min(8, s.model_config.vocab_size))
+    sampling = SamplingParams(temperature=0.8, top_k=min(8, s.config.model.vocab_size))
     sampler = Sampler(TextModel(s.model), sampling)
     text = TokenBuffer(s.tokens[:, :P], jnp.zeros(2, jnp.int32), jnp.int32(P))
     rows = Rows(jax.random.split(jax.random.key(0), 2), jnp.full(2, new, jnp.int32))
@@ -93,7 +93,7 @@ def causal(s: Subject) -> float:
     positions = (s.length // 2, s.length - 1)
     tokens = np.array(s.tokens)
     for row, t in enumerate(positions):
-        tokens[row, t] = (tokens[row, t] + 1) % s.model_config.vocab_size
+        tokens[row, t] = (tokens[row, t] + 1) % s.config.model.vocab_size
     before, after = (np.asarray(s.forward(s.params, jnp.asarray(ids))) for ids in (s.tokens, tokens))
     if any((before[row, t] == after[row, t]).all() for row, t in enumerate(positions)):
         raise RuntimeError("changing a token does not change its own logits: the model ignores its input")
@@ -115,7 +115,7 @@ def tied(s: Subject) -> float:
 
     Only rows of tokens that are not in the input are compared: the others have a gradient from the lookup as well.
     """
-    c = s.model_config
+    c = s.config.model
     if not c.tie_embeddings:
         raise Skipped("model.tie_embeddings is false: the head has its own weights")
     model, ids = s.model, s.random_ids((2, s.length), below=max(c.vocab_size // 2, 1))

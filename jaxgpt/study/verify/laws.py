@@ -6,6 +6,7 @@ added in another order, differ by 1e-7 to 1e-6 of their size.
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -95,32 +96,27 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
     """
     if any(leaf.dtype != jax.numpy.float32 for leaf in jax.tree.leaves(lm.params)):
         raise UserError("verify needs float32 weights: load the model with weights='float32'")
-    return _results(lm, laws)
-
-
-def _results(lm: LM, laws: Sequence[Law]) -> Iterator[LawResult]:
     with tempfile.TemporaryDirectory() as directory:
         subject = Subject(lm, Path(directory))
         for law in laws:
-            yield _result(law, subject)
+            start = time.perf_counter()
+            difference, ok, note = _measure(law, subject)
+            yield LawResult(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
 
 
-def _result(law: Law, subject: Subject) -> LawResult:
-    start = time.perf_counter()
-    difference: float | None = None
-    ok, note = None, ""
+def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str]:
+    """Return the difference of a law, whether it holds, and why not."""
     try:
         with jax.default_matmul_precision("highest"):
             difference = law.measure(subject)
-        ok = difference <= law.tolerance
-        note = "" if ok else law.fix
     except Skipped as e:
-        note = str(e)
+        return None, None, str(e)
     except Exception as e:
-        ok, note = False, f"{type(e).__name__}: {one_line(e, 300)}"
-    if difference == float("inf"):
-        difference, note = None, note or "non-finite values or different tokens"
-    return LawResult(law.name, difference, law.tolerance, ok, time.perf_counter() - start, note)
+        return None, False, f"{type(e).__name__}: {one_line(e, 300)}"
+    if not math.isfinite(difference):
+        return None, False, law.fix or "non-finite values or different tokens"
+    ok = difference <= law.tolerance
+    return difference, ok, "" if ok else law.fix
 
 
 def fresh(config: Config, seed: int = 0) -> LM:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgpt.config import Config, ModelConfig
+from jaxgpt.config import Config
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM, save
 from jaxgpt.model import GPT
@@ -45,17 +45,13 @@ class Subject:
         return replace(config, train=train)
 
     @property
-    def model_config(self) -> ModelConfig:
-        return self.config.model
-
-    @property
     def params(self) -> Any:
         return self.lm.params
 
     @cached_property
     def model(self) -> GPT:
         """The model with the operations that training uses on this device."""
-        return GPT(self.model_config, best(self.config))
+        return GPT(self.config.model, best(self.config))
 
     @cached_property
     def forward(self) -> Callable[[Any, jax.Array], jax.Array]:
@@ -66,7 +62,7 @@ class Subject:
     @property
     def length(self) -> int:
         """T, tokens per row."""
-        return min(LENGTH, self.model_config.block_size)
+        return min(LENGTH, self.config.model.block_size)
 
     @cached_property
     def tokens(self) -> jax.Array:
@@ -76,12 +72,12 @@ class Subject:
     @cached_property
     def windows(self) -> jax.Array:
         """Windows `[8, T + 1]` for gradients. Two rows are shorter, so that microbatches differ in their number of tokens."""
-        T = min(BATCH_LENGTH, self.model_config.block_size)
+        T = min(BATCH_LENGTH, self.config.model.block_size)
         return self.random_ids((ROWS, T + 1)).at[0, 1 + T // 3 :].set(-1).at[1, 1 + T // 2 :].set(-1)
 
     def random_ids(self, shape: tuple[int, ...], below: int = 0) -> jax.Array:
         """Draw ids below `below` (0: the vocabulary size) with NumPy, so that they do not depend on JAX."""
-        top = below or self.model_config.vocab_size
+        top = below or self.config.model.vocab_size
         return jnp.asarray(np.random.Generator(np.random.Philox(0)).integers(0, top, shape, np.int32))
 
     def gradient(self, model: GPT, params: Any, windows_BT1: jax.Array, accumulation: int = 1) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
 
 from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, MeshConfig, OptimConfig
@@ -20,7 +18,7 @@ from jaxgpt.kernels.remat import POLICIES
 from jaxgpt.model import GPT
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops import Ops
-from jaxgpt.parallel.mesh import AXES, resolve
+from jaxgpt.parallel.mesh import make_mesh, resolve
 from jaxgpt.study.verify.subject import ROWS, Skipped, Subject, distance
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.program import Program
@@ -33,12 +31,12 @@ def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
 
 def operations(s: Subject) -> float:
     """Compare the loss and gradient of the operations that training uses with those of their definitions."""
-    return distance(s.plain_gradient, s.compiled_gradient(GPT(s.model_config, Ops())))
+    return distance(s.plain_gradient, s.compiled_gradient(GPT(s.config.model, Ops())))
 
 
 def scanned(s: Subject) -> float:
     """Compare the loss and gradient of a scan over stacked layers to those of unrolled layers."""
-    c = s.model_config
+    c = s.config.model
     if len(set(c.windows)) > 1:
         raise Skipped(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
     stacked = jax.jit(lambda params, windows: s.gradient(s.model, params, windows))
@@ -73,7 +71,7 @@ def devices(s: Subject) -> float:
     params = jax.device_get(s.params)
 
     def update(config: Config) -> tuple[Any, Any]:
-        program = _program(config, found)
+        program = Program(config, make_mesh(config.mesh, found))
         state, metrics = program.step(program.init(params), program.put(windows))
         change = jax.tree.map(lambda new, old: np.asarray(new) - old, state.params, params)
         return change, jax.device_get((metrics["loss"], metrics["grad_norm"]))
@@ -91,7 +89,7 @@ def resumed(s: Subject) -> float:
     config = s.config.with_model(dropout=0.1)
     train = replace(config.train, batch_size=ROWS)
     config = replace(config, train=train, optim=replace(config.optim, ema_decay=0.9), mesh=MeshConfig(data=1))
-    program = _program(config, jax.devices()[:1])
+    program = Program(config, make_mesh(config.mesh))
     windows = np.asarray(s.random_ids((4, ROWS, s.windows.shape[1])))
 
     def steps(state: TrainState, batches: np.ndarray) -> TrainState:
@@ -108,13 +106,6 @@ def resumed(s: Subject) -> float:
     return distance(steps(program.from_checkpoint(saved), windows[2:]), straight)
 
 
-def _program(config: Config, devices: Sequence[jax.Device]) -> Program:
-    """Build the program of a config on as many of the devices as its mesh has."""
-    shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    grid = np.array(devices[: int(np.prod(shape))]).reshape(shape)
-    return Program(config, Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES)))
-
-
 def _split(config: Config, n_devices: int) -> MeshConfig:
     """Return a mesh of up to 8 devices that uses as many mesh axes as the model's shapes allow."""
     n = max(n for n in (2, 4, 8) if n <= n_devices)
@@ -129,13 +120,11 @@ def fused_reductions(s: Subject) -> float:
 
     XLA's CPU backend can miscompile these fused reductions.
     """
+
+    @partial(jax.jit, static_argnums=1)
+    def reduction(E: jax.Array, axis: int) -> jax.Array:
+        return jnp.sum((E @ jnp.full_like(E, 0.5)) * E, axis)
+
     E = np.random.Generator(np.random.Philox(0)).standard_normal((128, 128), np.float32)
-    wide, worst = E.astype(np.float64), 0.0
-    for axis in (0, 1):
-        reduction: Callable[[jax.Array], jax.Array] = jax.jit(partial(_reduce_product, axis=axis))
-        worst = max(worst, distance(reduction(jnp.asarray(E)), ((wide @ np.full_like(wide, 0.5)) * wide).sum(axis)))
-    return worst
-
-
-def _reduce_product(E: jax.Array, axis: int) -> jax.Array:
-    return jnp.sum((E @ jnp.full_like(E, 0.5)) * E, axis)
+    product = (E.astype(np.float64) @ np.full((128, 128), 0.5)) * E
+    return max(distance(reduction(jnp.asarray(E), axis), product.sum(axis)) for axis in (0, 1))
