@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,147 +66,114 @@ def test_transformers_agrees() -> None:
     assert row.ok is True, row
 
 
-def mask_sees_the_next_token(patch: Patch) -> None:
-    right = Visible.mask
+def rounded(tree: Any) -> Any:
+    """Change the last bit of every number."""
+    return jax.tree.map(lambda leaf: jnp.nextafter(leaf, jnp.float32(0)), tree)
 
+
+def scaled(tree: Any, factor: float = 1.001) -> Any:
+    return jax.tree.map(lambda leaf: leaf * factor, tree)
+
+
+# Each fault makes a wrong function of the right one.
+
+
+def mask_sees_the_next_token(right: Any) -> Any:
     def mask(self: Visible) -> jax.Array:
         later = self.query._replace(position_BT=self.query.position_BT + 1)
         return right(replace(self, query=later, key=self.key or self.query))
 
-    patch.setattr(Visible, "mask", mask)
+    return mask
 
 
-def cache_written_one_slot_late(patch: Patch) -> None:
-    right = attention.write
-    patch.setattr(attention, "write", lambda new, cached, slot: right(new, cached, slot + 1))
+def cache_written_one_slot_late(right: Any) -> Any:
+    return lambda new, cached, slot: right(new, cached, slot + 1)
 
 
-def head_apart_from_the_table(patch: Patch) -> None:
-    def attend(self: embedding.Embedding, x_BTD: jax.Array) -> jax.Array:
-        return x_BTD @ jax.lax.stop_gradient(self.embedding).T
-
-    patch.setattr(embedding.Embedding, "attend", attend)
+def head_apart_from_the_table(_: Any) -> Any:
+    return lambda self, x_BTD: x_BTD @ jax.lax.stop_gradient(self.embedding).T
 
 
-def rows_begin_one_slot_early(patch: Patch) -> None:
-    right = engine.left_pad
-
-    def left_pad(*args: object) -> tuple[np.ndarray, np.ndarray]:
+def rows_begin_one_slot_early(right: Any) -> Any:
+    def left_pad(*args: Any) -> tuple[np.ndarray, np.ndarray]:
         ids_BP, start_B = right(*args)
         return ids_BP, np.maximum(start_B - 1, 0)
 
-    patch.setattr(engine, "left_pad", left_pad)
+    return left_pad
 
 
-def pieces_not_divided(patch: Patch) -> None:
-    right = step.gradients
+def positions_run_through_documents(_: Any) -> Any:
+    return lambda ids: Positions(jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), ids)
 
-    def gradients(*args: object, accumulation: int, **how: object) -> object:
+
+def pieces_not_divided(right: Any) -> Any:
+    def gradients(*args: Any, accumulation: int, **how: Any) -> Any:
         loss, grads = right(*args, accumulation=accumulation, **how)
-        return loss, jax.tree.map(lambda g: g * accumulation, grads)
+        return loss, scaled(grads, accumulation)
 
-    patch.setattr(step, "gradients", gradients)
+    return gradients
 
 
-def mean_of_the_pieces_means(patch: Patch) -> None:
-    right = step.gradients
-
-    def gradients(params: object, windows: jax.Array, key: object, accumulation: int, **how: object) -> object:
+def mean_of_the_pieces_means(right: Any) -> Any:
+    def gradients(params: Any, windows: jax.Array, key: Any, accumulation: int, **how: Any) -> Any:
         pieces = [right(params, piece, key, accumulation=1, **how) for piece in jnp.split(windows, accumulation)]
         return jax.tree.map(lambda *parts: sum(parts) / accumulation, *pieces)
 
-    patch.setattr(step, "gradients", gradients)
+    return gradients
 
 
-def gradient_summed_over_devices(patch: Patch) -> None:
-    right = step.gradients
-
-    def gradients(*args: object, **how: object) -> object:
+def gradient_summed_over_devices(right: Any) -> Any:
+    def gradients(*args: Any, **how: Any) -> Any:
         loss, grads = right(*args, **how)
         mesh = jax.sharding.get_abstract_mesh()
-        return loss, jax.tree.map(lambda g: g * (1 if mesh.empty else mesh.size), grads)
+        return loss, scaled(grads, 1 if mesh.empty else mesh.size)
 
-    patch.setattr(step, "gradients", gradients)
-
-
-def positions_run_through_documents(patch: Patch) -> None:
-    whole = lambda ids: Positions(jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), ids)  # noqa: E731
-    patch.setattr(forward, "document_positions", whole)
+    return gradients
 
 
-def fast_products_round(patch: Patch) -> None:
-    right = kernels.CPU.linear
-    wrong = lambda x, w, b, dtype: right(x, w, b, dtype) * 1.001  # noqa: E731
-    patch.setattr(kernels, "CPU", kernels.CPU._replace(linear=wrong))
+def fast_products_round(right: Any) -> Any:
+    return right._replace(linear=lambda *args: right.linear(*args) * 1.001)
 
 
-def layers_stacked_wrongly(patch: Patch) -> None:
-    right = training.stack_layers
-    patch.setattr(training, "stack_layers", lambda tree: jax.tree.map(lambda leaf: leaf * 1.001, right(tree)))
+def recomputed_with_another_epsilon(_: Any) -> Any:
+    return lambda block, **_: lambda config, *rest: block(replace(config, norm_eps=0.1), *rest)
 
 
-def recomputed_with_another_epsilon(patch: Patch) -> None:
-    def remat(block: type, **_: object) -> Callable[..., object]:
-        return lambda config, *rest: block(replace(config, norm_eps=0.1), *rest)
-
-    patch.setattr(gpt.nn, "remat", remat)
+def layers_stacked_wrongly(right: Any) -> Any:
+    return lambda tree: scaled(right(tree))
 
 
-def compiled_to_something_else(patch: Patch) -> None:
-    right = norms.layer_norm
-    patch.setitem(
-        norms.NORMS, "layernorm", lambda x, eps, edit: right(x, eps) * (1.001 if jax.config.jax_disable_jit else 1.0)
-    )
+def compiled_to_something_else(right: Any) -> Any:
+    return lambda x, eps, edit: right(x, eps, edit) * (1.001 if jax.config.jax_disable_jit else 1.0)
 
 
-def loop_draws_with_another_number(patch: Patch) -> None:
-    right = sampler.sample_token
-    patch.setattr(
-        sampler,
-        "sample_token",
-        lambda logits, text, keys, made, sampling: right(logits, text, keys, made + 1, sampling),
-    )
+def loop_draws_with_another_number(right: Any) -> Any:
+    return lambda logits, text, keys, made, sampling: right(logits, text, keys, made + 1, sampling)
 
 
-def resume_loses_the_moments(patch: Patch) -> None:
-    right = training.store.restore
-
-    def restore(*args: object) -> object:
+def resume_loses_the_moments(right: Any) -> Any:
+    def restore(*args: Any) -> Any:
         state = right(*args)
-        return state._replace(opt_state=jax.tree.map(jnp.zeros_like, state.opt_state))
+        return state._replace(opt_state=scaled(state.opt_state, 0))
 
-    patch.setattr(training.store, "restore", restore)
-
-
-def checkpoint_rounds(patch: Patch) -> None:
-    module = sys.modules["jaxgpt.lm.model"]
-    right = module.save_params
-    patch.setattr(module, "save_params", lambda path, params, *rest: right(path, jax.tree.map(rounds, params), *rest))
+    return restore
 
 
-def export_rounds(patch: Patch) -> None:
-    right = models.save_weights
-
-    def save_weights(path: object, params: dict, *rest: object) -> None:
-        right(path, params | {"wpe": jax.tree.map(rounds, params["wpe"])}, *rest)
-
-    patch.setattr(models, "save_weights", save_weights)
+def checkpoint_rounds(right: Any) -> Any:
+    return lambda path, params, *rest: right(path, rounded(params), *rest)
 
 
-def export_swaps_queries_and_values(patch: Patch) -> None:
-    right = models.save_weights
+def export_rounds(right: Any) -> Any:
+    return lambda path, params, *rest: right(path, params | {"wpe": rounded(params["wpe"])}, *rest)
 
-    def save_weights(path: object, params: dict, *rest: object) -> None:
+
+def export_swaps_queries_and_values(right: Any) -> Any:
+    def save_weights(path: Any, params: Any, *rest: Any) -> None:
         attn = params["h_0"]["attn"]
         attn = attn | {"q_proj": attn["v_proj"], "v_proj": attn["q_proj"]}
         right(path, params | {"h_0": params["h_0"] | {"attn": attn}}, *rest)
 
-    patch.setattr(models, "save_weights", save_weights)
-
-
-def rounds(leaf: jax.Array) -> jax.Array:
-    """Change the last bit of every number."""
-    return jnp.nextafter(leaf, jnp.float32(0))
+    return save_weights
 
 
 def named(*names: str) -> tuple[Law, ...]:
@@ -216,34 +184,42 @@ FORWARD = LAWS[:5]
 PIECES = named("4 microbatches = 1 batch", "8 devices = 1 device")
 FILES = named("checkpoint read = written", "export read = written")
 
-# A planted bug, the rows that must fail, and the laws computed without --long (none: only with it).
-BROKEN = [
-    (mask_sees_the_next_token, {"logits ignore later tokens", "cached = uncached"}, FORWARD),
-    (cache_written_one_slot_late, {"cached = uncached"}, FORWARD),
-    (head_apart_from_the_table, {"tied head = token table"}, FORWARD),
-    (rows_begin_one_slot_early, {"padded batch = single prompts"}, FORWARD),
+# A planted bug, its place, the rows that must fail, and the laws computed without --long (none: only with it).
+BROKEN: list[tuple[Callable[[Any], Any], Any, str, set[str], tuple[Law, ...]]] = [
+    (mask_sees_the_next_token, Visible, "mask", {"logits ignore later tokens", "cached = uncached"}, FORWARD),
+    (cache_written_one_slot_late, attention, "write", {"cached = uncached"}, FORWARD),
+    (head_apart_from_the_table, embedding.Embedding, "attend", {"tied head = token table"}, FORWARD),
+    (rows_begin_one_slot_early, engine, "left_pad", {"padded batch = single prompts"}, FORWARD),
     (
-        positions_run_through_documents,
-        {"packed documents = each alone"},
+        positions_run_through_documents, forward, "document_positions", {"packed documents = each alone"},
         named("packed documents = each alone", "logits ignore later tokens"),
     ),
-    (pieces_not_divided, {"4 microbatches = 1 batch"}, PIECES),
-    (mean_of_the_pieces_means, {"4 microbatches = 1 batch"}, ()),
-    (gradient_summed_over_devices, {"8 devices = 1 device"}, PIECES),
+    (pieces_not_divided, step, "gradients", {"4 microbatches = 1 batch"}, PIECES),
+    (mean_of_the_pieces_means, step, "gradients", {"4 microbatches = 1 batch"}, ()),
+    (gradient_summed_over_devices, step, "gradients", {"8 devices = 1 device"}, PIECES),
     (
-        fast_products_round,
+        fast_products_round, kernels, "CPU",
         {"fast operations = definitions", "tied head = token table"},  # the head is such a product
         named("fast operations = definitions", "tied head = token table", "cached = uncached"),
     ),
-    (recomputed_with_another_epsilon, {"remat dots = no remat", "remat full = no remat"}, ()),
-    (layers_stacked_wrongly, {"scanned layers = unrolled"}, named("scanned layers = unrolled")),
-    (compiled_to_something_else, {"jit = op by op"}, ()),
-    (loop_draws_with_another_number, {"sampler loop = unrolled"}, ()),
-    (resume_loses_the_moments, {"resumed = uninterrupted"}, named("resumed = uninterrupted")),
-    (checkpoint_rounds, {"checkpoint read = written", "export read = written"}, FILES),
-    (export_rounds, {"export read = written"}, FILES),
-    (export_swaps_queries_and_values, {"export read = written"}, FILES),
-]
+    (recomputed_with_another_epsilon, gpt.nn, "remat", {"remat dots = no remat", "remat full = no remat"}, ()),
+    (
+        layers_stacked_wrongly, training, "stack_layers", {"scanned layers = unrolled"},
+        named("scanned layers = unrolled"),
+    ),
+    (compiled_to_something_else, norms.NORMS, "layernorm", {"jit = op by op"}, ()),
+    (loop_draws_with_another_number, sampler, "sample_token", {"sampler loop = unrolled"}, ()),
+    (
+        resume_loses_the_moments, training.store, "restore", {"resumed = uninterrupted"},
+        named("resumed = uninterrupted"),
+    ),
+    (
+        checkpoint_rounds, sys.modules["jaxgpt.lm.model"], "save_params",
+        {"checkpoint read = written", "export read = written"}, FILES,
+    ),
+    (export_rounds, models, "save_weights", {"export read = written"}, FILES),
+    (export_swaps_queries_and_values, models, "save_weights", {"export read = written"}, FILES),
+]  # fmt: skip
 
 
 QUICK = (positions_run_through_documents, resume_loses_the_moments, checkpoint_rounds)
@@ -259,35 +235,32 @@ def test_every_law_holds() -> None:
     assert all(row.ok is True for row in found.values()), found
 
 
+def cases() -> Iterator[Any]:
+    for broken in BROKEN:
+        mark = () if broken[0] in QUICK else pytest.mark.ci if broken[0] in IN_CI else pytest.mark.long
+        if broken[-1]:
+            yield pytest.param(*broken, marks=mark)
+        yield pytest.param(*broken[:-1], OURS, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
-    ("break_", "failing", "laws"),
-    [
-        *(
-            pytest.param(
-                b,
-                failing,
-                laws,
-                marks=() if b in QUICK else pytest.mark.ci if b in IN_CI else pytest.mark.long,
-            )
-            for b, failing, laws in BROKEN
-            if laws
-        ),
-        *(pytest.param(b, failing, OURS, marks=pytest.mark.long) for b, failing, _ in BROKEN),
-    ],
-    ids=lambda v: getattr(v, "__name__", ""),
+    ("fault", "owner", "name", "failing", "laws"), cases(), ids=lambda v: getattr(v, "__name__", "")
 )
 def test_a_broken_build_fails_the_right_rows_and_no_others(
-    break_: Callable[[Patch], None], failing: set[str], laws: tuple[Law, ...], monkeypatch: Patch
+    fault: Any, owner: Any, name: str, failing: set[str], laws: tuple[Law, ...], monkeypatch: Patch
 ) -> None:
     lm = tiny()
     jax.clear_caches()  # programs without the fault
-    break_(monkeypatch)
+    if isinstance(owner, dict):
+        monkeypatch.setitem(owner, name, fault(owner[name]))
+    else:
+        monkeypatch.setattr(owner, name, fault(getattr(owner, name)))
     assert {name for name, row in rows(lm, laws).items() if row.ok is False} == failing
 
 
 def test_every_law_of_this_code_has_a_planted_bug() -> None:
     """The row about XLA has its own test, in a process without the flag; that about transformers has parity tests."""
-    covered = set().union(*(failing for _, failing, _ in BROKEN))
+    covered = set().union(*(failing for *_, failing, _ in BROKEN))
     assert {law.name for law in OURS} - covered == {"XLA reductions = NumPy"}
 
 
@@ -365,7 +338,7 @@ def test_command_fails_if_a_law_fails(tmp_path: Path, monkeypatch: Patch) -> Non
 
     laws = (
         Law("raises", raises, 0.0),
-        Law("too far", lambda _: 0.5, 0.1, "mend it"),
+        Law("too far", lambda _: 0.5, 0.1, fix="mend it"),
         Law("nan", lambda _: jnp.nan, 1.0),
     )
     monkeypatch.setattr(sys.modules["jaxgpt.study.verify"], "LAWS", laws)

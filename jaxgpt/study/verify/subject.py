@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgpt.config import Config
+from jaxgpt.convert.models import export_model
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.lm import LM, save
 from jaxgpt.model import GPT
@@ -101,6 +103,19 @@ class Subject:
         """The model saved as a run directory."""
         save(self.lm._replace(config=self.config), self.directory / "run")
         return self.directory / "run"
+
+    @cached_property
+    def exported(self) -> Path:
+        """The model exported for transformers.
+
+        Raises:
+            Skipped: if transformers has no equivalent architecture.
+        """
+        try:
+            export_model(self.saved, self.directory / "exported")
+        except UserError as e:
+            raise Skipped(str(e)) from None
+        return self.directory / "exported"
 
 
 def distance(found: Any, expected: Any) -> float:

@@ -1,7 +1,8 @@
-"""Laws of training: remat, microbatches, devices, compilation, resuming; and a check for XLA's miscompiled reductions."""
+"""Laws of training and of files: remat, microbatches, devices, compilation, resuming; weights written and read."""
 
 from __future__ import annotations
 
+import importlib.util
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,12 @@ import numpy as np
 
 from jaxgpt.checkpoint import store
 from jaxgpt.config import Config, MeshConfig, OptimConfig
+from jaxgpt.convert.models import read_model
 from jaxgpt.errors import UserError
 from jaxgpt.kernels.remat import POLICIES
+from jaxgpt.lm import load
 from jaxgpt.model import GPT
+from jaxgpt.model.params import flatten_params
 from jaxgpt.model.scan import stack_layers, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import make_mesh, resolve
@@ -128,3 +132,35 @@ def fused_reductions(s: Subject) -> float:
     E = np.random.Generator(np.random.Philox(0)).standard_normal((128, 128), np.float32)
     product = (E.astype(np.float64) @ np.full((128, 128), 0.5)) * E
     return max(distance(reduction(jnp.asarray(E), axis), product.sum(axis)) for axis in (0, 1))
+
+
+def saved(s: Subject) -> float:
+    """Save a checkpoint, read it back and compare the weights."""
+    return distance(load(s.saved).params, s.params)
+
+
+def exported(s: Subject) -> float:
+    """Export for transformers, import again and compare the weights.
+
+    The export may hold more: ones and zeros for gains and biases that this model lacks.
+    """
+    back = flatten_params(read_model(s.exported)[1])
+    ours = flatten_params(s.params)
+    return distance({path: back[path] for path in ours}, ours)
+
+
+def transformers(s: Subject) -> float:
+    """Compare the logits with the logits that transformers computes from the exported directory."""
+    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        raise Skipped(f"{' and '.join(missing)} not installed")
+    exported = s.exported
+    import torch
+    import transformers as theirs
+
+    theirs.utils.logging.set_verbosity_error()
+    theirs.utils.logging.disable_progress_bar()
+    how = {"attn_implementation": "eager", "dtype": torch.float32}
+    model: Any = theirs.AutoModelForCausalLM.from_pretrained(exported, **how).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor(np.asarray(s.tokens, np.int64))).logits.numpy()
+    return distance(s.forward(s.params, s.tokens), logits)
