@@ -293,6 +293,16 @@ def test_nothing_is_counted_without_a_program(microbatches: int, monkeypatch: py
     assert unknown == {"hbm_bytes", "traffic", "compiled_flops", "loops_once", "seconds", "bounds"}
 
 
+@pytest.mark.ci
+def test_a_plan_with_own_sharding_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations that are split along the sequence are gathered. The step is compiled for CPUs."""
+    monkeypatch.setattr("jaxgpt.plan.plan.devices_of", lambda topology: jax.devices()[:2])
+    run, topology = config(MeshConfig(data=1, tensor=2), n_layer=1), parse_topology("v5e:2x2")
+    assert "all-gather" in compile_step(run, topology, rules={"length": ("tensor",)}).traffic
+    with pytest.raises(UserError, match="no logical axis 'lenght'"):
+        compile_step(run, topology, rules={"lenght": ("tensor",)})
+
+
 def test_an_estimate_that_does_not_fit_has_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxgpt.plan.estimate._combination", lambda *_: [])
     big = ["--train.batch-size", "65536", "--model.block-size", "1024", "--json", "--estimate"]
