@@ -322,17 +322,17 @@ def run_profile(toy: bool, text: str) -> dict[str, Any]:
     del text
     from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
     from jaxgpt.study import bench
-    from jaxgpt.study.trace import DeviceTime, device_time
+    from jaxgpt.study.trace import device_time
 
     notes: dict[str, str] = {}
 
-    def device_time_or_note(*args: Any) -> DeviceTime:
+    def device_time_or_note(*args: Any) -> dict[str, float]:
         """If a trace cannot be read, only its rows are lost, not the throughput."""
         try:
             return device_time(*args)
         except ValueError as e:
             notes["no times by kind"] = str(e)
-            return DeviceTime({}, 0.0)
+            return {}
 
     bench.device_time = device_time_or_note  # type: ignore
     sizes = (64, 16, 1, 2, 32) if toy else (50304, 1024, 12, 12, 768)

@@ -130,7 +130,7 @@ def test_a_trace_that_cannot_be_read_keeps_the_throughput(gpu: ModuleType, monke
     def fake(*args: Any, **_: Any) -> dict[str, Any]:
         where = bench.device_time(None, {}, 1)
         step = {"tokens_per_second": 5.0, "mfu": 0.5}
-        return {"step": step, "where": where.shares, "start_seconds": {"compiled": 3.0}}
+        return {"step": step, "where": where, "start_seconds": {"compiled": 3.0}}
 
     def no_instruction(*_: Any) -> None:
         raise ValueError("no instruction")

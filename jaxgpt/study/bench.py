@@ -99,7 +99,7 @@ def bench(
             "mfu": tokens / step * flops / peak,
             "temporary_bytes": memory.temp_size_in_bytes if memory else 0,
         },
-        "where": where.shares,
+        "where": where,
         "input_seconds": statistics.median(steps.input_seconds),
         "limits": {"flops_per_second": peak, "bytes_per_second": bandwidth},
         "flops_per_token": flops,

@@ -33,13 +33,10 @@ def product_peak(mesh: Mesh, dtype: str) -> float:
 def read_bandwidth(mesh: Mesh) -> float:
     """Measure the bytes/s that all devices together read, multiplying a matrix larger than any cache by a vector."""
     rows = BANDWIDTH_BYTES.get(_platform(mesh), 2**30 * mesh.size) // (4 * 4096 * mesh.size)
-    a, x = _ones(mesh, (mesh.size, rows, 4096), "float32"), _ones(mesh, (mesh.size, 4096), "float32")
+    ones = jax.jit(jnp.ones, static_argnums=0, out_shardings=_split(mesh))
+    a, x = ones((mesh.size, rows, 4096)), ones((mesh.size, 4096))
     product = jax.jit(lambda a, x: jnp.einsum("dok,dk->do", a, x), out_shardings=x.sharding)
     return float(a.nbytes / _fastest(mesh, product, a, x))
-
-
-def _ones(mesh: Mesh, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    return jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=_split(mesh))()
 
 
 def _normal(sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> jax.Array:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,24 +21,6 @@ WORK = {
     "optimizer": "gradient norm, update, weight average",
     "communication": "collectives, including waiting for the slowest device",
 }
-
-
-class DeviceTime(NamedTuple):
-    """Device time between the first and the last instruction of a trace.
-
-    Attributes:
-        seconds: by kind (`WORK` and `idle`), summed over devices.
-        span: wall-clock seconds.
-    """
-
-    seconds: dict[str, float]
-    span: float
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of each kind in the total device time."""
-        whole = sum(self.seconds.values())
-        return {kind: seconds / whole for kind, seconds in self.seconds.items()}
 
 
 def instruction_kinds(program: str) -> dict[str, str]:
@@ -75,8 +57,8 @@ def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.P
         return jax.profiler.ProfileData.from_file(str(max(files, key=lambda file: file.stat().st_mtime)))
 
 
-def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> DeviceTime:
-    """Sum the time of a trace by kind.
+def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], devices: int) -> dict[str, float]:
+    """Compute the share of each kind, and of `idle`, in the device time between the first and the last instruction of a trace.
 
     Args:
         profile: a trace of the program alone.
@@ -86,20 +68,21 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
     Raises:
         ValueError: the trace contains no instruction of the program.
     """
-    times: dict[str, float] = defaultdict(float, dict.fromkeys(WORK, 0.0))
-    first, last = float("inf"), 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # raised inside jaxlib 0.12 on reading `event.stats`
-        for line in _lines(profile):
-            events = [(e.start_ns, e.end_ns, name) for e in line.events if (name := _instruction(e, kind_of))]
-            for start, end, _ in events:
-                first, last = min(first, start), max(last, end)
-            for name, own in own_times(events):
-                times[kind_of[name]] += own * 1e-9
-    if not last:
+        lines = [
+            [(e.start_ns, e.end_ns, kind_of[name]) for e in line.events if (name := _instruction(e, kind_of))]
+            for line in _lines(profile)
+        ]
+    if not any(lines):
         raise ValueError("the trace contains no instruction of the program")
-    span = (last - first) * 1e-9
-    return DeviceTime(dict(times) | {"idle": max(devices * span - sum(times.values()), 0.0)}, span)
+    times = dict.fromkeys(WORK, 0.0)
+    for kind, own in itertools.chain(*map(own_times, lines)):
+        times[kind] += own
+    starts, ends, _ = zip(*itertools.chain(*lines), strict=True)
+    whole = max(devices * (max(ends) - min(starts)), sum(times.values()))
+    times["idle"] = whole - sum(times.values())
+    return {kind: time / whole for kind, time in times.items()}
 
 
 def own_times(events: Iterable[tuple[float, float, str]]) -> Iterator[tuple[str, float]]:
