@@ -5,7 +5,7 @@ const T = data.tokens.length, triangle = T * (T + 1) / 2;
 const at = (l, n, i, j) => j > i ? 0 : bytes[(l * data.heads + n) * triangle + i * (i + 1) / 2 + j] / 255;
 const tokens = [...document.querySelectorAll(".t")], heads = maps();
 const rows = [...document.querySelectorAll("[aria-labelledby=h-next] tbody tr")], large = document.getElementById("large");
-let head = [data.layers.length - 1, 0], kept = T - 1, shown = kept;
+let head = [data.layers - 1, 0], kept = T - 1, shown = kept;
 const quoted = i => `"${data.tokens[i]}"`;
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -15,16 +15,16 @@ function maps() {
   const add = (parent, tag, properties) => parent.appendChild(Object.assign(document.createElement(tag), properties));
   add(columns, "th", { scope: "col", textContent: "layer" });
   for (let n = 0; n < data.heads; n++) add(columns, "th", { scope: "col", textContent: n });
-  return data.layers.flatMap((layer, l) => {
+  return Array.from({ length: data.layers }, (_, l) => {
     const row = body.insertRow();
-    add(row, "th", { scope: "row", textContent: layer });
+    add(row, "th", { scope: "row", textContent: l });
     return Array.from({ length: data.heads }, (_, n) => {
-      const button = add(row.insertCell(), "button", { type: "button", className: "h", ariaLabel: `layer ${layer}, head ${n}` });
+      const button = add(row.insertCell(), "button", { type: "button", className: "h", ariaLabel: `layer ${l}, head ${n}` });
       Object.assign(button.dataset, { l, n });
       add(button, "canvas");
       return button;
     });
-  });
+  }).flat();
 }
 function draw(canvas, l, n) {
   canvas.width = canvas.height = T;
@@ -77,13 +77,13 @@ function show(i) {
   seen.sort((a, b) => b[0] - a[0]);
   const list = seen.slice(0, 5).map(([p, j]) => `${quoted(j)} (${j}) ${Math.round(100 * p)}%`).join(", ");
   document.getElementById("status").textContent =
-    `Layer ${data.layers[l]}, head ${n}: token ${i}, ${quoted(i)}, attends to ${list}`;
+    `Layer ${l}, head ${n}: token ${i}, ${quoted(i)}, attends to ${list}`;
   enlarge(l, n, i);
 }
 function choose(l, n) {
   head = [l, n];
   heads.forEach(h => h.setAttribute("aria-pressed", String(+h.dataset.l === l && +h.dataset.n === n)));
-  document.getElementById("chosen").textContent = `Layer ${data.layers[l]}, head ${n}: the token of each row attends to the tokens of the columns.`;
+  document.getElementById("chosen").textContent = `Layer ${l}, head ${n}: the token of each row attends to the tokens of the columns.`;
   show(shown);
 }
 function move(list, event, step) {

@@ -13,8 +13,6 @@ import numpy as np
 from jaxgpt.errors import plural
 from jaxgpt.study.inspection import DOT, Inspection, visible
 
-WEIGHTS_BYTES = 1_500_000  # size limit of the attention weights, one byte each; larger models show evenly spaced layers
-
 
 def html(inspection: Inspection, title: str) -> str:
     """Return the page of an inspection, with a title such as the name of the model."""
@@ -49,20 +47,14 @@ def _summary(inspection: Inspection) -> str:
     return f"{model}. {plural(T, 'token')}: {inspection.prompt} of the prompt{made}."
 
 
-def _layers(L: int, N: int, T: int) -> list[int]:
-    """Return the layers to show."""
-    shown = min(max(WEIGHTS_BYTES // (N * T * (T + 1) // 2), 1), L)
-    return sorted({round(i) for i in np.linspace(0, L - 1, shown).tolist()})
-
-
 def _data(inspection: Inspection) -> dict[str, Any]:
     """Return what the script reads: tokens, and the lower triangles of the attention maps in 256 steps."""
     L, N, T, _ = inspection.attention.shape
-    layers, (row, column) = _layers(L, N, T), np.tril_indices(T)
-    weights = np.rint(255 * inspection.attention[layers][:, :, row, column]).astype(np.uint8)
+    row, column = np.tril_indices(T)
+    weights = np.rint(255 * inspection.attention[:, :, row, column]).astype(np.uint8)
     return {
         "tokens": [visible(token, DOT) for token in inspection.tokens],
-        "layers": layers,
+        "layers": L,
         "heads": N,
         "weights": base64.b64encode(weights.tobytes()).decode(),
     }
