@@ -277,6 +277,10 @@ def _cells(
 
     names: meaning of the columns, of the rows and of the numbers.
     """
+    if values.shape != (len(rows), len(columns)):
+        raise UserError(
+            f"expected an array of shape [{len(rows)}, {len(columns)}] for these labels, not {values.shape}"
+        )
     below, left = ([token_label(label) for label in labels] for labels in (columns, rows))
     inches = (
         min(1.6 + 0.07 * max(map(len, left)) + width * len(below), LARGEST[0]),

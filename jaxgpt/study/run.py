@@ -171,15 +171,20 @@ def generate(
     check_lm(lm)
     params, sampling = make_settings(settings, TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
-    [row], [new], block_size = request.rows, request.new, lm.config.model.block_size
-    chosen = tuple((edits or {}).items())
-    new_ids = on_tokens(_generate, lm, [row], row_keys(key, 1), new, sampling, ids_with_text(lm), chosen)
-    text = request.text(0)
-    text.add(new_ids.tolist())
+    [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
+    read = slice(lm.config.model.block_size)  # a last id past the context is no input
+    so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(len(row)))
+    for made in range(new):
+        at = len(row) + made - 1
+        last_11V = np.asarray(run(lm, so_far.ids_BS[:, read], (), edits).logits)[:, at : at + 1]
+        token_1 = _next_token(last_11V, so_far, key_1, made, sampling, ids_with_text(lm))
+        text.add(token_1.tolist())
+        if text.finish_reason:
+            break
+        so_far = so_far.append(token_1[:, None])
     assert text.finish_reason is not None
-    ids = row + text.ids
-    logits, found = run(lm, [ids[:block_size]], taps, edits)
-    return Generated(ids, Generation(text.text, text.ids, text.finish_reason), logits, found)
+    logits, found = run(lm, [(row + text.ids)[read]], taps, edits)
+    return Generated(row + text.ids, Generation(text.text, text.ids, text.finish_reason), logits, found)
 
 
 def on_tokens(compute: Callable[..., Result], lm: LM, ids: Any, *args: Any) -> Result:
@@ -206,28 +211,11 @@ def forward(config: Config, params: Any, tokens_BT: jax.Array, taps: Taps = (), 
 _forward = jax.jit(forward, static_argnums=(0, 3, 4))
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5, 6, 7))
-def _generate(
-    config: Config,
-    params: Any,
-    prompt_1P: jax.Array,
-    key_1: jax.Array,
-    new: int,
-    sampling: SamplingParams,
-    has_text: bytes,
-    edits: Edits,
+@partial(jax.jit, static_argnums=(4, 5))
+def _next_token(
+    logits_11V: jax.Array, text: TokenBuffer, key_1: jax.Array, made: int, sampling: SamplingParams, has_text: bytes
 ) -> jax.Array:
-    """Sample `new` tokens, regardless of end tokens, and return their ids."""
-    P = prompt_1P.shape[1]
-    read = min(P + new, config.model.block_size)  # a last id past the context is no input
-
-    def step(text: TokenBuffer, made: jax.Array) -> tuple[TokenBuffer, None]:
-        logits_1SV = only_text(forward(config, params, text.ids_BS[:, :read], (), edits).logits, has_text)
-        token_1, _ = sample_token(jnp.take(logits_1SV, text.length - 1, 1), text, key_1, made, sampling)
-        return text.append(token_1[:, None]), None
-
-    text = TokenBuffer(jnp.pad(prompt_1P, ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(P))
-    return jax.lax.scan(step, text, jnp.arange(new))[0].ids_BS[0, P:]
+    return sample_token(only_text(logits_11V, has_text)[:, 0], text, key_1, jnp.int32(made), sampling)[0]
 
 
 @dataclass(frozen=True)
@@ -284,7 +272,10 @@ def as_tokens(lm: LM, ids: Any) -> jax.Array:
     model = lm.config.model
     if isinstance(ids, str):
         ids = [encode_prompt(lm.tokenizer, model.vocab_size, ids).ids]
-    known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
+    try:
+        known = np.zeros(ids.shape, ids.dtype) if isinstance(ids, jax.core.Tracer) else np.asarray(ids)
+    except ValueError:
+        raise UserError("expected integer ids of shape [B, T], not rows of different lengths") from None
     if known.ndim != 2 or not known.size or not np.issubdtype(known.dtype, np.integer):
         raise UserError(f"expected integer ids of shape [B, T], not {known.dtype} of shape {known.shape}")
     if known.shape[1] > model.block_size:

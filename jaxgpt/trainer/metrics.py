@@ -70,7 +70,8 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
                 continue
-            if all(type(value.get(name, 0)) in (int, float) for name in ("tokens", "elapsed_seconds")):
+            numbers = (value.get(name, 0) for name in ("loss", "val_loss", "tokens", "elapsed_seconds"))
+            if all(type(number) in (int, float) for number in numbers):
                 yield value
 
 

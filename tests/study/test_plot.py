@@ -125,6 +125,7 @@ def test_losses_against_steps_tokens_and_time() -> None:
     [
         (lambda: plot.losses({"x": [{"step": 1}]}), "x has no losses"),
         (lambda: plot.losses({}), "no runs to draw"),
+        (lambda: plot.lens(np.ones((2, 3)), ["a"]), r"expected an array of shape \[2, 1\] for these labels"),
         (
             lambda: plot.losses({"x": LINES}, "stpe"),
             r"no axis 'stpe' \(did you mean step\?\): choose from all, step, tokens",

@@ -52,67 +52,38 @@ def close(a, b):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def documented():
+    """Return the shapes of docs/inside.md by name, as letters."""
+    page = (repository() / "docs" / "inside.md").read_text()
+    return dict(re.findall(r"^\| `(\S+)` \| ([A-Z1 ]+) \|", page, re.M))
+
+
 @pytest.mark.parametrize("name", [n if n in COMMON else pytest.param(n, marks=CI) for n in MODELS])
-def test_names_are_those_of_the_taps(name):
-    """Of one trace; the values are compared with TransformerLens's in tests/parity/test_taps.py."""
-    lm = lm_of(name)
-    c = lm.config.model
-    listed = names(lm, (B, T))
-    D, N, K, H = c.n_embd, c.n_head, c.kv_heads, c.head_width
-    expected = {"embed": (B, T, D), "logits": (B, T, V)}
-    for layer in range(c.n_layer):
-        heads = {"q": (B, T, N, H), "k": (B, T, K, H), "v": (B, T, K, H), "head_out": (B, T, N, H)}
-        heads |= {"scores": (B, N, T, T), "pattern": (B, N, T, T), "out": (B, T, D)}
-        expected |= {f"h.{layer}.attn.{part}": shape for part, shape in heads.items()}
-        expected |= {f"resid.{place}.{layer}": (B, T, D) for place in ("pre", "mid", "post")}
-        if c.mlp != "none":
-            expected |= {f"h.{layer}.mlp.{part}": (B, T, c.mlp_width) for part in ("pre", "post")}
-            expected[f"h.{layer}.mlp.out"] = (B, T, D)
-    assert expected.items() <= {key: x.shape for key, x in listed.items()}.items()
-    kinds = {key.split(".", 2)[-1] if key.startswith("h.") else key.split(".")[0] for key in listed.keys() - expected}
-    allowed = {
+def test_names_and_shapes_are_those_of_the_docs(name):
+    """The values are compared with TransformerLens's in tests/parity/test_taps.py."""
+    lm = lm_of(name, n_layer=1)
+    c, listed = lm.config.model, names(lm, (B, T))
+    letters = {"B": B, "T": T, "S": T, "D": c.n_embd, "N": c.n_head, "K": c.kv_heads, "H": c.head_width}
+    letters |= {"F": c.mlp_width, "V": V, "1": 1}
+    expected = {key: tuple(letters[letter] for letter in shape.split()) for key, shape in documented().items()}
+    if not c.qk_norm_per_head:
+        expected |= {
+            f"h.0.attn.{x}_norm.{part}": (B, T, n) for x in "qk" for part, n in (("scale", 1), ("out", c.n_embd))
+        }
+    has = {
         "pos_embed": c.positions in ("learned", "sinusoidal"),
         "ln_f": c.final_norm,
-        "attn.rot_q": c.positions == "rope",
-        "attn.rot_k": c.positions == "rope",
+        "rot_": c.positions == "rope",
+        "mlp.": c.mlp != "none",
         "mlp.up": c.mlp == "gated",
-        **{f"attn.{q}_norm.{part}": c.qk_norm for q in "qk" for part in ("scale", "out")},
-        **{
-            f"ln_{i}.{part}": c.norm != "none" and c.norm_position != "output"
-            for i in "12"
-            for part in ("scale", "out")
-        },
-        **{f"ln_{i}_out.{p}": c.norm_position in ("output", "both") for i in "12" for p in ("scale", "out")},
+        "_norm.": c.qk_norm,
+        **{f"ln_{i}.": c.norm != "none" and c.norm_position != "output" for i in "12"},
+        **{f"ln_{i}_out.": c.norm_position in ("output", "both") for i in "12"},
     }
-    assert kinds == {kind for kind, named in allowed.items() if named}
-    assert next(iter(listed)) == "embed"
-    assert list(listed)[-1] == "logits"
+    expected = {key: shape for key, shape in expected.items() if all(yes for part, yes in has.items() if part in key)}
+    assert {key: x.shape for key, x in listed.items()} == expected
+    assert (next(iter(listed)), list(listed)[-1]) == ("embed", "logits")
     assert {str(x.dtype) for x in listed.values()} == {"float32"}
-
-
-def test_the_page_lists_every_name():
-    """docs/inside.md, for a model of T = S and n_layer 1; the two models have all kinds of activations between them."""
-    page = (repository() / "docs" / "inside.md").read_text()
-    table = dict(re.findall(r"^\| `(\S+)` \| ([A-Z1 ]+) \|", page, re.M))
-    found = {}
-    for name in ("gpt2", "gemma"):
-        lm = lm_of(name, n_layer=1, n_kv_head=2, n_inner=24, head_dim=6)
-        c = lm.config.model
-        sizes = {
-            "B": B,
-            "T": T,
-            "S": T,
-            "D": c.n_embd,
-            "N": c.n_head,
-            "K": c.kv_heads,
-            "H": c.head_width,
-            "F": c.mlp_width,
-        }
-        letters = sizes | {"V": V, "1": 1}
-        for key, x in names(lm, (B, T)).items():
-            found[key] = x.shape
-            assert x.shape == tuple(letters[letter] for letter in table[key].split()), key
-    assert list(found.keys() - table.keys()) == list(table.keys() - found.keys()) == []
 
 
 def test_without_taps_and_edits_the_program_is_that_of_the_model(lm, ids, monkeypatch):
@@ -277,6 +248,7 @@ def test_generation_without_edits_is_that_of_generate(lm, settings):
         ({"edits": {"embed": lambda x: 0.0}}, r"returned float32 \[\] for float32"),
         ({"ids": [[0] * 13]}, "13 tokens do not fit the context of 12"),
         ({"ids": [[V]]}, f"id {V}"),
+        ({"ids": [[1, 2], [3]]}, "not rows of different lengths"),
     ],
 )
 def test_bad_input_is_one_line(lm, arguments, message):
