@@ -87,6 +87,6 @@ def test_metrics_of_wrong_types(tmp_path: Path) -> None:
     ]
     lines += [b'{"step": 6, "loss": 1e400}', b'{"step": 99999999999999999999}', b'{"step": 7, "lo']
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 5]
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1]
     draw_run(Run(tmp_path), "runs/$a^$b_")
     assert (tmp_path / "loss.png").stat().st_size > 1000
