@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import optax
@@ -18,7 +19,7 @@ from jaxgpt.config import DataConfig, LoraConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
-from jaxgpt.trainer.program import Program
+from jaxgpt.trainer.program import Program, build
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome, Start, train
 
@@ -52,7 +53,7 @@ def main(run: str, text: str, steps: int, out: str) -> tuple[Outcome, Losses]:
     data = open_data(config, base.tokenizer)
     optimizer = optax.adam(optax.linear_schedule(1e-2, 0.0, steps))
     report = Losses()
-    return train(Start(config, out=out, data=data, optimizer=optimizer), report), report
+    return train(Start(config, out=out, data=data, build=partial(build, optimizer=optimizer)), report), report
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ python examples/pretrain.py [TEXT] [--steps 200] [--out runs/example]
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxgpt.kernels import best
 from jaxgpt.model import GPT
 from jaxgpt.train.loss import RowSums, cross_entropy, split_windows
 from jaxgpt.trainer.evaluation import Evaluation
+from jaxgpt.trainer.program import build
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome, Start, train
 
@@ -56,8 +58,8 @@ def main(text: str, steps: int, out: str) -> Outcome:
     rate = optax.warmup_cosine_decay_schedule(0.0, 3e-3, warmup_steps=20, decay_steps=max(steps, 21))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.lion(rate, weight_decay=0.1))
 
-    start = Start(config, out=out, data=data, model=model, objective=objective, optimizer=optimizer)
-    return train(start, Lines())
+    parts = partial(build, model=model, objective=objective, optimizer=optimizer)
+    return train(Start(config, out=out, data=data, build=parts), Lines())
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class TrainReport(Report):
             )
         params = None
         if config.train.sample_tokens:
-            params = gather_to_host(self.program.weights(eval_params(outcome.state, config)))
+            params = gather_to_host(self.program.weights(eval_params(outcome.state)))
         if not is_leader():
             return
         prompt = ""

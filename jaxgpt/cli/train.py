@@ -110,7 +110,7 @@ def resumed_config(
 ) -> Config | None:
     """Return the settings of a run that continues from its last checkpoint; None if it is finished."""
     from jaxgpt.checkpoint.run import open_run, parse_checkpoint
-    from jaxgpt.trainer.resume import why_finished
+    from jaxgpt.trainer.start import why_finished
 
     run = open_run(path)
     run.tokenizer()  # an error if it is damaged, even if the run is finished

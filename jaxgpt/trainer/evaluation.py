@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxgpt.config import Config
 from jaxgpt.data import Split, Windows
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import batch_ways
 from jaxgpt.parallel.put import put
+from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
 
@@ -141,6 +141,6 @@ def _stderr(deviations: np.ndarray) -> float:
     return float(deviations.std(ddof=1) / math.sqrt(len(deviations))) if len(deviations) > 1 else math.nan
 
 
-def eval_params(state: Any, config: Config) -> Any:
+def eval_params(state: TrainState) -> Any:
     """Return the parameters to evaluate and sample: their EMA if the run has one."""
-    return state.ema if config.optim.ema_decay > 0 else state.params
+    return state.params if state.ema is None else state.ema

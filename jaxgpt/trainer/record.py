@@ -21,11 +21,11 @@ from jaxgpt.parallel.processes import Poll
 from jaxgpt.trainer.compile import explain_failure
 from jaxgpt.trainer.divergence import first_non_finite
 from jaxgpt.trainer.evaluation import Evaluation
-from jaxgpt.trainer.metrics import MetricsFile, flops_per_token, versions
+from jaxgpt.trainer.metrics import MetricsFile, flops_per_token, start_line, versions
 from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.resume import best_so_far, out_of_patience
 from jaxgpt.trainer.speed import Speed
+from jaxgpt.trainer.start import out_of_patience
 
 LAG = 2  # calls dispatched before blocking on the metrics of the oldest
 Metrics = Callable[[], list[dict[str, Any]]]  # blocks on the metrics of a call, a dict for each step
@@ -38,7 +38,7 @@ class Record:
 
     Attributes:
         done: steps taken, including steps in flight.
-        evaluated: step of the last evaluation; None: no evaluation.
+        evaluated: step of the last evaluation; 0: no evaluation.
         best: lowest validation loss and its step.
     """
 
@@ -54,14 +54,15 @@ class Record:
     ) -> None:
         config = program.config
         self.program, self.saver, self.file, self.report, self.poll = program, saver, file, report, poll
-        self.config, self.last = config, last
-        self.done = last.step if last else 0
-        self.saved = last.step if last else None
-        self.evaluated = last.step if last and last.val_loss is not None else None
-        self.best = best_so_far(last, config.train) if last else (math.inf, 0)
+        self.config, self.first = config, last or Info(0)
+        self.done = self.first.step
+        self._saved = last.step if last else None
+        self.evaluated = self.done if self.first.val_loss is not None else 0
+        self.best = tuple(self.first.about.get("best", (math.inf, self.done)))
         self.about = {"config": asdict(config), "versions": versions(), "data": data.fingerprint}
         if program.base is not None:
             self.about["base"] = program.base.checksum
+        file.write(**start_line(config, last))
         flops = flops_per_token(config.model, program.abstract_weights, config.window, config.lora)
         peak = peak_flops(program.mesh)
         self.speed = Speed(config, flops / peak if peak else 0.0)
@@ -74,7 +75,7 @@ class Record:
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()
-        self.read(LAG if self.speed.started else 0)
+        self.read(LAG if steps.start > self.first.step else 0)
 
     def read(self, leave: int = 0) -> None:
         """Read, check and write the metrics of all calls in flight except the last `leave`."""
@@ -82,17 +83,16 @@ class Record:
         while len(self._in_flight) > leave:
             steps, read = self._in_flight.popleft()
             arrays = read()
-            self.speed.call_ended(steps)
+            speed, left = self.speed.call_ended(steps.stop)
             for step, values in zip(steps, arrays, strict=True):
                 squared_norms = values.pop("grad_squares")
                 metrics = {name: float(value) for name, value in values.items()}
                 self._check(step, metrics, squared_norms)
-                speed, elapsed = self.speed.recent(), time.perf_counter() - self._began
+                elapsed = time.perf_counter() - self._began
+                line = {"step": step, **metrics, "tokens": self.tokens(step + 1), "elapsed_seconds": elapsed, **speed}
                 if step % train.log_every == 0 or step == train.steps - 1:
-                    self.file.write(
-                        step=step, **metrics, tokens=self.tokens(step + 1), elapsed_seconds=elapsed, **speed
-                    )
-                self.report.progress({"step": step} | metrics | speed | self.speed.remaining(step))
+                    self.file.write(**line)
+                self.report.progress(line | left)
 
     def evaluation(self, state: Any, result: Evaluation) -> Evaluation:
         """Write an evaluation and its checkpoint, both excluded from the speed."""
@@ -105,7 +105,7 @@ class Record:
         self.report.evaluated(self.done, result)
         self.evaluated = self.done
         self.best = min(self.best, (result.ranking, self.done))
-        if self.saved == self.done:
+        if self._saved == self.done:
             self.saver.note_val_loss(self.done, result.ranking, self.best)
         else:
             self.save(state, result.ranking)
@@ -115,13 +115,13 @@ class Record:
     def save(self, state: Any, val_loss: float | None = None, *, temporary: bool = False) -> None:
         """Write a checkpoint in the background, after checking the metrics of all its steps."""
         self.read()
-        if self.saved != self.done:
+        if self._saved != self.done:
             self.report.stage("saving a checkpoint")  # blocks on the previous checkpoint and a copy of the state
             best = {"best": self.best} if math.isfinite(self.best[0]) else {}
             info = Info(self.done, val_loss, self.tokens(self.done), temporary, self.about | best)
             self.saver.save(self.program.to_checkpoint(state), info)
             self.report.stage("")
-            self.saved = self.done
+            self._saved = self.done
             self._saved_at = time.perf_counter()
             self.poll.forget()
 
@@ -134,7 +134,7 @@ class Record:
 
     def out_of_patience(self) -> bool:
         """Return whether `train.patience` ends the run."""
-        return out_of_patience(self.best, self.evaluated or 0, self.config.train)
+        return out_of_patience(self.best, self.evaluated, self.config.train)
 
     def save_is_due(self) -> bool:
         """Return whether `train.checkpoint_seconds` have passed since the last checkpoint."""
@@ -143,8 +143,7 @@ class Record:
 
     def tokens(self, done: int) -> int:
         """Return the number of tokens trained on, which counts steps before a resume with their own batch size."""
-        first, seen = (self.last.step, self.last.tokens) if self.last else (0, 0)
-        return seen + (done - first) * self.speed.tokens_per_step
+        return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:
         """Report a skipped update.

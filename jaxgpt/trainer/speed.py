@@ -21,36 +21,28 @@ class Speed:
     def __init__(self, config: Config, mfu: float = 0.0) -> None:
         self.steps, self.mfu = config.train.steps, mfu
         self.tokens_per_step = config.train.batch_size * config.window
-        self._first: tuple[float, int] | None = None  # end of the first call, and the steps done at that time
-        self._calls: deque[tuple[float, int]] = deque()  # the same of the recent calls
+        self._began, self._excluded = 0.0, 0.0  # end of the first call; seconds of evaluations
+        self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, without evaluations, and the steps done
 
-    @property
-    def started(self) -> bool:
-        """Return whether the first call has ended."""
-        return self._first is not None
+    def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Record that a call has ended with `done` steps.
 
-    def call_ended(self, steps: range) -> None:
-        """Record that a call has ended."""
-        self._calls.append((time.perf_counter(), steps.stop))
-        self._first = self._first or self._calls[0]
+        Returns `tokens_per_second` and, if it is known, `mfu`; and `seconds_left` at the mean speed since the first call,
+        including evaluations. Both are {} after the first call.
+        """
+        now = time.perf_counter()
+        self._calls.append((now - self._excluded, done))
+        if len(self._calls) == 1:
+            self._began, self._first = now, done
+            return {}, {}
         while len(self._calls) > 2 and self._calls[1][0] <= self._calls[-1][0] - WINDOW:
             self._calls.popleft()
-
-    def exclude(self, seconds: float) -> None:
-        """Exclude the last seconds, such as an evaluation, from the speed."""
-        self._calls = deque((ended + seconds, steps) for ended, steps in self._calls)
-
-    def recent(self) -> dict[str, float]:
-        """Return `tokens_per_second`, and `mfu` if it is known; {} until the second call has ended."""
-        if len(self._calls) < 2:
-            return {}
         (start, before), (end, after) = self._calls[0], self._calls[-1]
         speed = (after - before) * self.tokens_per_step / max(end - start, 1e-9)
-        return {"tokens_per_second": speed} | ({"mfu": self.mfu * speed} if self.mfu else {})
+        left = (now - self._began) / (done - self._first) * (self.steps - done)
+        mfu = {"mfu": self.mfu * speed} if self.mfu else {}
+        return {"tokens_per_second": speed} | mfu, {"seconds_left": left}
 
-    def remaining(self, step: int) -> dict[str, float]:
-        """Return `seconds_left` after a step at the mean speed since the first call, including evaluations; {} at first."""
-        if self._first is None or step < self._first[1]:
-            return {}
-        began, first = self._first
-        return {"seconds_left": (time.perf_counter() - began) / (step + 1 - first) * (self.steps - step - 1)}
+    def exclude(self, seconds: float) -> None:
+        """Exclude the last seconds, such as an evaluation, from the recent speed."""
+        self._excluded += seconds

@@ -1,9 +1,9 @@
-"""Start: the settings, the weights and the directory of a run before its first step."""
+"""Start or resume a run: its settings, weights and directory before the first step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,26 +11,28 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
-from jaxgpt.checkpoint.base import FrozenBase, locate_base, weights_at
-from jaxgpt.checkpoint.run import Run, check_free, new_run, open_run, parse_checkpoint
-from jaxgpt.checkpoint.store import Info, checkpoints, restore
-from jaxgpt.config import Config, ModelConfig, changes, flat
+from jaxgpt.checkpoint.base import FrozenBase, check_base, locate_base, weights_at
+from jaxgpt.checkpoint.run import (
+    Run,
+    check_free,
+    new_run,
+    open_run,
+    parse_checkpoint,
+    remove_replaced,
+    write_settings,
+)
+from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, restore
+from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
-from jaxgpt.errors import UserError
+from jaxgpt.errors import UserError, short_repr
 from jaxgpt.files import sole_writer
 from jaxgpt.lm.model import load, load_base
-from jaxgpt.model import GPT
-from jaxgpt.ops import Ops
 from jaxgpt.parallel.processes import on_leader, same_on_all
-from jaxgpt.train.loss import Objective
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.metrics import versions
-from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.resume import check_resumable, reopen
+from jaxgpt.trainer.program import Program, build
 
 
 class Start(NamedTuple):
@@ -42,10 +44,7 @@ class Start(NamedTuple):
         overwrite: replace the run in `out`.
         run: the run to resume; None: a new run.
         data: training and validation data; None: `open_data(config)`.
-        model: module to train; None: `GPT(config.model)`.
-        optimizer: optax transformation; None: `config.optim`.
-        objective: objective of training and evaluation; None: `next_token_loss`.
-        ops: operations; None: `jaxgpt.kernels.best(config, mesh)`.
+        build: makes the program; `partial(build, optimizer=..., objective=...)` replaces parts of a run.
     """
 
     config: Config
@@ -53,10 +52,7 @@ class Start(NamedTuple):
     overwrite: bool = False
     run: Run | None = None
     data: Data | None = None
-    model: GPT | None = None
-    optimizer: optax.GradientTransformation | None = None
-    objective: Objective | None = None
-    ops: Ops | None = None
+    build: Callable[..., Program] = build
 
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal in all processes."""
@@ -86,10 +82,18 @@ def check(start: Start) -> None:
     """Check what can be checked without reading the data.
 
     Raises:
-        UserError: if `out` holds a run or the weights to start from, or the run cannot be resumed.
+        UserError: if `out` holds a run or the weights to start from, or if the run to resume has no optimizer state or
+            another process writes it.
     """
-    if start.run:
-        return check_resumable(start.run)
+    if run := start.run:
+        with sole_writer(run.path):
+            pass
+        step = max(checkpoints(run.checkpoints), default=None)
+        if step is not None and not (run.checkpoints / str(step) / "opt_state").is_dir():
+            raise UserError(
+                f"{run.path} has no optimizer state and cannot be resumed; train it in a new run: {_finetune(run)}"
+            )
+        return
     out, weights = Path(start.out), Path(start.config.init_from)
     if start.out and out.exists():
         check_free(out, start.overwrite)
@@ -101,13 +105,11 @@ def read_weights(start: Start) -> Weights:
     """Read the initial weights (`init_from`) or the base of adapters, and the tokenizer that belongs to them."""
     config, run = start.config, start.run
     tokenizer = run.tokenizer() if run else None
-    if not config.init_from:
+    if not config.init_from or (run and not config.lora.rank and checkpoints(run.checkpoints)):
         return Weights(tokenizer=tokenizer)
     if config.lora.rank:
         base, its_tokenizer = load_base(locate_base(run, config) if run else config.init_from, config.model)
         return Weights(None, base._replace(params=_on_host(base.params)), tokenizer or its_tokenizer)
-    if run and checkpoints(run.checkpoints):
-        return Weights(tokenizer=tokenizer)
     _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
     return Weights(_on_host(params), None, tokenizer or its_tokenizer)
 
@@ -124,7 +126,7 @@ def completed(config: Config, data: Data) -> Config:
 
 @contextmanager
 def open_for_training(
-    start: Start, config: Config, data: Data, base: FrozenBase | None, report: Report
+    start: Start, program: Program, data: Data, note: Callable[[str], None]
 ) -> Iterator[tuple[Run, Info | None]]:
     """Create the run, or open the run to resume, as its only writer; process 0 does it for all processes.
 
@@ -136,15 +138,40 @@ def open_for_training(
 
     def on_disk() -> tuple[str, dict[str, Any] | None]:
         if start.run is None:
-            return str(lock.enter_context(new_run(start.out, config, data.tokenizer, start.overwrite)).path), None
+            run = lock.enter_context(new_run(start.out, program.config, data.tokenizer, start.overwrite))
+            return str(run.path), None
         lock.enter_context(sole_writer(start.run.path))
-        last = reopen(start.run, config, data, base, report.note)
+        last = _reopen(start.run, program, data, note)
         return str(start.run.path), asdict(last) if last else None
 
     with ExitStack() as lock:
         path, last = on_leader(on_disk)
         run = same_on_all(lambda: open_run(Path(path)), lambda _: {})  # every process must see the directory
         yield run, Info(**last) if last else None
+
+
+def _reopen(run: Run, program: Program, data: Data, note: Callable[[str], None]) -> Info | None:
+    """Return the checkpoint to continue from (None: train from step 0), and write the changed settings."""
+    remove_replaced(run)
+    config, last = program.config, latest_valid(run.checkpoints, note)
+    old = last.config() if last else run.config()
+    check_resume(old, config, last.step if last else 0)
+    if last is None:
+        note(f"{run.path} has no checkpoint yet: starting again from step 0/{config.train.steps}")
+    else:
+        if last.about.get("data") != data.fingerprint:
+            raise UserError(
+                f"the data of {run.path} has changed since step {last.step}: {data.source}; restore it, or train on the new "
+                f"data in a new run: {_finetune(run)}"
+            )
+        if program.base is not None:
+            check_base(run, last.step, program.base.checksum, config.init_from)
+        note(f"resuming from {run.checkpoints / str(last.step)} at step {last.step}/{config.train.steps}")
+    if changed := changes(old, config):
+        settings = (f"{name} {short_repr(was)} -> {short_repr(now)}" for name, (was, now) in changed.items())
+        note(f"changed settings: {', '.join(settings)}")
+    write_settings(run, config, data.tokenizer)
+    return last
 
 
 def first_state(program: Program, run: Run, last: Info | None, params: Any) -> TrainState:
@@ -185,6 +212,66 @@ def check_same_model(weights: Config, config: Config) -> None:
 def _may_differ(model: ModelConfig) -> tuple[str, ...]:
     """Name the model settings that no weight depends on: dropout, and the context without a table of positions."""
     return ("dropout",) if model.positions == "learned" else ("dropout", "block_size")
+
+
+def check_resume(old: Config, new: Config, step: int = 0) -> None:
+    """Check which settings of a run change, and that it has steps left if `train.steps` changes.
+
+    Raises:
+        UserError: if a setting must not change.
+    """
+    # Data may have moved: `_reopen` compares their content.
+    moved = ("data.path", "data.mix") if _sources(old.data) == _sources(new.data) else ()
+    for name, (was, now) in changes(old, new).items():
+        fixed = name.startswith(("model.", "data.", "lora.")) or name in ("optim.name", "train.eval_windows")
+        if name == "optim.ema_decay":
+            fixed = not (was and now)
+        if fixed and name not in moved:
+            raise UserError(
+                f"a resumed run keeps {name}: {short_repr(was)}, not {short_repr(now)}; omit it, or start a new run (--out)"
+            )
+    if step >= new.train.steps != old.train.steps and not new.train.epochs:
+        raise UserError(f"train.steps {new.train.steps} is not above the current step {step}; raise it, or omit it")
+
+
+def why_finished(run: Run, config: Config) -> str:
+    """Return why a run has nothing left to do, or "". The steps of `train.epochs` are known once the data have been read.
+
+    Raises:
+        UserError: if a setting must not change.
+    """
+    infos, train = checkpoints(run.checkpoints), config.train
+    if not infos:
+        return ""
+    step = max(infos)
+    last = infos[step]
+    check_resume(last.config(), config, step)
+    if train.epochs or last.val_loss is None or find_damage(run.checkpoints / str(step)):
+        return ""
+    if step >= train.steps:
+        return (
+            f"already at {train.steps}/{train.steps}: {run.path} is finished; to train longer, set --train.steps higher"
+        )
+    if out_of_patience(last.about["best"], step, train):
+        return (
+            f"stopped early at {step}/{train.steps}: {run.path} is finished, with no lower validation loss in "
+            f"{train.patience} evaluations; to train longer, set --train.patience higher"
+        )
+    return ""
+
+
+def out_of_patience(best: Sequence[float], evaluated: int, train: TrainConfig) -> bool:
+    """Return whether the last `train.patience` evaluations, up to step `evaluated`, have no lower loss than `best`."""
+    return bool(train.patience) and evaluated - best[1] >= train.patience * train.eval_every
+
+
+def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
+    """List the sources of the data without their paths."""
+    return [(bool(each.path), each.conversations, weight) for each, weight in data.sources]
+
+
+def _finetune(run: Run) -> str:
+    return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"
 
 
 def _on_host(params: Any) -> Any:

@@ -17,9 +17,9 @@ from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.compile import compiling
 from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
-from jaxgpt.trainer.metrics import MetricsFile, start_line
+from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.prefetch import prefetched
-from jaxgpt.trainer.program import Program, build
+from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.record import LAG, Record, failures
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start, Weights, check, completed, first_state, open_for_training, read_weights
@@ -63,11 +63,11 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
     reading = partial(report.stage, "tokenizing")
     data = same_on_all(lambda: start.data or open_data(config, weights.tokenizer, reading), Data.facts)
     config = completed(config, data)
-    program = build(config, start.optimizer, None, weights.base, start.model, start.objective, start.ops)
+    program = start.build(config, base=weights.base)
     settings, end = config.train, min(until or config.train.steps, config.train.steps)
 
     with (
-        open_for_training(start, config, data, program.base, report) as (run, last),
+        open_for_training(start, program, data, report.note) as (run, last),
         stop_on_signal(STOPPING if is_leader() else "") as stop,
         failures(run, program),
     ):
@@ -79,7 +79,6 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
             poll = Poll(program.mesh, LAG)
-            file.write(**start_line(config, last))
             record = Record(program, data, saver, file, report, poll, last)
             ask = lambda: poll.ask(STOP if stop.requested else SAVE if record.save_is_due() else 0)  # noqa: E731
             for steps, batches in prepared:
@@ -94,7 +93,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
-                    params = eval_params(state, config)
+                    params = eval_params(state)
                     result = evaluate(program, params, data.val, lambda: ask() == STOP, all_windows, progress)
                     if result is None:
                         break

@@ -128,15 +128,13 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
 
     data = SimpleNamespace(val=None, tokenizer=CONFIG.model, fingerprint="", check=lambda config: None, facts=dict)
     stubs = {
-        "build": lambda *_, **__: Program(),
         "batches_of": lambda *_: lambda steps: steps,
         "compiling": lambda *_: nullcontext(),
         "check": lambda start: None,
         "first_state": lambda *_: SimpleNamespace(step=case.last.step if case.last else 0),
-        "eval_params": lambda state, config: state,
+        "eval_params": lambda state: state,
         "open_for_training": open_for_training,
         "completed": lambda config, data: config,
-        "start_line": lambda config, last: {"started": ""},
         "evaluate": evaluate,
         "MetricsFile": File,
         "Saver": Saver,
@@ -146,8 +144,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         patch.setattr(train_module, name, stub)
     for name in ("flops_per_token", "peak_flops"):
         patch.setattr(record_module, name, lambda *_: 0)
+    patch.setattr(record_module, "start_line", lambda config, last: {"started": ""})
     try:
-        return train(Start(config, data=data), Simulated(), case.until)  # type: ignore[arg-type]
+        return train(Start(config, data=data, build=lambda *_, **__: Program()), Simulated(), case.until)  # type: ignore
     except TrainingFailed:
         return None
 
@@ -279,8 +278,8 @@ def test_patience_ends_a_run_and_its_continuation(monkeypatch: pytest.MonkeyPatc
     assert (outcome.step, outcome.stopped) == (9, False)
     about = {"config": asdict(replace(CONFIG, train=case.train)), "best": [1.0, 3]}
     last = Info(9, 1.0, 9 * CONFIG.train.batch_size * CONFIG.window, about=about)
-    for steps, end in ((25, 9), (26, 18)):
-        case = Case(replace(case.train, steps=steps), last)
+    for patience, end in ((2, 9), (4, 15)):
+        case = Case(replace(case.train, patience=patience), last)
         outcome = simulate(case, monkeypatch)
         assert (outcome.step, outcome.stopped) == (end, False)
 
