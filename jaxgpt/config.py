@@ -1,7 +1,7 @@
 """Settings of a run: frozen dataclasses that validate their values, and conversion to and from JSON.
 
 Names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`). `setting` declares
-default, help and limits of each field; `check` holds what depends on several. Errors name the setting, the value and the fix.
+default, help and limits of each field; `check` yields what does not fit. Errors name the setting, the value and the fix.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, get_origin, get_type_hints
@@ -84,42 +84,36 @@ class ModelConfig(Section):
     init: Literal["gpt2", "torch", "zero-proj"] = setting("gpt2", "zero-proj: gpt2, with residual projections at zero")
     init_std: float = setting(0.02, "standard deviation of the gpt2 initialization", 0.0, 1e6)
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if not self.head_dim and self.n_embd % self.n_head:
-            raise UserError(
-                f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: choose a divisor or set head_dim"
-            )
+            yield f"model.n_head {self.n_head} does not divide model.n_embd {self.n_embd}: choose a divisor or set head_dim"
         if self.n_head % self.kv_heads:
-            raise UserError(
-                f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
-            )
+            yield f"model.n_kv_head {self.n_kv_head} does not divide model.n_head {self.n_head}: choose a divisor"
         if not self.attn_proj and self.n_head * self.head_width != self.n_embd:
-            raise UserError(f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}")
+            yield f"without model.attn_proj, n_head * head_dim must equal model.n_embd {self.n_embd}"
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
             rotated = f"rotates {self.rotary_width} of the {self.head_width} channels of a head"
-            raise UserError(
-                f"model.rope_fraction {self.rope_fraction:g} {rotated}: the number must be even and above 0"
-            )
+            yield f"model.rope_fraction {self.rope_fraction:g} {rotated}: the number must be even and above 0"
         if self.positions == "sinusoidal" and self.n_embd % 2:
-            raise UserError(f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}")
+            yield f"model.positions 'sinusoidal' needs an even model.n_embd, not {self.n_embd}"
         if self.tie_embeddings and self.head_bias:
-            raise UserError("model.head_bias needs an untied head: set model.tie_embeddings to false")
+            yield "model.head_bias needs an untied head: set model.tie_embeddings to false"
         if self.parallel_residual and self.norm_position == "post":
-            raise UserError("model.parallel_residual needs model.norm_position pre, output or both, not post")
+            yield "model.parallel_residual needs model.norm_position pre, output or both, not post"
         if self.rope_factor != 1.0 and self.rope_low_freq_factor >= self.rope_high_freq_factor:
-            raise UserError(
+            yield (
                 f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be below rope_high_freq_factor "
                 f"{self.rope_high_freq_factor}"
             )
         if not re.fullmatch(f"[LG]{{1,{MAX_LAYERS}}}", self.window_pattern):
             letters = "the letters L (local) and G (global)"
-            raise UserError(f"model.window_pattern must consist of {letters}, not {short_repr(self.window_pattern)}")
+            yield f"model.window_pattern must consist of {letters}, not {short_repr(self.window_pattern)}"
         for name, default in (("window_pattern", "L"), ("rope_local_theta", 0.0)):
             if getattr(self, name) != default and not self.sliding_window:
-                raise UserError(f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}")
+                yield f"model.{name} needs a model.sliding_window: set it, or set model.{name} to {default}"
         if self.parameters > MAX_PARAMETERS:
             size = f"{self.parameters:.1e} parameters"
-            raise UserError(f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd")
+            yield f"the model has {size}: at most {MAX_PARAMETERS:.0e} are allowed; lower model.n_embd"
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -185,17 +179,15 @@ class DataConfig(Section):
         "flow", "flow: concatenate; mask: attention and targets end at boundaries; pack: mask, short documents intact"
     )
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if self.stride and (self.conversations or self.documents == "pack"):
-            raise UserError(
-                f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
-            )
+            yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
         if self.path and self.mix:
-            raise UserError(f"data.path {self.path} and data.mix both name the data: leave one of them out")
+            yield f"data.path {self.path} and data.mix both name the data: leave one of them out"
         paths = [each.path for each, _ in self.sources]
         if len(set(paths)) < len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
-            raise UserError(f"data.mix names {twice} twice: add up its weights")
+            yield f"data.mix names {twice} twice: add up its weights"
 
     @property
     def sources(self) -> list[tuple[DataConfig, int]]:
@@ -260,13 +252,11 @@ class OptimConfig(Section):
     spike_factor: float = setting(0.0, "skip steps with a loss or norm above this x its mean; 0: off", 0.0, 1e6)
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if 0 < self.spike_factor <= 1:
-            raise UserError(f"optim.spike_factor must be 0 (off) or above 1, not {self.spike_factor:g}")
+            yield f"optim.spike_factor must be 0 (off) or above 1, not {self.spike_factor:g}"
         if self.schedule != "constant" and self.min_lr > self.learning_rate:
-            raise UserError(
-                f"optim.min_lr {self.min_lr:g} is above optim.learning_rate {self.learning_rate:g}: lower it"
-            )
+            yield f"optim.min_lr {self.min_lr:g} is above optim.learning_rate {self.learning_rate:g}: lower it"
 
     @property
     def skips_updates(self) -> bool:
@@ -308,9 +298,9 @@ class TrainConfig(Section):
     prompt: str = setting("\n", "prompt of the final sample; newline: the beginning of the validation data")
     sample_tokens: int = setting(300, "number of tokens in that sample; 0: no sample", 0)
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if self.patience and not self.keep_best:
-            raise UserError("train.patience needs the best checkpoint: set train.keep_best to 1 or more")
+            yield "train.patience needs the best checkpoint: set train.keep_best to 1 or more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,12 +313,12 @@ class MeshConfig(Section):
     fsdp: int = setting(1, "devices that split both the batch and the weights; -1: all remaining devices", -1)
     tensor: int = setting(1, "devices that split heads, MLP and vocabulary; -1: all remaining devices", -1)
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         for f in fields(self):
             if getattr(self, f.name) == 0:
-                raise UserError(f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not 0")
+                yield f"mesh.{f.name} must be at least 1, or -1 for all remaining devices, not 0"
         if self.fsdp == self.tensor == -1:
-            raise UserError("only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)")
+            yield "only one of mesh.fsdp and mesh.tensor can be -1 (all remaining devices)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,13 +331,13 @@ class LoraConfig(Section):
     alpha: float = setting(16.0, "scale of the adapters, divided by the rank", above=0.0, high=1e6)
     targets: str = setting("q_proj,v_proj", "matrices to adapt, comma-separated, or all-linear")
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         names = self.targets.replace("+", ",").split(",")
         if len(set(names)) < len(names) or "" in names:
-            raise UserError(f"lora.targets must be different names separated by commas, not {short_repr(self.targets)}")
+            yield f"lora.targets must be different names separated by commas, not {short_repr(self.targets)}"
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
-                raise UserError(f"lora.{name} needs lora.rank: add --lora.rank 8, or leave it out")
+                yield f"lora.{name} needs lora.rank: add --lora.rank 8, or leave it out"
 
 
 @dataclass(frozen=True)
@@ -385,10 +375,10 @@ class TextParams(Section):
     )
     lookup: int = setting(0, "draft what followed the last N tokens earlier in the text; 0: off", 0, 64)
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in self.stop_ids))
         if self.max_new_tokens is not None and self.max_length is not None:
-            raise UserError("max-length includes the prompt and cannot be combined with max-new-tokens: choose one")
+            yield "max-length includes the prompt and cannot be combined with max-new-tokens: choose one"
 
 
 @dataclass(frozen=True)
@@ -402,14 +392,12 @@ class BeamParams(Section):
         False, "stop at num_beams texts (true), or when a better one is unlikely (false) or impossible (never)"
     )
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
-            raise UserError(
-                f"num-return-sequences {self.num_return_sequences} exceeds num-beams {self.num_beams}: lower it"
-            )
+            yield f"num-return-sequences {self.num_return_sequences} exceeds num-beams {self.num_beams}: lower it"
         stopping = {"true": True, "false": False}.get(str(self.early_stopping).lower(), self.early_stopping)
         if not (isinstance(stopping, bool) or stopping == "never"):
-            raise UserError(f"early-stopping must be true, false or never: {short_repr(stopping)}")
+            yield f"early-stopping must be true, false or never: {short_repr(stopping)}"
         object.__setattr__(self, "early_stopping", stopping)
 
 
@@ -443,18 +431,18 @@ class DistributedConfig(Section):
     heartbeat_seconds: int = setting(30, "abort if a process is silent for this many seconds", 2, 86400)
     launched: bool = setting(False, "set by jaxgpt launch: save and stop when standard input closes")
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if self.coordinator in ("", "auto", "none"):
             if self.num_processes or self.process_id != -1:
-                raise UserError("distributed.num_processes and process_id need distributed.coordinator HOST:PORT")
+                yield "distributed.num_processes and process_id need distributed.coordinator HOST:PORT"
             return
         for name, value in (("coordinator", self.coordinator), ("bind", self.bind)):
             host, _, port = value.rpartition(":")
             if value and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-                raise UserError(f"distributed.{name} must be HOST:PORT, auto or none, not {short_repr(value)}")
+                yield f"distributed.{name} must be HOST:PORT, auto or none, not {short_repr(value)}"
         if not 0 <= self.process_id < self.num_processes <= 2**20:
             limits = f"at least 0 and below distributed.num_processes {self.num_processes}"
-            raise UserError(f"distributed.process_id {self.process_id} must be {limits}")
+            yield f"distributed.process_id {self.process_id} must be {limits}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,21 +460,17 @@ class Config(Section):
     mesh: MeshConfig = field(default_factory=MeshConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
-    def check(self) -> None:
+    def check(self) -> Iterator[str]:
         if self.train.scan_layers and len(set(self.model.windows)) > 1:
             pattern = f"not model.window_pattern {self.model.window_pattern}"
-            raise UserError(
-                f"train.scan_layers needs the same sliding window in all layers, {pattern}: set it to false"
-            )
+            yield f"train.scan_layers needs the same sliding window in all layers, {pattern}: set it to false"
         if self.data.window > self.model.block_size:
-            raise UserError(
-                f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
-            )
+            yield f"data.window {self.data.window} exceeds model.block_size {self.model.block_size}: lower it"
         if self.lora.rank and self.optim.name == "muon":
-            raise UserError("optim.name muon does not support adapters (lora.rank): use --optim.name adamw")
+            yield "optim.name muon does not support adapters (lora.rank): use --optim.name adamw"
         windows = max(self.train.steps_per_call * self.train.batch_size, self.train.eval_batch_size)
         if windows * (self.window + 1) > MAX_BATCH:
-            raise UserError(
+            yield (
                 f"{windows:,} windows of {self.window_setting} are {windows * (self.window + 1):,} token ids: at most "
                 f"{MAX_BATCH:,} are allowed; lower train.batch_size, steps_per_call or eval_batch_size"
             )

@@ -53,10 +53,12 @@ class Section:
             name = f"{self.prefix}.{each.name}" if self.prefix else each.name.replace("_", "-")
             limits = each.metadata.get("limits", Limits())
             object.__setattr__(self, each.name, _checked(name, getattr(self, each.name), hints[each.name], limits))
-        self.check()
+        if problem := next(iter(self.check()), ""):
+            raise UserError(problem)
 
-    def check(self) -> None:
-        """Check settings that depend on each other. Raises `UserError` if they do not fit."""
+    def check(self) -> Iterable[str]:
+        """Yield an error for settings that depend on each other and do not fit; the first is raised."""
+        return ()
 
 
 @lru_cache(maxsize=64)
