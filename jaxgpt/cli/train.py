@@ -88,13 +88,10 @@ def train(
 def new_config(base: Config, source: str, init_from: str, settings: Mapping[str, Any], keep: bool) -> Config:
     """Return the settings of a new run. With `keep`, it keeps the dropout and the context of `base` when it fine-tunes."""
     from jaxgpt.checkpoint.run import Run
-    from jaxgpt.trainer.start import check_same_model, with_weights
+    from jaxgpt.trainer.start import with_weights
 
     if init_from:
-        weights = with_weights(base, init_from, keep)
-        config = with_settings(weights, settings)
-        check_same_model(weights, config)
-        return config
+        return with_weights(base, init_from, keep, lambda config: with_settings(config, settings))
     if base.preset == "finetune" or "lora.rank" in settings:
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")

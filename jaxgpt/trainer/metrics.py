@@ -118,7 +118,7 @@ def _commit() -> str:
 
 def parameter_count(params: Any) -> int:
     """Count the parameters of a tree."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def parameter_table(params: Any) -> dict[str, int]:
@@ -128,7 +128,7 @@ def parameter_table(params: Any) -> dict[str, int]:
         names = [key.key for key in path]
         for depth in range(1, len(names)):
             module = "/".join(names[:depth])
-            table[module] = table.get(module, 0) + math.prod(leaf.shape)
+            table[module] = table.get(module, 0) + leaf.size
     return table
 
 
@@ -136,7 +136,7 @@ def multiplied_parameters(config: ModelConfig, params: Any) -> int:
     """Count the parameters in matrix products: matrices, and the table of a tied head."""
     kinds = ("matrix", "table") if config.tie_embeddings else ("matrix",)
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    return sum(math.prod(leaf.shape) for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
+    return sum(leaf.size for path, leaf in leaves if (w := weight_at(path, config)) and w.kind in kinds)
 
 
 def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig | None = None) -> int:
@@ -150,20 +150,16 @@ def flops_per_token(config: ModelConfig, params: Any, T: int, lora: LoraConfig |
     if lora is not None and lora.rank:
         names = lora.targets.replace("+", ",").split(",")
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        kernels = [leaf for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names]
-        gradients = sum(math.prod(kernel.shape) for kernel in kernels)
+        gradients = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel" and path[-2].key in names)
     attention = 12 * config.n_layer * config.n_head * config.head_width * T
     return 4 * count + 2 * gradients + attention
 
 
 def state_bytes(config: Config, params: Any) -> dict[str, int]:
     """Compute the bytes of a training state and its gradients by kind, over all devices, from weights or their shapes."""
-    trained = abstract_trained(config.model, config.lora) if config.lora.rank else params
-    optimizer = jax.eval_shape(make_optimizer(config).init, trained)
-    parameters = (params, trained) if config.lora.rank else params
-    sizes = {"parameters": parameters, "gradients": trained, "optimizer": optimizer}
-    if config.optim.ema_decay > 0:
-        sizes["average"] = trained
-    return {
-        kind: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)) for kind, tree in sizes.items()
-    }
+    trained = abstract_trained(config.model, config.lora)
+    trees = {"parameters": (params, trained) if config.lora.rank else params, "gradients": trained}
+    trees["optimizer"] = jax.eval_shape(make_optimizer(config).init, trained)
+    trees |= {"average": trained} if config.optim.ema_decay > 0 else {}
+    bytes_of = lambda tree: sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))  # noqa: E731
+    return {kind: bytes_of(tree) for kind, tree in trees.items()}

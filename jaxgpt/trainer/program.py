@@ -200,14 +200,12 @@ class Program:
 
         Returns the next state, and a function that blocks on the metrics of the steps and returns them.
         """
-        if not self._several(batches):
-            state, metrics = self.step(state, batches)
-            return state, lambda: [jax.device_get(metrics)]
-        state, metrics = self._call(self._train[True], state, batches, self._numbers, n)
+        several = self._several(batches)
+        state, metrics = self._call(self._train[several], state, batches, self._numbers, n)
 
         def read() -> list[dict[str, Any]]:
             host = jax.device_get(metrics)
-            return [{name: value[i] for name, value in host.items()} for i in range(n)]
+            return [{name: value[i] for name, value in host.items()} for i in range(n)] if several else [host]
 
         return state, read
 

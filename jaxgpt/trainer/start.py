@@ -23,7 +23,7 @@ from jaxgpt.checkpoint.run import (
     write_settings,
 )
 from jaxgpt.checkpoint.store import Info, checkpoints, find_damage, latest_valid, restore
-from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig, changes, flat
+from jaxgpt.config import Config, DataConfig, TrainConfig, changes, flat
 from jaxgpt.data import Batches, Data
 from jaxgpt.data.tokenizer import Tokenizer
 from jaxgpt.errors import UserError, short_repr
@@ -109,9 +109,10 @@ def read_weights(start: Start) -> Weights:
         return Weights(tokenizer=tokenizer)
     if config.lora.rank:
         base, its_tokenizer = load_base(locate_base(run, config) if run else config.init_from, config.model)
-        return Weights(None, base._replace(params=_on_host(base.params)), tokenizer or its_tokenizer)
+        base = base._replace(params=jax.tree.map(np.asarray, base.params))
+        return Weights(base=base, tokenizer=tokenizer or its_tokenizer)
     _, params, its_tokenizer, _ = load(*parse_checkpoint(config.init_from))
-    return Weights(_on_host(params), None, tokenizer or its_tokenizer)
+    return Weights(jax.tree.map(np.asarray, params), tokenizer=tokenizer or its_tokenizer)
 
 
 def completed(config: Config, data: Data) -> Config:
@@ -181,37 +182,32 @@ def first_state(program: Program, run: Run, last: Info | None, params: Any) -> T
     return program.from_checkpoint(restore(run.checkpoints, last.step, program.abstract_checkpoint))
 
 
-def with_weights(base: Config, init_from: str, keep: bool) -> Config:
+def with_weights(base: Config, init_from: str, keep: bool, change: Callable[[Config], Config]) -> Config:
     """Return settings that start from the weights of a run, with its model and tokenizer.
 
-    With `keep`, `base` sets dropout and context, the model settings that may differ.
+    Args:
+        base: the other settings.
+        init_from: RUN or RUN/checkpoints/STEP.
+        keep: whether `base` sets dropout and context, the model settings that may differ.
+        change: applies the settings of the user.
+
+    Raises:
+        UserError: if the user sets a different model or tokenizer.
     """
     directory, _ = parse_checkpoint(init_from)
     model = open_run(directory).config().model
-    if keep:
-        own = {name: getattr(base.model, name) for name in _may_differ(model)}
-        model = replace(model, **own)
+    free = ["dropout"] if model.positions == "learned" else ["dropout", "block_size"]  # no weight depends on them
+    own = {name: getattr(base.model, name) for name in free} if keep else {}
     # The paths are valid in every directory.
     data = replace(base.data, tokenizer=str((directory / "tokenizer.json").absolute()))
-    return replace(base, model=model, data=data, init_from=str(weights_at(init_from).absolute()))
-
-
-def check_same_model(weights: Config, config: Config) -> None:
-    """Check that settings keep the model and the tokenizer of `with_weights`, except dropout and context.
-
-    Raises:
-        UserError: if another setting differs.
-    """
-    free = [f"model.{name}" for name in _may_differ(weights.model)]
+    weights = replace(base, model=replace(model, **own), data=data, init_from=str(weights_at(init_from).absolute()))
+    config = change(weights)
     for name, (was, now) in changes(weights, config).items():
-        if (name.startswith("model.") and name not in free) or name == "data.tokenizer":
+        section, _, last = name.rpartition(".")
+        if (section == "model" and last not in free) or name == "data.tokenizer":
             window = "; to train on shorter windows, use --data.window" if name == "model.block_size" else ""
             raise UserError(f"{name} must be {was!r}, as in the run of --init-from, not {now!r}: omit it{window}")
-
-
-def _may_differ(model: ModelConfig) -> tuple[str, ...]:
-    """Name the model settings that no weight depends on: dropout, and the context without a table of positions."""
-    return ("dropout",) if model.positions == "learned" else ("dropout", "block_size")
+    return config
 
 
 def check_resume(old: Config, new: Config, step: int = 0) -> None:
@@ -272,7 +268,3 @@ def _sources(data: DataConfig) -> list[tuple[bool, bool, int]]:
 
 def _finetune(run: Run) -> str:
     return f"jaxgpt train finetune --init-from {run.path} --data.path PATH"
-
-
-def _on_host(params: Any) -> Any:
-    return jax.tree.map(np.asarray, params)

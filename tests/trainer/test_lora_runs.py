@@ -213,8 +213,6 @@ def test_a_run_finds_its_base(folder: Path, finished: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora__rank": -1}, "lora.rank must be at least 0, not -1"),
-        ({"lora__rank": 2, "lora__alpha": 0}, "lora.alpha must be above 0"),
         ({"lora__alpha": 4}, "lora.alpha needs lora.rank"),
         ({"lora__rank": 2, "lora__targets": "c_atn"}, "'c_atn' is not a matrix of the model (did you mean c_attn?)"),
         ({"lora__rank": 2, "lora__targets": "c_attn,q_proj"}, "lora.targets must be different names"),
@@ -254,14 +252,6 @@ def test_a_repeated_run_with_other_weights_keeps_its_window_and_dropout(folder: 
     assert f"using the settings of first, starting from the weights of {Path.cwd()}/moved" in result.err
     first, second = open_config("first"), open_config("second")
     assert (second.model, second.data.window) == (first.model, 6)
-
-
-def test_a_run_can_be_repeated(folder: Path) -> None:
-    """Also from another folder."""
-    result = jaxgpt("train", "run", "--out", "again", "--train.steps", "1")
-    assert result.code == 0, result.err
-    config = open_config("again")
-    assert (config.lora, config.init_from) == (open_config("run").lora, open_config("run").init_from)
 
 
 def open_config(run: str) -> Config:
