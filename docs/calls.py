@@ -20,7 +20,7 @@ TREES = {
 trainer.train.train
   trainer.train.batches_of
     data.batches.Batches.at
-  trainer.program.build
+  start.build = trainer.program.build
   program.steps = train.step.train_step
     train.step.gradients
       train.step.gradient_sums
