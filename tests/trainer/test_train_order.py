@@ -29,25 +29,16 @@ CASES = 300
 
 @dataclass
 class Case:
-    """One simulated run.
-
-    Attributes:
-        train: settings.
-        last: checkpoint to resume from; None: a new run.
-        stop: number of events after which a signal arrives.
-        save: numbers of events after which a checkpoint is due.
-        bad: step with a NaN loss.
-        until: argument of `train`, the step to stop at.
-        events: events in order: ("steps", first, n), ("read", step), ("line", step, kind), ("evaluated", step),
-            ("save", step, val_loss, temporary), ("note", step).
-    """
+    """One simulated run."""
 
     train: TrainConfig
-    last: Info | None = None
-    stop: int | None = None
-    save: frozenset[int] = frozenset()
-    bad: int | None = None
-    until: int | None = None
+    last: Info | None = None  # checkpoint to resume from; None: a new run
+    stop: int | None = None  # number of events after which a signal arrives
+    save: frozenset[int] = frozenset()  # numbers of events after which a checkpoint is due
+    bad: int | None = None  # step with a NaN loss
+    until: int | None = None  # argument of `train`, the step to stop at
+    # ("steps", first, n), ("read", step), ("line", step, kind), ("evaluated", step), ("save", step, val_loss, temporary) and
+    # ("note", step), in order
     events: list[tuple[Any, ...]] = field(default_factory=list)
 
     def of(self, kind: str) -> list[tuple[Any, ...]]:
@@ -74,11 +65,9 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
             first = state.step
             assert batches == range(first, first + n)
             log(("steps", first, n))
-            values = [
-                {"loss": math.nan if step == case.bad else 1.0, "grad_norm": 1.0, "grad_squares": []}
-                for step in batches
-            ]
-            return SimpleNamespace(step=first + n), lambda: values
+            losses = [math.nan if step == case.bad else 1.0 for step in batches]
+            metrics = [{"loss": loss, "grad_norm": 1.0, "grad_squares": []} for loss in losses]
+            return SimpleNamespace(step=first + n), lambda: metrics
 
         def to_checkpoint(self, state: Any) -> Any:
             return state
@@ -161,15 +150,13 @@ def random_case(dice: random.Random) -> Case:
     first = dice.choice([0, 0, dice.randint(0, steps)])
     tokens = first * settings.batch_size * CONFIG.model.block_size
     last = Info(first, dice.choice([None, 1.0]) if first else None, tokens) if first or dice.random() < 0.1 else None
-    save = frozenset(dice.sample(range(30), dice.choice([0, 0, 1, 3])))
-    until = dice.choice([None, None, dice.randint(max(first, 1), steps)])
     return Case(
         settings,
         last,
-        dice.choice([None, dice.randint(0, 60)]),
-        save,
-        dice.choice([None, None, dice.randint(0, steps)]),
-        until,
+        save=frozenset(dice.sample(range(30), dice.choice([0, 0, 1, 3]))),
+        until=dice.choice([None, None, dice.randint(max(first, 1), steps)]),
+        stop=dice.choice([None, dice.randint(0, 60)]),
+        bad=dice.choice([None, None, dice.randint(0, steps)]),
     )
 
 
