@@ -35,8 +35,8 @@ class Family(NamedTuple):
     architectures: tuple[str, ...]
     form: Format
     options: Mapping[str, tuple[str, Any]]
-    settings: Mapping[str, Any]
-    fills: Mapping[str, Any]
+    settings: dict[str, Any]
+    fills: dict[str, Any]
     read: Callable[[Options, ModelConfig], dict[str, Any]]
     write: Callable[[ModelConfig], dict[str, Any]]
     served: tuple[str, ...] = ("silu",)
@@ -63,8 +63,7 @@ class Family(NamedTuple):
     def express(self, config: ModelConfig) -> ModelConfig:
         """Return the config that the family reads for a model of the same function.
 
-        Raises:
-            UserError: names the first setting that the family cannot express.
+        Raises `UserError` with the first setting that the family cannot express.
         """
         if config.mlp == "plain" and config.activation == "relu2" and not config.bias:
             gated: Any = {"mlp": "gated", "activation": "relu", "n_inner": config.mlp_width}  # relu(u)^2 = relu(u) u

@@ -37,11 +37,7 @@ class Weights:
     """
 
     def __init__(self, path: Path) -> None:
-        """Read headers only.
-
-        Raises:
-            UserError: if safetensors are missing or truncated, or two of them have the same tensor.
-        """
+        """Read headers. Raises `UserError` if files are missing or truncated, or two of them have the same tensor."""
         self.path = path
         self.tensors: dict[str, Stored] = {}
         for file in _find(path):
@@ -53,25 +49,20 @@ class Weights:
                     self.tensors[name] = Stored(file, piece.get_dtype(), tuple(piece.get_shape()))
 
     def read(self, name: str) -> np.ndarray:
-        """Read one tensor as float32.
-
-        Raises:
-            UserError: if the tensor contains non-finite numbers.
-        """
-        file = self.tensors[name].file
-        # Opened for each tensor: the pages that a long-lived mapping has touched count as memory of this process.
-        with _opened(file) as f:
-            tensor: np.ndarray = f.get_tensor(name).astype(np.float32)
+        """Read one tensor as float32. Raises `UserError` if it contains non-finite numbers."""
+        tensor = self._load(name)
         if not np.isfinite(tensor).all():
-            raise UserError(f"{file}: tensor {name} contains non-finite numbers")
+            raise UserError(f"{self.tensors[name].file}: tensor {name} contains non-finite numbers")
+        return tensor
+
+    def _load(self, name: str) -> np.ndarray:
+        # Opened for each tensor: the pages that a long-lived mapping has touched count as memory of this process.
+        with _opened(self.tensors[name].file) as f:
+            tensor: np.ndarray = f.get_tensor(name).astype(np.float32)
         return tensor
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], ignore: Callable[[str], bool]) -> None:
-        """Check that exactly the expected tensors exist, with their shapes and types that float32 can represent.
-
-        Raises:
-            UserError: if a tensor is missing, unexpected, or of a different shape or type.
-        """
+        """Raise `UserError` if a tensor is missing, unexpected, of a different shape, or not of a type in `FLOATS`."""
         missing = [name for name in shapes if name not in self.tensors]
         if missing:
             raise UserError(
@@ -116,11 +107,7 @@ def write_safetensors(
 
 
 def check_new(target: Path) -> None:
-    """Check that a path is free, or an empty directory.
-
-    Raises:
-        UserError: if it exists.
-    """
+    """Raise `UserError` if a path exists, unless it is an empty directory."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise UserError(f"{target} already exists: choose another name, or remove it")
 

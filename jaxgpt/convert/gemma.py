@@ -8,7 +8,6 @@ from typing import Any
 
 from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
-from jaxgpt.convert.family import Family
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.rope import merged_rope, rope_settings, write_rope
 from jaxgpt.convert.weights import Format
@@ -98,13 +97,12 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY = llama.LLAMA._replace(
     name="gemma3_text",
     architectures=("Gemma3ForCausalLM", "Gemma3TextModel"),
     form=llama.make_form(NORMS, offset=1.0),
     options=OPTIONS,
-    settings=llama.SETTINGS | {"norm_position": "both", "qk_norm": True, "embed_scale": True},
-    fills=llama.FILLS,
+    settings=llama.LLAMA.settings | {"norm_position": "both", "qk_norm": True, "embed_scale": True},
     read=_read,
     write=_write,
     served=("gelu_new",),

@@ -16,6 +16,7 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert import llama
 from jaxgpt.convert.files import Stored, Weights
 from jaxgpt.convert.options import Options
+from jaxgpt.convert.rope import write_rope
 from jaxgpt.data.cuts import LLAMA3
 from jaxgpt.data.tokenizer import SpecialTokens, SubwordTokenizer, byte_level, call_tokenizers
 from jaxgpt.errors import UserError, short_repr
@@ -62,17 +63,13 @@ class GgufWeights(Weights):
 
     Attributes:
         metadata: values by name.
-        stored: `gguf.ReaderTensor` by name, including tensors outside the model.
+        stored: `gguf.ReaderTensor` by name.
         heads: numbers of heads of "q" and "k". Their rows are reordered as in transformers: llama.cpp interleaves the two
             halves of each head.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header only.
-
-        Raises:
-            UserError: if the gguf package is missing, or the file is truncated or malformed.
-        """
+        """Read the header. Raises `UserError` if the file is malformed, or the gguf package is missing."""
         self.path, self.tensors = path, {}
         self.stored: dict[str, Any] = {}
         self.heads: dict[str, int] = {}
@@ -82,27 +79,20 @@ class GgufWeights(Weights):
             if name in self.stored:
                 raise UserError(f"{path}: duplicate tensor {short_repr(name)}")
             self.stored[name] = tensor
-            if name != ROPE_FREQS:
-                self.tensors[name] = Stored(path, "F32", tuple(tensor.shape.tolist()[::-1]))  # the type that is read
+            self.tensors[name] = Stored(path, "F32", tuple(tensor.shape.tolist()[::-1]))  # the type that is read
 
-    def read(self, name: str) -> np.ndarray:
-        """Dequantize one tensor to float32.
-
-        Raises:
-            UserError: if its type is not supported, or it contains non-finite numbers.
-        """
+    def _load(self, name: str) -> np.ndarray:
+        """Dequantize one tensor to float32. Raises `UserError` if its type is not supported."""
         from gguf.quants import dequantize
 
         tensor = self.stored[name]
         try:
-            with np.errstate(all="ignore"):  # non-finite numbers are rejected below
+            with np.errstate(all="ignore"):  # `read` rejects non-finite numbers
                 # The copy frees the pages of the file.
                 out = np.asarray(dequantize(np.array(tensor.data), tensor.tensor_type), np.float32)
         except NotImplementedError:
             kind = tensor.tensor_type.name
             raise UserError(f"{self.path}: tensor {tensor.name} has the unsupported type {kind}") from None
-        if not np.isfinite(out).all():
-            raise UserError(f"{self.path}: tensor {tensor.name} contains non-finite numbers")
         for part, heads in self.heads.items():
             if f".self_attn.{part}_proj." in name:
                 split = out.reshape(heads, out.shape[0] // heads // 2, 2, *out.shape[1:])
@@ -147,11 +137,7 @@ def _hf_name(name: str) -> str:
 
 
 def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, GgufWeights]:
-    """Return the config of a GGUF file's model, and its weights, not read yet.
-
-    Raises:
-        UserError: if the architecture is not llama, or an option is not supported.
-    """
+    """Return the config of a model and its unread weights. Raises `UserError` if the model is not supported."""
     weights = GgufWeights(path)
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
@@ -180,32 +166,24 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
 
 
 def _rope_scaling(weights: GgufWeights) -> dict[str, Any] | None:
-    """Return Llama 3 scaling, which the file stores as a divisor for each frequency."""
-    if ROPE_FREQS not in weights.stored:
+    """Return Llama 3 scaling, which the file stores as a divisor for each frequency, in a tensor that is removed."""
+    if ROPE_FREQS not in weights.tensors:
         return None
-    divisors = weights.read(ROPE_FREQS).reshape(-1)
-    theta = weights.metadata.get("llama.rope.freq_base", 10_000.0)
+    divisors, theta = weights.read(ROPE_FREQS).reshape(-1), weights.metadata.get("llama.rope.freq_base", 10_000.0)
+    del weights.tensors[ROPE_FREQS]
     if type(theta) is float and divisors.size:
         scaling, width = Llama3Scaling(factor=float(divisors.max())), 2 * divisors.size
         with np.errstate(all="ignore"):
             plain, scaled = (rope_frequencies(width, theta, each) for each in (Llama3Scaling(), scaling))
-            same = np.allclose(divisors, plain / scaled, rtol=1e-4)
-        if same:
-            return {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low,
-                "high_freq_factor": scaling.high,
-                "original_max_position_embeddings": scaling.original_context,
-            }
+            if np.allclose(divisors, plain / scaled, rtol=1e-4):
+                return write_rope(ModelConfig(rope_theta=theta, rope_factor=scaling.factor))
     raise UserError(f"{weights.path}: tensor {ROPE_FREQS} is not supported: it is not the scaling of Llama 3")
 
 
 def read_tokenizer(weights: GgufWeights) -> SubwordTokenizer:
     """Build the tokenizer of a GGUF file, with its special tokens and its chat template.
 
-    Raises:
-        UserError: if the kind of tokenizer or pre-tokenizer is not supported, or its tokens are malformed.
+    Raises `UserError` if the kind of tokenizer or pre-tokenizer is not supported, or its tokens are malformed.
     """
     path = weights.path
     ggml = {k.removeprefix(GGML): v for k, v in weights.metadata.items() if k.startswith(GGML)}

@@ -76,11 +76,7 @@ NANOGPT = Format(_table(output_first=True), PREFIX, f"{PREFIX}wte.weight")
 
 
 def read_nanogpt(options: Options, weights: Weights) -> ModelConfig:
-    """Return the config of a nanoGPT checkpoint, from its `model_args` in config.json and the shapes of its tensors.
-
-    Raises:
-        UserError: if a setting of the model is missing or invalid.
-    """
+    """Return the config of a nanoGPT checkpoint, from its `model_args` in config.json and the shapes of its tensors."""
     o = options
     shapes = {name.removeprefix(STRAY): tensor.shape for name, tensor in weights.tensors.items()}
     return ModelConfig(

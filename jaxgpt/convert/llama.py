@@ -32,8 +32,6 @@ OPTIONS: dict[str, tuple[str, Any]] = {  # with the defaults of LlamaConfig
     "rms_norm_eps": ("norm_eps", 1e-6),
     "tie_word_embeddings": ("tie_embeddings", False),
 }
-SETTINGS: dict[str, Any] = {"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "bias": False}
-FILLS: dict[str, Any] = {"norm_affine": True, "dropout": 0.0}
 
 
 def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0) -> Format:
@@ -56,9 +54,6 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
         WeightRow(HEAD, ("lm_head/kernel",), output_first=True),
     )
     return Format(table, PREFIX, f"{PREFIX}embed_tokens.weight")
-
-
-FORM = make_form(NORMS)
 
 
 def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
@@ -148,55 +143,43 @@ def layer_types(config: ModelConfig) -> list[str]:
 LLAMA = Family(
     name="llama",
     architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),
-    form=FORM,
+    form=make_form(NORMS),
     options=OPTIONS,
-    settings=SETTINGS,
-    fills=FILLS,
+    settings={"positions": "rope", "norm": "rmsnorm", "mlp": "gated", "bias": False},
+    fills={"norm_affine": True, "dropout": 0.0},
     read=_read_llama,
     write=_write_llama,
 )
-MISTRAL = Family(
+MISTRAL = LLAMA._replace(
     name="mistral",
     architectures=("MistralForCausalLM", "MistralModel"),
-    form=FORM,
     options=with_defaults(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=4096 * 32),
-    settings=SETTINGS,
-    fills=FILLS,
     read=_read_mistral,
     write=_write_mistral,
 )
-QWEN_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 151936,
-    "intermediate_size": 22016,
-    "max_position_embeddings": 32768,
-}
-QWEN2 = Family(
+QWEN: dict[str, Any] = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
+QWEN2 = LLAMA._replace(
     name="qwen2",
     architectures=("Qwen2ForCausalLM", "Qwen2Model"),
-    form=FORM,
-    options=with_defaults(**QWEN_DEFAULTS),
-    settings=SETTINGS | {"qkv_bias": True},
-    fills=FILLS | {"qkv_bias": True},
+    options=with_defaults(**QWEN),
+    settings=LLAMA.settings | {"qkv_bias": True},
+    fills=LLAMA.fills | {"qkv_bias": True},
     read=_read_qwen,
     write=_write_qwen,
 )
-QWEN3 = Family(
+QWEN3 = QWEN2._replace(
     name="qwen3",
     architectures=("Qwen3ForCausalLM", "Qwen3Model"),
-    form=FORM,
-    options=with_defaults(**QWEN_DEFAULTS, head_dim=128),
-    settings=SETTINGS | {"qk_norm": True},
-    fills=FILLS,
-    read=_read_qwen,
-    write=_write_qwen,
+    options=with_defaults(**QWEN, head_dim=128),
+    settings=LLAMA.settings | {"qk_norm": True},
+    fills=LLAMA.fills,
 )
-OLMO2 = Family(
+OLMO2 = LLAMA._replace(
     name="olmo2",
     architectures=("Olmo2ForCausalLM", "Olmo2Model"),
     form=make_form(OLMO_NORMS),
     options=with_defaults(vocab_size=50304, rms_norm_eps=1e-5),
-    settings=SETTINGS | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
-    fills=FILLS,
+    settings=LLAMA.settings | {"norm_position": "output", "qk_norm": True, "qk_norm_per_head": False},
     read=_read,
     write=_write,
 )

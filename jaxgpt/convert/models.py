@@ -13,16 +13,14 @@ from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
 from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.weights import Format, check_change, check_weights, load_weights, probe_logits, save_weights
+from jaxgpt.convert.weights import Format, check_change, load_weights, probe_logits, save_weights
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
 from jaxgpt.data.tokenizer_files import (
-    GENERATION,
     IDS,
-    TOKENIZER,
-    NoTokenizer,
     load_tokenizer,
     make_tokenizer,
     read_special_tokens,
+    save_tokenizer,
     without_ids_from,
 )
 from jaxgpt.errors import UserError, short_repr
@@ -64,7 +62,6 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     """
     check_new(target)
     family, model, form, weights = open_model(source, accept)
-    check_weights(weights, model, form)
     own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:
         raise UserError(f"{source}: its tokenizer has {own.vocab_size} ids, its model only {model.vocab_size}")
@@ -93,12 +90,10 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
     with new_directory(target) as directory:
         config, params, tokenizer, _ = load(run, checkpoint)
         family, model = exported_form(config.model)
-        generation = _generation_config(tokenizer)
-        ids = {name: generation.get(name) for name in IDS}
+        tokenizer.special = _special_tokens(tokenizer, model.block_size)
+        ids = {name: tokenizer.special.generation.get(name) for name in IDS}
         write_json(directory / "config.json", family.config_to_hf(model) | {"dtype": "float32"} | ids)
-        write_json(directory / GENERATION, generation)
-        write_json(directory / TOKENIZER, _tokenizer_config(tokenizer, config.model.block_size))
-        (directory / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
+        save_tokenizer(directory, tokenizer)
         save_weights(directory / SINGLE, params, model, family.form)
         before = probe_logits(config.model, params)
         del params
@@ -109,8 +104,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:
     """Return the transformers family of a model, and the config of the same function that it reads.
 
-    Raises:
-        UserError: if a setting has no equivalent in the supported families.
+    Raises `UserError` if a setting has no equivalent in the supported families.
     """
     family = _family_for(canonical(model))
     return family, family.express(model)
@@ -126,7 +120,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
     """Return the family, the model config and the unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
         model, gguf_weights = open_gguf(source, accept)
-        return "llama", model, llama.FORM, gguf_weights
+        return "llama", model, llama.LLAMA.form, gguf_weights
     if not source.is_dir():
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
@@ -175,39 +169,35 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
     if isinstance(weights, GgufWeights):
         return make_tokenizer(named, "", 0, model.vocab_size) if named else read_tokenizer(weights)
-    config = source / "config.json"
-    special = read_special_tokens(source, read_json(config) if config.is_file() else None)
+    special = read_special_tokens(source, read_json(source / "config.json"))
     if named:
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)
         tokenizer.special = SpecialTokens(special.generation, tokenizer.special.tokenizer)
         return tokenizer
+    fix = "choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
+    if not (source / "tokenizer.json").is_file():
+        raise UserError(f"{source} has no tokenizer.json: {fix}")
     try:
         tokenizer = load_tokenizer(source)
-    except NoTokenizer:
-        raise UserError(
-            f"{source} has no tokenizer.json: choose a tokenizer with --tokenizer (gpt2, byte, ids, or a path)"
-        ) from None
     except UserError as e:
-        raise UserError(f"{e}; or choose another with --tokenizer (gpt2, byte, ids, or a path)") from None
+        raise UserError(f"{e}; or {fix}") from None
     tokenizer.special = special
     return tokenizer
 
 
-def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the generation_config.json that the model came with, completed by the tokenizer's tokens."""
-    eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), tokenizer.eos_id)
-    default = {"bos_token_id": bos, "eos_token_id": eos}
-    return default | dict(tokenizer.special.generation or {"_from_model_config": True})
-
-
-def _tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
-    values: dict[str, Any] = {
+def _special_tokens(tokenizer: Tokenizer, block_size: int) -> SpecialTokens:
+    """Return the special tokens that the model came with, completed from the tokenizer as transformers needs them."""
+    eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), None)
+    generation = {"bos_token_id": eos if bos is None else bos, "eos_token_id": eos}
+    named = {"eos_token": eos, "bos_token": bos}
+    fixed = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,
     }
-    if tokenizer.eos_id is not None:
-        values["eos_token"] = tokenizer.decode([tokenizer.eos_id])
-    for i in tokenizer.bos_ids[:1]:
-        values["bos_token"] = tokenizer.decode([i])
-    return values | dict(tokenizer.special.tokenizer)
+    return SpecialTokens(
+        generation | (dict(tokenizer.special.generation) or {"_from_model_config": True}),
+        fixed
+        | {name: tokenizer.decode([i]) for name, i in named.items() if i is not None}
+        | dict(tokenizer.special.tokenizer),
+    )

@@ -88,10 +88,7 @@ class Options:
         """Read an option of the type of its default.
 
         An absent option, or null, means the default; but null means 0 for an integer, as in `ModelConfig`. The default of an
-        option that must be present is its type.
-
-        Raises:
-            UserError: if the option has a different type, or is missing.
+        option that must be present is its type. Raises `UserError` for a different type.
         """
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:
@@ -113,11 +110,7 @@ class Options:
         return known[value]
 
     def only(self, name: str, value: Any) -> None:
-        """Require this option to have the one supported value, unless the user accepts others.
-
-        Raises:
-            UserError: if the option has a different value that is not accepted.
-        """
+        """Raise `UserError` if this option does not have the one supported value, unless the user accepts others."""
         actual = self._left.pop(name, value)
         if actual != value and not (value is None and actual is False) and name not in self._accept:
             what = f"{self.where}: {name} {short_repr(actual)} is not supported, only {short_repr(value)}"
@@ -133,11 +126,7 @@ class Options:
         return Options(values, f"{self.where}: {name}", self._accept)
 
     def done(self) -> None:
-        """Check that every option was read or accepted.
-
-        Raises:
-            UserError: if options are unknown.
-        """
+        """Raise `UserError` with the unknown options: neither read nor accepted."""
         if unknown := sorted(name for name in self._left if name not in self._accept):
             listed = ", ".join(f"{name} ({short_repr(self._left[name])})" for name in unknown)
             raise UserError(f"{self.where}: unknown option{'s' * (len(unknown) > 1)} {listed}: {self._fix(unknown)}")

@@ -7,10 +7,11 @@ has one A for queries, keys and values.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,11 @@ from jaxgpt.checkpoint.base import checksum
 from jaxgpt.checkpoint.run import Run, complete_run, open_run, parse_checkpoint
 from jaxgpt.checkpoint.store import resolve_step, save_params
 from jaxgpt.config import Config, LoraConfig, ModelConfig
+from jaxgpt.convert import gpt2
 from jaxgpt.convert.files import Weights, check_new, new_directory, write_safetensors
 from jaxgpt.convert.models import Converted, exported_form, imported_config
 from jaxgpt.convert.options import Options
-from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, tensor_shape, to_leaves, to_tensor
+from jaxgpt.convert.tensors import WeightRow, expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.convert.weights import check_change, probe_logits
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import read_json, write_json
@@ -35,7 +37,6 @@ from jaxgpt.trainer.metrics import parameter_count
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-A, B = "lora_A.weight", "lora_B.weight"
 
 # Options that do not change what an adapter computes; init_lora_weights may, by changing the base (see `KEEPS_BASE`).
 HARMLESS = """
@@ -47,17 +48,47 @@ MERGE = "merge the adapter with PEFT (merge_and_unload), and import the merged m
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
 
 
+class Module(NamedTuple):
+    """A module of a transformers model that PEFT can adapt, such as GPT-2's c_attn: q_proj, k_proj and v_proj.
+
+    Attributes:
+        name: its path, `transformer.h.0.attn.c_attn`.
+        parents: path of its matrices, `["h_0", "attn"]`.
+        inputs: number of inputs.
+        outputs: number of outputs of each matrix.
+        row: layout of B in PEFT.
+    """
+
+    name: str
+    parents: list[str]
+    inputs: int
+    outputs: dict[str, int]
+    row: WeightRow
+
+    @property
+    def target(self) -> str:
+        """Its matrices in `lora.targets`."""
+        return "+".join(self.outputs)
+
+    @property
+    def tensors(self) -> tuple[str, str]:
+        """Names of A and B in PEFT."""
+        return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
+
+    def adapters(self, tree: Any) -> list[Any]:
+        """Return the adapters of its matrices in a tree, each `{"a": A, "b": {name: B}}`."""
+        siblings = functools.reduce(lambda node, name: node.get(name, {}), self.parents, tree)
+        return [each for each in siblings.values() if not self.outputs.keys().isdisjoint(each.get("b", {}))]
+
+
 def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """Map `lora.targets` to the model's matrix names.
 
     Names of transformers modules match as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only in attention.
-    `all-linear` is every matrix of the blocks.
-
-    Raises:
-        UserError: if the model has no such matrix, or a matrix is named twice.
+    `all-linear` is every matrix of the blocks. Raises `UserError` if the model has no such matrix, or has it twice.
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # it may be unknown until the data is read
-    own, theirs = matrices(abstract_params(model)), _modules(model)
+    own, theirs = matrices(abstract_params(model)), _targets_by_module(model)
     targets: list[str] = []
     for word in lora.targets.split(","):
         if word == "all-linear":
@@ -131,19 +162,17 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str = ""
     All modules get the same rank; lower ranks are padded with zeros. Adapters of one fused module, such as q_proj and v_proj in
     GPT-2's c_attn, are merged into one adapter: the ranks add up, and B is block-diagonal.
     """
-    parts = {row: each for row in _matrix_rows(config.model) if (each := _parts(row, adapters))}
-    rank = max(sum(a.shape[-1] for a, _ in each) for each in parts.values())
-    tensors, shapes = {}, leaf_shapes(config.model)
-    for row, each in parts.items():
-        a_IR = np.concatenate([a for a, _ in each], axis=1)
-        b = {leaf: np.zeros((rank, shapes[leaf][1]), np.float32) for leaf in row.leaves}
-        first = 0
-        for a, of_leaves in each:
-            for leaf, value in of_leaves.items():
-                b[leaf][first : first + a.shape[-1]] = value
-            first += a.shape[-1]
-        tensors[f"{PREFIX}{_module(row)}.{A}"] = np.pad(a_IR, ((0, 0), (0, rank - first))).T
-        tensors[f"{PREFIX}{_module(row)}.{B}"] = to_tensor(row._replace(output_first=True), b)
+    found = {module.name: (module, each) for module in _modules(config.model) if (each := module.adapters(adapters))}
+    r = config.lora.rank
+    rank = r * max(len(each) for _, each in found.values())
+    tensors: dict[str, np.ndarray] = {}
+    for module, each in found.values():
+        zeros = {name: np.zeros((r, width), np.float32) for name, width in module.outputs.items()}
+        a_IR = np.concatenate([adapter["a"] for adapter in each], 1)
+        b_OR = np.concatenate([to_tensor(module.row, zeros | adapter["b"]) for adapter in each], 1)
+        padding = (0, 0), (0, rank - r * len(each))
+        name_a, name_b = module.tensors
+        tensors |= {name_a: np.pad(a_IR, padding).T, name_b: np.pad(b_OR, padding)}
     write_safetensors(directory / WEIGHTS, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
     values = {
         "peft_type": "LORA",
@@ -151,8 +180,8 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str = ""
         "base_model_name_or_path": base or config.init_from,
         "r": rank,
         "lora_alpha": config.lora.alpha / config.lora.rank * rank,
-        "target_modules": sorted(map(_module, parts)),
-        "fan_in_fan_out": not next(iter(parts)).output_first,
+        "target_modules": sorted(found),
+        "fan_in_fan_out": exported_form(config.model)[0] is gpt2.FAMILY,
         "lora_dropout": 0.0,
         "bias": "none",
         "use_rslora": False,
@@ -162,43 +191,34 @@ def write_adapter(directory: Path, config: Config, adapters: Any, base: str = ""
 
 
 def read_adapter(directory: Path, model: ModelConfig) -> tuple[LoraConfig, Any]:
-    """Read the adapters of a PEFT directory for a model.
-
-    Raises:
-        UserError: if a feature is not supported, or tensors do not match the model.
-    """
+    """Read the adapters of a PEFT directory. Raises `UserError` if they need other features, or a different model."""
     rank, alpha = read_config(directory / CONFIG)
-    weights, rows, shapes = Weights(directory), _matrix_rows(model), leaf_shapes(model)
-    adapted = [row for row in rows if any(name.startswith(f"{PREFIX}{_module(row)}.lora_") for name in weights.tensors)]
-    if not adapted:
+    weights, modules = Weights(directory), _modules(model)
+    targets = list(dict.fromkeys(m.target for m in modules if not weights.tensors.keys().isdisjoint(m.tensors)))
+    if not targets:
         raise UserError(
             f"{weights.path}: none of its {len(weights.tensors)} tensors adapts a matrix of the base: pass the run of "
             f"the model that it was trained on with --init-from"
         )
-    targets = list(dict.fromkeys(map(_target, adapted)))
-    rows = [row._replace(output_first=True) for row in rows if _target(row) in targets]
+    modules = [module for module in modules if module.target in targets]
     expected: dict[str, tuple[int, ...]] = {}
-    for row in rows:
-        outputs, inputs = tensor_shape(row, shapes)
-        expected |= {f"{PREFIX}{_module(row)}.{A}": (rank, inputs), f"{PREFIX}{_module(row)}.{B}": (outputs, rank)}
+    for module in modules:
+        name_a, name_b = module.tensors
+        expected |= {name_a: (rank, module.inputs), name_b: (sum(module.outputs.values()), rank)}
     weights.check(expected, lambda name: False)
     leaves: dict[str, np.ndarray] = {}
-    for row in rows:
-        parent = row.leaves[0].split("/")[:-2]
-        path, of_b = "/".join([*parent, _target(row)]), {leaf: (rank, shapes[leaf][1]) for leaf in row.leaves}
-        leaves[f"{path}/a"] = weights.read(f"{PREFIX}{_module(row)}.{A}").T
-        for leaf, b in to_leaves(row, weights.read(f"{PREFIX}{_module(row)}.{B}"), of_b).items():
-            leaves[f"{path}/b/{leaf.split('/')[-2]}"] = b
+    for module in modules:
+        a_RI, b_OR = map(weights.read, module.tensors)
+        path = "/".join([*module.parents, module.target])
+        leaves[f"{path}/a"] = a_RI.T
+        shapes = {name: (rank, width) for name, width in module.outputs.items()}
+        leaves |= {f"{path}/b/{name}": b_RO for name, b_RO in to_leaves(module.row, b_OR, shapes).items()}
     contiguous = {path: np.ascontiguousarray(leaf) for path, leaf in leaves.items()}
     return LoraConfig(rank=rank, alpha=alpha, targets=",".join(targets)), unflatten_dict(contiguous, sep="/")
 
 
 def read_config(path: Path) -> tuple[int, float]:
-    """Read the rank and alpha of an adapter_config.json.
-
-    Raises:
-        UserError: if an option is not supported.
-    """
+    """Read the rank and alpha of an adapter_config.json. Raises `UserError` if an option is not supported."""
     values = read_json(path)
     used = {name: value for name, value in values.items() if value is not False and value not in ("", [], {})}
     options = Options(used, str(path), advice=MERGE)
@@ -219,49 +239,30 @@ def read_config(path: Path) -> tuple[int, float]:
     return rank, alpha
 
 
-def _matrix_rows(model: ModelConfig) -> list[WeightRow]:
-    """Return the rows of the model's table for its matrices, without embeddings.
-
-    Raises:
-        UserError: if the model has no equivalent in transformers.
-    """
+def _modules(model: ModelConfig) -> list[Module]:
+    """Return the modules of a model in transformers. Raises `UserError` if no family has the model or its matrices."""
     family, exported = exported_form(model)
-    kernels = {leaf for leaf in leaf_shapes(model) if leaf.endswith("/kernel")}
+    kernels = {leaf: shape for leaf, shape in leaf_shapes(model).items() if leaf.endswith("/kernel")}
     rows = [row for row in expand(family.form.table, exported) if row.leaves[0].endswith("/kernel")]
-    if differ := kernels ^ {leaf for row in rows for leaf in row.leaves}:
+    if differ := kernels.keys() ^ {leaf for row in rows for leaf in row.leaves}:
         names = ", ".join(sorted({leaf.split("/")[-2] for leaf in differ}))
         raise UserError(
             f"the adapters do not fit the {family.name} model, which has different matrices ({names}): export the merged "
             f"model, without --adapter"
         )
-    return rows
+    modules = []
+    for row in rows:
+        outputs = {leaf.split("/")[-2]: kernels[leaf][1] for leaf in row.leaves}
+        layout = row._replace(leaves=tuple(outputs), output_first=True)
+        parents, inputs = row.leaves[0].split("/")[:-2], kernels[row.leaves[0]][0]
+        modules.append(Module(row.name.removesuffix(".weight"), parents, inputs, outputs, layout))
+    return modules
 
 
-def _modules(model: ModelConfig) -> dict[str, str]:
-    """Map the names of a block's matrices in transformers to targets; {} if no family has the model."""
+def _targets_by_module(model: ModelConfig) -> dict[str, str]:
+    """Map the names of a block's modules to targets; {} if no family has the model."""
     try:
-        rows = _matrix_rows(replace(model, n_layer=1))
+        modules = _modules(replace(model, n_layer=1))
     except UserError:
         return {}
-    return {_module(row).split(".0.", 1)[1]: _target(row) for row in rows if ".0." in row.name}
-
-
-def _module(row: WeightRow) -> str:
-    return row.name.removesuffix(".weight")
-
-
-def _target(row: WeightRow) -> str:
-    return "+".join(leaf.split("/")[-2] for leaf in row.leaves)
-
-
-def _parts(row: WeightRow, adapters: Any) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Return each A of a matrix with its Bs, by leaf."""
-    node = adapters
-    for name in row.leaves[0].split("/")[:-2]:
-        node = node.get(name, {})
-    leaves = {leaf.split("/")[-2]: leaf for leaf in row.leaves}
-    parts = []
-    for adapter in node.values():
-        b = {leaves[name]: np.asarray(value) for name, value in adapter.get("b", {}).items() if name in leaves}
-        parts += [(np.asarray(adapter["a"]), b)] if b else []
-    return parts
+    return {module.name.split(".0.", 1)[1]: module.target for module in modules if module.parents}

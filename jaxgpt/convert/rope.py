@@ -23,11 +23,7 @@ def read_rope(options: Options, block_size: int, theta: float) -> dict[str, Any]
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge the RoPE options of transformers 4 and 5.
-
-    Raises:
-        UserError: if `rope_scaling` contradicts the new options.
-    """
+    """Merge the RoPE options of transformers 4 and 5. Raises `UserError` if they contradict each other."""
     scaling = options.read("rope_scaling", {})
     rope: dict[str, Any] = old | scaling | new
     if any(rope[name] != value for name, value in scaling.items()):

@@ -102,11 +102,7 @@ def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
 
 
 def check_change(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the largest logit difference between a model and its reloaded export.
-
-    Raises:
-        RuntimeError: if it exceeds `TOLERANCE`, relative to the largest logit if that exceeds 1.
-    """
+    """Return the largest logit difference between a model and its reloaded export; raise an error above `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
         raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: nothing was kept")

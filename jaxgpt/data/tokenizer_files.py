@@ -35,10 +35,6 @@ FILE_BYTES = 1 << 27  # size limit of a tokenizer file: 4x the largest published
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
 
-class NoTokenizer(UserError):
-    """There are no files of a tokenizer."""
-
-
 def make_tokenizer(
     kind: str, text: str | Sequence[str] = "", vocab_size: int = 0, model_vocab_size: int = 0
 ) -> Tokenizer:
@@ -165,7 +161,7 @@ def _from_json(path: Path) -> Tokenizer:
 
     if not path.is_file():
         near = did_you_mean(str(path), TOKENIZERS)
-        raise NoTokenizer(f"no tokenizer at {path}{near}: choose one of {', '.join(TOKENIZERS)}, or a path")
+        raise UserError(f"no tokenizer at {path}{near}: choose one of {', '.join(TOKENIZERS)}, or a path")
     data = read_bytes(path, FILE_BYTES)
     value = parse_json(data, str(path))
     try:

@@ -363,7 +363,7 @@ def test_a_missing_and_a_damaged_tokenizer_have_their_own_messages(tmp_path):
     with pytest.raises(UserError, match=r"hf has no tokenizer\.json: choose a tokenizer with --tokenizer"):
         import_model(folder, tmp_path / "run")
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match=r"tokenizer\.json.*; or choose another with --tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer\.json.*; or choose a tokenizer with --tokenizer"):
         import_model(folder, tmp_path / "run")
 
 
@@ -388,7 +388,7 @@ def test_weight_tables_are_invertible(n_head, n_kv_head, bias, tied, seed):
     for table, config in (
         (gpt2.FAMILY.form.table, wide),
         (gpt2.NANOGPT.table, replace(wide, bias=bias)),
-        (llama.FORM.table, rope),
+        (llama.LLAMA.form.table, rope),
         (neox.FAMILY.form.table, replace(wide, positions="rope", block_size=8)),
         (llama.OLMO2.form.table, olmo2),
         (gemma.form_of({"query_pre_attn_scalar": 24}, gemma3).table, gemma3),
