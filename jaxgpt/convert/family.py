@@ -83,10 +83,9 @@ def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
     untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM reads no head
     if config.activation not in family.served or untied:
         return ("transformers",)
-    windows = any(0 < window < config.block_size for window in config.windows)
-    return (
-        ("transformers", "vLLM") if windows and family.name != "gemma3_text" else ("transformers", "vLLM", "llama.cpp")
-    )
+    if family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows):
+        return ("transformers", "vLLM")
+    return ("transformers", "vLLM", "llama.cpp")
 
 
 def canonical(config: ModelConfig) -> ModelConfig:

@@ -5,7 +5,6 @@ The gguf package of llama.cpp reads the header and dequantizes the tensors. Form
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from jaxgpt.convert import llama
 from jaxgpt.convert.files import Stored, Weights
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.rope import write_rope
+from jaxgpt.convert.tensors import WeightRow, matrix, norm
+from jaxgpt.convert.weights import Format
 from jaxgpt.data.cuts import LLAMA3
 from jaxgpt.data.tokenizer import SpecialTokens, SubwordTokenizer, byte_level, call_tokenizers
 from jaxgpt.errors import UserError, short_repr
@@ -27,21 +28,17 @@ PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")  # supported values o
 GGML = "tokenizer.ggml."
 ROPE_FREQS = "rope_freqs.weight"
 
-# llama.cpp tensors, without the layer prefix (blk.0.), and their names in transformers.
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+TABLE = (
+    WeightRow("token_embd.weight", ("wte/embedding",)),
+    *norm("blk.{}.attn_norm", "h_{}/ln_1"),
+    *(row for x in "qkv" for row in matrix(f"blk.{{}}.attn_{x}", f"attn/{x}_proj")),
+    *matrix("blk.{}.attn_output", "attn/o_proj"),
+    *norm("blk.{}.ffn_norm", "h_{}/ln_2"),
+    *(row for x in ("gate", "up", "down") for row in matrix(f"blk.{{}}.ffn_{x}", f"mlp/{x}_proj")),
+    *norm("output_norm", "ln_f"),
+    WeightRow("output.weight", ("lm_head/kernel",), output_first=True),
+)
+FORM = Format(TABLE, "", "token_embd.weight", "output.weight")
 
 # Options of transformers and the metadata that holds them, after "llama.".
 OPTIONS = {
@@ -59,7 +56,7 @@ REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attent
 
 
 class GgufWeights(Weights):
-    """The tensors of a GGUF file under the names of transformers, and its metadata.
+    """The tensors of a GGUF file, and its metadata.
 
     Attributes:
         metadata: values by name.
@@ -70,16 +67,11 @@ class GgufWeights(Weights):
 
     def __init__(self, path: Path) -> None:
         """Read the header. Raises `UserError` if the file is malformed, or the gguf package is missing."""
-        self.path, self.tensors = path, {}
-        self.stored: dict[str, Any] = {}
-        self.heads: dict[str, int] = {}
         tensors, self.metadata = _read_header(path)
-        for tensor in tensors:
-            name = _hf_name(tensor.name)
-            if name in self.stored:
-                raise UserError(f"{path}: duplicate tensor {short_repr(name)}")
-            self.stored[name] = tensor
-            self.tensors[name] = Stored(path, "F32", tuple(tensor.shape.tolist()[::-1]))  # the type that is read
+        self.path, self.stored = path, {tensor.name: tensor for tensor in tensors}
+        shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in self.stored.items()}
+        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # the type that is read
+        self.heads: dict[str, int] = {}
 
     def _load(self, name: str) -> np.ndarray:
         """Dequantize one tensor to float32. Raises `UserError` if its type is not supported."""
@@ -92,9 +84,9 @@ class GgufWeights(Weights):
                 out = np.asarray(dequantize(np.array(tensor.data), tensor.tensor_type), np.float32)
         except NotImplementedError:
             kind = tensor.tensor_type.name
-            raise UserError(f"{self.path}: tensor {tensor.name} has the unsupported type {kind}") from None
+            raise UserError(f"{self.path}: tensor {name} has the unsupported type {kind}") from None
         for part, heads in self.heads.items():
-            if f".self_attn.{part}_proj." in name:
+            if f".attn_{part}." in name:
                 split = out.reshape(heads, out.shape[0] // heads // 2, 2, *out.shape[1:])
                 out = split.swapaxes(1, 2).reshape(out.shape)
         return out
@@ -127,15 +119,6 @@ def _read_header(path: Path) -> tuple[list[Any], dict[str, Any]]:
     return reader.tensors, metadata
 
 
-def _hf_name(name: str) -> str:
-    """Return the name of a tensor in transformers, or the given name if transformers has no such tensor."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name, re.ASCII)
-    if not match or match[2] not in NAMES:
-        return name
-    layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{NAMES[match[2]]}.{match[3]}"
-
-
 def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, GgufWeights]:
     """Return the config of a model and its unread weights. Raises `UserError` if the model is not supported."""
     weights = GgufWeights(path)
@@ -144,10 +127,10 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: llama is expected")
     metadata = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     metadata.pop("vocab_size", None)  # the embedding has the size, which may be padded
-    embedding = weights.tensors.get("model.embed_tokens.weight")
+    embedding = weights.tensors.get(FORM.tied)
     values = {option: metadata.pop(name, None) for option, name in OPTIONS.items()} | {
         "vocab_size": (embedding.shape[0] or None) if embedding and embedding.shape else None,
-        "tie_word_embeddings": "lm_head.weight" not in weights.tensors,
+        "tie_word_embeddings": FORM.head not in weights.tensors,
         "rope_scaling": _rope_scaling(weights),
     }
     if missing := [OPTIONS.get(name, "token_embd") for name in REQUIRED if values[name] is None]:

@@ -65,7 +65,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     """Read what all these families have: RoPE, and neither biases nor dropout in attention."""
     options.only("attention_bias", False)
     options.only("attention_dropout", 0.0)
-    return read_rope(options, config.block_size, 10_000.0)
+    return read_rope(options, config.block_size)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
-from jaxgpt.convert import gemma, gpt2, llama, neox
+from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import Family, canonical, engines
 from jaxgpt.convert.files import SINGLE, Weights, check_new, new_directory
-from jaxgpt.convert.gguf import GgufWeights, open_gguf, read_tokenizer
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.weights import Format, check_change, load_weights, probe_logits, save_weights
 from jaxgpt.data.tokenizer import SpecialTokens, Tokenizer
@@ -119,8 +118,8 @@ def read_model(source: Path) -> tuple[ModelConfig, Any, Format]:
 def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelConfig, Format, Weights]:
     """Return the family, the model config and the unread tensors of a directory or GGUF file."""
     if source.is_file() and source.suffix == ".gguf":
-        model, gguf_weights = open_gguf(source, accept)
-        return "llama", model, llama.LLAMA.form, gguf_weights
+        model, gguf_weights = gguf.open_gguf(source, accept)
+        return "llama", model, gguf.FORM, gguf_weights
     if not source.is_dir():
         raise UserError(f"{source} is not a directory with config.json and safetensors, nor a .gguf file")
     where = source / "config.json"
@@ -167,8 +166,8 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
     """Return the tokenizer of a directory, or the named tokenizer, with the directory's special tokens."""
     if named in ("char", "word", "bpe"):
         raise UserError(f"--tokenizer {named} is built from a text: pass the tokenizer.json that was built from it")
-    if isinstance(weights, GgufWeights):
-        return make_tokenizer(named, "", 0, model.vocab_size) if named else read_tokenizer(weights)
+    if isinstance(weights, gguf.GgufWeights):
+        return make_tokenizer(named, "", 0, model.vocab_size) if named else gguf.read_tokenizer(weights)
     special = read_special_tokens(source, read_json(source / "config.json"))
     if named:
         tokenizer = make_tokenizer(named, "", 0, model.vocab_size)

@@ -118,7 +118,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
         init_from: the run of the base model, or one of its checkpoints.
 
     Raises:
-        UserError: if a feature is not supported, or tensors do not match the model.
+        UserError: as `read_adapter`, or if there is no such base.
     """
     check_new(target)
     path, which = parse_checkpoint(init_from)
@@ -136,15 +136,8 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
 def export_adapter(run: str | Path, target: Path, checkpoint: str = "best", base: str = "") -> Converted:
     """Write the adapters of a run as a directory for PEFT's `from_pretrained`, without their base.
 
-    Args:
-        run: a run directory.
-        target: a new path. The directory appears atomically, after a comparison with the model.
-        checkpoint: `best` (lowest validation loss), `last`, or a step.
-        base: name or directory of the base in transformers, for PEFT; empty: the run of the base.
-
-    Raises:
-        UserError: if the run has no adapters, its base is missing, or the model has no equivalent in transformers.
-        RuntimeError: if the exported adapters compute different logits.
+    Arguments and errors are as in `export_model`; `base` is the name or directory of the base in transformers, for PEFT;
+    empty: the run of the base.
     """
     with new_directory(target) as directory:
         config, params, adapters = load_adapters(run, checkpoint)

@@ -9,17 +9,10 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.convert.options import Options
 
 
-def read_rope(options: Options, block_size: int, theta: float) -> dict[str, Any]:
-    """Read `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in 4; many files have both.
-
-    Args:
-        options: the options of a config.json.
-        block_size: the context length.
-        theta: the family's default of `rope_theta`.
-    """
-    o = options
-    old = {"rope_theta": o.read("rope_theta", theta)}
-    return rope_settings(o, merged_rope(o, old, o.read("rope_parameters", {})), block_size)
+def read_rope(options: Options, block_size: int) -> dict[str, Any]:
+    """Read `rope_parameters` as in transformers 5, `rope_theta` and `rope_scaling` as in 4; many files have both."""
+    old, new = {"rope_theta": options.read("rope_theta", 10_000.0)}, options.read("rope_parameters", {})
+    return rope_settings(options, merged_rope(options, old, new), block_size)
 
 
 def merged_rope(options: Options, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

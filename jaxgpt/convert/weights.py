@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,13 +42,9 @@ class Format(NamedTuple):
 
 
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
-    """Check that files contain a model, before any tensor is read.
+    """Check that files contain a model, and return the name in the files of each name in the table.
 
-    Returns:
-        The name in the files of each name in the table.
-
-    Raises:
-        UserError: if a tensor is missing, unexpected, or of a different shape or type, or a tied head differs.
+    Raises `UserError` if a tensor is missing, unexpected, or of a different shape or type, or a tied head differs.
     """
     stored = {name.removeprefix(STRAY): name for name in weights.tensors}
     bare = not any(name.startswith(form.prefix) for name in stored)
@@ -84,12 +80,8 @@ def save_weights(path: Path, params: Any, config: ModelConfig, form: Format) -> 
     """Write a tree of weights as a model of `config`. Gains, biases and gates that the tree lacks are filled in."""
     rows, shapes = expand(form.table, config), leaf_shapes(config)
     ours = flatten_params(params)
-
-    def tensors() -> Iterator[tuple[str, np.ndarray]]:
-        for row in rows:
-            yield row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})
-
-    write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors())
+    tensors = ((row.name, to_tensor(row, {leaf: _leaf(ours, leaf, shapes) for leaf in row.leaves})) for row in rows)
+    write_safetensors(path, {row.name: tensor_shape(row, shapes) for row in rows}, tensors)
 
 
 def probe_logits(config: ModelConfig, params: Any) -> np.ndarray:
