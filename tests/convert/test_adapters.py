@@ -48,10 +48,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_folder(folder / "llama", LLAMA)
     lora_run(folder / "separate", folder / "gpt2", LoraConfig(rank=2, alpha=8.0, targets="q_proj,v_proj,o_proj"))
     lora_run(folder / "linear", folder / "llama", LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj"))
-    assert (
-        jaxgpt("export", str(folder / "linear"), str(folder / "adapter"), "--adapter", "--base", "someone/tiny").code
-        == 0
-    )
+    done = jaxgpt("export", str(folder / "linear"), str(folder / "adapter"), "--adapter", "--base", "someone/tiny")
+    assert done.code == 0
     return folder
 
 
@@ -69,12 +67,8 @@ def test_separate_adapters_share_a_fused_matrix(written: Path) -> None:
         f"transformer.h.{i}.attn.{name}" for i in (0, 1) for name in ("c_attn", "c_proj")
     ]
     b = tensors["base_model.model.transformer.h.1.attn.c_attn.lora_B.weight"]
-    assert [bool(np.any(b[:8, :2])), bool(np.any(b[:8, 2:])), bool(np.any(b[8:16])), bool(np.any(b[16:, :2]))] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert np.any(b[:8, :2])
+    assert not any(map(np.any, (b[:8, 2:], b[8:16], b[16:, :2])))
     assert jaxgpt("import", "out", "again", "--init-from", str(written / "gpt2")).code == 0
     params, expected = (api.load(run).params for run in ("again", written / "separate"))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected)
@@ -86,9 +80,8 @@ def test_adapters_are_read_as_they_were_written(written: Path) -> None:
     lora, adapters = read_adapter(written / "adapter", LLAMA)
     assert lora == LoraConfig(rank=2, alpha=3.0, targets="q_proj,down_proj")
     jax.tree.map(np.testing.assert_array_equal, adapters, load_adapters(written / "linear", "best")[2])
-    assert (
-        json.loads((written / "adapter/adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
-    )
+    config = json.loads((written / "adapter/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "someone/tiny"
 
 
 def test_the_merged_model_is_an_ordinary_one(written: Path) -> None:
@@ -144,10 +137,7 @@ def test_unsupported_features_are_refused(written: Path, changes: dict[str, Any]
 
 def test_a_missing_base_is_named(written: Path) -> None:
     result = jaxgpt("import", str(written / "adapter"), "run", "--init-from", "nowhere")
-    assert (result.code, result.err) == (
-        2,
-        "jaxgpt: no run at nowhere: a directory that `jaxgpt train` wrote is expected\n",
-    )
+    assert (result.code, result.err.split(":")[1]) == (2, " no run at nowhere")
     copytree(written / "llama", "base")
     assert jaxgpt("import", str(written / "adapter"), "run", "--init-from", "base").code == 0
     Path("base").rename("elsewhere")
@@ -207,10 +197,7 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
 
 def test_commands_that_need_other_arguments(written: Path) -> None:
     for args, message in (
-        (
-            ["import", str(written / "adapter"), "run"],
-            "--init-from RUN is the base of a LoRA adapter",
-        ),
+        (["import", str(written / "adapter"), "run"], "--init-from RUN is the base of a LoRA adapter"),
         (
             ["import", str(written / "llama"), "run", "--init-from", "x"],
             "--init-from RUN is the base of a LoRA adapter",

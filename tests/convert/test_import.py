@@ -10,15 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from folders import LLAMA, OF_FAMILIES, SMALL, TEXT, hf_folder, llama_tokenizer, nanogpt_folder, tensors_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import jaxgpt
-from jaxgpt.config import ModelConfig
-from jaxgpt.convert import gemma, gpt2, llama, neox
+from jaxgpt.convert import gemma, gguf, gpt2, llama, neox
 from jaxgpt.convert.family import canonical
-from jaxgpt.convert.models import import_model, open_model
+from jaxgpt.convert.models import FAMILIES, import_model, open_model
 from jaxgpt.convert.options import Options
 from jaxgpt.convert.tensors import expand, leaf_shapes, to_leaves, to_tensor
 from jaxgpt.errors import UserError
@@ -159,14 +156,6 @@ BAD_OPTIONS = {
         r"docs/families.md shows how",
     ),
     "head": ({"architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
-    "activation": ({"activation_function": "quick_gelu"}, "activation_function 'quick_gelu'"),
-    "cross": ({"add_cross_attention": True}, "add_cross_attention True"),
-    "unknown": ({"alibi": True}, "option alibi"),
-    "type": ({"n_layer": "2"}, "n_layer must be an integer"),
-    "bool": ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
-    "dropout": ({"attn_pdrop": 0.3}, "attn_pdrop"),
-    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    "heads": ({"n_head": 3}, "n_head 3 does not divide"),
     "vocabulary": ({"vocab_size": 0}, "vocab_size 0 is not supported: it must be at least 1"),
 }
 
@@ -180,6 +169,16 @@ def test_unsupported_options_are_named(tmp_path, case):
     refused(folder, tmp_path, message)
 
 
+GPT2_OPTIONS = {
+    "activation": ({"activation_function": "quick_gelu"}, "activation_function 'quick_gelu'"),
+    "cross": ({"add_cross_attention": True}, "add_cross_attention True"),
+    "unknown": ({"alibi": True}, "option alibi"),
+    "type": ({"n_layer": "2"}, "n_layer must be an integer"),
+    "bool": ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+    "dropout": ({"attn_pdrop": 0.3}, "attn_pdrop"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    "heads": ({"n_head": 5}, "n_head 5 does not divide"),
+}
 LLAMA_OPTIONS = {
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "yarn"),
     "dynamic-4": ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
@@ -223,6 +222,7 @@ def test_windows_of_qwen(family, case):
 
 
 BAD_FAMILIES = {
+    **{name: (gpt2.FAMILY, values, said) for name, (values, said) in GPT2_OPTIONS.items()},
     **{name: (llama.LLAMA, llama.LLAMA.config_to_hf(LLAMA) | v, said) for name, (v, said) in LLAMA_OPTIONS.items()},
     "layers": (llama.QWEN2, QWEN | {"layer_types": [FULL]}, "layer_types .* must list 6 layers"),
     "kind": (
@@ -376,31 +376,23 @@ def test_existing_files_are_not_overwritten(tmp_path):
     assert (tmp_path / "run" / "precious").exists()
 
 
-@settings(max_examples=12, deadline=None)
-@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_weight_tables_are_invertible(n_head, n_kv_head, bias, tied, seed):
-    """Splitting a tensor into leaves and joining them is the identity, for every family."""
-    n_kv_head = min(n_kv_head, n_head)
-    wide = ModelConfig(vocab_size=7, block_size=5, n_layer=2, n_head=n_head, n_embd=8, tie_embeddings=tied)
-    rope = replace(wide, positions="rope", norm="rmsnorm", mlp="gated", n_kv_head=n_kv_head, bias=bias, head_dim=6)
-    gemma3 = replace(rope, bias=False, qk_norm=True, norm_position="both")
-    olmo2 = replace(rope, bias=False, qk_norm=True, qk_norm_per_head=False, norm_position="output")
-    for table, config in (
-        (gpt2.FAMILY.form.table, wide),
-        (gpt2.NANOGPT.table, replace(wide, bias=bias)),
-        (llama.LLAMA.form.table, rope),
-        (neox.FAMILY.form.table, replace(wide, positions="rope", block_size=8)),
-        (llama.OLMO2.form.table, olmo2),
-        (gemma.form_of({"query_pre_attn_scalar": 24}, gemma3).table, gemma3),
-    ):
-        tensors, shapes = tensors_of(table, config, seed), leaf_shapes(config)
-        leaves = {}
-        for row in expand(table, config):
-            mine = to_leaves(row, tensors[row.name], shapes)
-            rounding = 1e-6 if row.offset or row.factor != 1.0 else 0.0
-            np.testing.assert_allclose(to_tensor(row, mine), tensors[row.name], atol=rounding, rtol=0)
-            leaves |= mine
-        assert leaves.keys() == shapes.keys()
+@pytest.mark.parametrize("name", [*FAMILIES, "nanogpt", "gguf"])
+def test_weight_tables_are_invertible(name):
+    """Splitting a tensor into leaves and joining them is the identity."""
+    config = OF_FAMILIES.get(name, LLAMA if name == "gguf" else replace(SMALL, tie_embeddings=False))
+    forms = {
+        "nanogpt": gpt2.NANOGPT,
+        "gguf": gguf.FORM,
+        "gemma3_text": gemma.form_of({"query_pre_attn_scalar": 24}, config),
+    }
+    form = forms.get(name) or FAMILIES[name].form
+    tensors, shapes, leaves = tensors_of(form.table, config), leaf_shapes(config), {}
+    for row in expand(form.table, config):
+        mine = to_leaves(row, tensors[row.name], shapes)
+        rounding = 1e-6 if row.offset or row.factor != 1.0 else 0.0
+        np.testing.assert_allclose(to_tensor(row, mine), tensors[row.name], atol=rounding, rtol=0)
+        leaves |= mine
+    assert leaves.keys() == shapes.keys()
 
 
 MEMORY = """

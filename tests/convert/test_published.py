@@ -102,6 +102,8 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.torch")
+    from parity.families import randomize
+
     config = shrunk(PUBLISHED[name].config)
     (tmp_path / "config.json").write_text(json.dumps(config))
     # transformers rejects a published null in its classifier settings.
@@ -113,10 +115,7 @@ def test_logits_are_those_of_transformers(tmp_path, name):
         attn_implementation="eager",
         dtype=torch.float32,  # Gemma's embedding scale would be rounded to the dtype of the file
     ).eval()
-    generator = torch.Generator().manual_seed(0)
-    for parameter_name, parameter in theirs.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator) * 0.15
-        parameter.data = noise + (1.0 if "norm" in parameter_name or "ln_" in parameter_name else 0.0)
+    randomize(theirs)
     tensors = dict(theirs.named_parameters())  # without a tied head
     if config["model_type"] == "gpt_neox":
         tensors["embed_out.weight"] = tensors.pop("lm_head.weight")

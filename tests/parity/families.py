@@ -64,17 +64,22 @@ class Case(NamedTuple):
         config = getattr(transformers, f"{prefix}Config")(**self.options)
         config._attn_implementation = "eager"
         model = getattr(transformers, head)(config).eval()
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in model.named_parameters():
-            gain = ("norm" in name or "ln_" in name) and name.endswith("weight") and self.name != "Gemma3"
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + float(gain)
+        randomize(model, seed)
         return model
 
 
-GPT2 = {"n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": V}
+def randomize(model: Any, seed: int = 0) -> None:
+    """Replace all parameters with random ones: gains around 1, all others around 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        gain = ("norm" in name or "ln_" in name) and name.endswith("weight") and "Gemma3" not in type(model).__name__
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + float(gain)
+
+
 NO_IDS = {"bos_token_id": None, "eos_token_id": None}
+GPT2 = {"n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": V} | NO_IDS
 CASES = {
-    "gpt2": Case("GPT-2", "GPT2", GPT2 | NO_IDS),
+    "gpt2": Case("GPT-2", "GPT2", GPT2),
     "llama": Case("Llama", "Llama", SMALL),
     "mistral": Case("Mistral", "Mistral", SMALL | {"sliding_window": 9, "head_dim": 16}),
     "qwen2": Case("Qwen2, Qwen2.5", "Qwen2", SMALL | {"tie_word_embeddings": True, "max_window_layers": 2}),
@@ -156,21 +161,8 @@ def measure(case: Case, folder: Path) -> Measured:
     import_model(hf, run, tokenizer="ids")
     export_model(run, back)
     lm = jaxgpt.load(run)
-    form = read_model(hf)[2]
     ids_BT = np.random.default_rng(1).integers(0, V, (2, LENGTH))
-    with jax.default_matmul_precision("highest"):
-        logits, grads = _logits_and_gradients(lm.config.model)(lm.params, jnp.asarray(ids_BT, jnp.int32))
-    out = theirs(torch.tensor(ids_BT)).logits
-    torch.nn.functional.cross_entropy(out[:, :-1].reshape(-1, V), torch.tensor(ids_BT[:, 1:]).reshape(-1)).backward()
-    mine, worst = flatten_params(jax.device_get(grads)), 0.0
-    expected = dict(theirs.named_parameters())
-    expected["embed_out.weight"] = expected.get("lm_head.weight")  # the name of the head in files of GPT-NeoX
-    for row in expand(form.table, lm.config.model):
-        plain = row._replace(offset=0.0, factor=1 / row.factor)  # the offset does not change the gradient
-        slope, other = to_tensor(plain, {leaf: mine[leaf] for leaf in row.leaves}), expected[row.name].grad.numpy()
-        # The bias of the keys shifts all scores of a query equally, so its gradient is zero except for rounding.
-        worst = max(worst, float(np.abs(slope - other).max() / max(np.abs(other).max(), 1e-4)))
-
+    difference, spread, worst = compare(theirs, lm.config.model, lm.params, read_model(hf)[2], ids_BT)
     prompts = ids_BT[:, : LENGTH - NEW]
     with torch.no_grad():
         greedy = theirs.generate(
@@ -185,7 +177,7 @@ def measure(case: Case, folder: Path) -> Measured:
 
     with torch.no_grad():
         again = transformers.AutoModelForCausalLM.from_pretrained(back, attn_implementation="eager").eval()
-        exported = np.abs(again(torch.tensor(ids_BT)).logits.numpy() - out.detach().numpy()).max()
+        exported = (again(torch.tensor(ids_BT)).logits - theirs(torch.tensor(ids_BT)).logits).abs().max()
     one, two = load_file(hf / "model.safetensors"), load_file(back / "model.safetensors")
     assert one.keys() == two.keys(), one.keys() ^ two.keys()
     weights = max(float(np.abs(one[name] - two[name]).max()) for name in one)
@@ -193,10 +185,26 @@ def measure(case: Case, folder: Path) -> Measured:
     # Sizes that follow from others may be written out.
     names = sorted({*a, *b} - {"_name_or_path"} - {name for name in ("head_dim", "n_inner") if a.get(name) is None})
     differ = [f"{name}: {a.get(name)} -> {b.get(name)}" for name in names if a.get(name) != b.get(name)]
-    difference, spread = np.abs(np.asarray(logits) - out.detach().numpy()).max(), out.detach().numpy().std()
-    return Measured(
-        float(difference), float(spread), worst, int(equal.sum()), equal.size, float(exported), weights, differ
-    )
+    return Measured(difference, spread, worst, int(equal.sum()), equal.size, float(exported), weights, differ)
+
+
+def compare(theirs: Any, config: Any, params: Any, form: Any, ids_BT: np.ndarray) -> tuple[float, float, float]:
+    """Return `logits`, `spread` and `gradients` of `Measured`."""
+    with jax.default_matmul_precision("highest"):
+        logits, grads = _logits_and_gradients(config)(params, jnp.asarray(ids_BT, jnp.int32))
+    theirs.zero_grad()
+    out = theirs(torch.tensor(ids_BT)).logits
+    torch.nn.functional.cross_entropy(out[:, :-1].reshape(-1, V), torch.tensor(ids_BT[:, 1:]).reshape(-1)).backward()
+    mine, worst = flatten_params(jax.device_get(grads)), 0.0
+    expected = dict(theirs.named_parameters())
+    expected["embed_out.weight"] = expected.get("lm_head.weight")  # the name of the head in files of GPT-NeoX
+    for row in expand(form.table, config):
+        plain = row._replace(offset=0.0, factor=1 / row.factor)  # the offset does not change the gradient
+        slope, other = to_tensor(plain, {leaf: mine[leaf] for leaf in row.leaves}), expected[row.name].grad.numpy()
+        # The bias of the keys shifts all scores of a query equally, so its gradient is zero except for rounding.
+        worst = max(worst, float(np.abs(slope - other).max() / max(np.abs(other).max(), 1e-4)))
+    scores = out.detach().numpy()
+    return float(np.abs(np.asarray(logits) - scores).max()), float(scores.std()), worst
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from folders import from_arrays
 
-from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, leaf_shapes, tensor_shape
+from jaxgpt.convert.tensors import WeightRow, WeightTable, expand, leaf_shapes, norm, tensor_shape
 from jaxgpt.model import GPT
 from jaxgpt.ops.attention import row_positions
 from jaxgpt.presets import preset
@@ -71,10 +71,6 @@ def linear(name: str, *leaves: str) -> WeightTable:
         WeightRow(f"{name}.weight", tuple(f"{leaf}/kernel" for leaf in leaves), output_first=True),
         WeightRow(f"{name}.bias", tuple(f"{leaf}/bias" for leaf in leaves)),
     )
-
-
-def norm(name: str, leaf: str) -> WeightTable:
-    return WeightRow(f"{name}.weight", (f"{leaf}/scale",)), WeightRow(f"{name}.bias", (f"{leaf}/bias",))
 
 
 def multihead(name: str) -> WeightTable:

@@ -16,7 +16,7 @@ from jaxgpt.data.tokenizer_files import make_tokenizer
 pytestmark = pytest.mark.ci  # importing TransformerLens takes seconds
 
 V, L, TOLERANCE = 61, 2, 1e-5
-COMMON = {"vocab_size": V, "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}
+COMMON = {"vocab_size": V, "bos_token_id": None, "eos_token_id": None}
 CASES = {
     "GPT2": {"n_positions": 24, "n_embd": 32, "n_layer": L, "n_head": 4} | COMMON,
     "Llama": {
@@ -69,15 +69,12 @@ OWN = {
 def pair(request, tmp_path_factory):
     """Return the TransformerLens model, the jaxgpt model, and the names of both."""
     os.environ["HF_HUB_OFFLINE"] = "1"
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    lens = pytest.importorskip("transformer_lens")
+    pytest.importorskip("torch")
+    transformers, lens = pytest.importorskip("transformers"), pytest.importorskip("transformer_lens")
+    from parity.families import Case
+
     kind = request.param
-    name = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
-    original = getattr(transformers, name)(getattr(transformers, f"{kind}Config")(**CASES[kind])).eval()
-    generator = torch.Generator().manual_seed(3)  # weights in which a patch has effects far above the rounding error
-    for parameter_name, parameter in original.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator) * 0.15
-        parameter.data = noise + (1.0 if "norm" in parameter_name or "ln_" in parameter_name else 0.0)
+    original = Case("", kind, CASES[kind]).build(3)  # weights in which a patch has effects far above the rounding error
     folder = tmp_path_factory.mktemp("hf")
     original.save_pretrained(folder)
     config, params, _ = read_model(folder)
