@@ -119,6 +119,9 @@ def complete_run(path: Path, config: Config, tokenizer: Tokenizer, overwrite: bo
 
 def check_free(path: Path, overwrite: bool) -> None:
     """Check that a run can be created in a directory, which may contain unrelated files. Raises `UserError` if it cannot."""
+    # Orbax expands patterns, and takes a few prefixes for remote file systems.
+    if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
+        raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {match[0]!r}")
     if Run(path).exists():
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")
@@ -139,12 +142,12 @@ def _new_directory(preset: str) -> Path:
 @contextmanager
 def _locked(path: Path, overwrite: bool) -> Iterator[None]:
     """Create the directory of a run, unless it exists, and lock it. A directory without a run is deleted if it was created."""
-    check_path(path)
+    check_free(path, overwrite)
     if created := not path.exists():
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):
-        check_free(path, overwrite)
+        check_free(path, overwrite)  # again, as the only writer
         try:
             yield
         finally:
@@ -182,9 +185,3 @@ def write_settings(run: Run, config: Config, tokenizer: Tokenizer) -> None:
     """Write the settings and the tokenizer of a run, each file atomically."""
     save_tokenizer(run.path, tokenizer)
     write_atomically(run.path / "config.json", to_json(config))
-
-
-def check_path(path: Path) -> None:
-    """Check that Orbax can read from a path: it expands patterns, and takes a few prefixes for remote file systems."""
-    if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {match[0]!r}")

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 SEAL = "checkpoint.json"
 PARTS = ("params", "opt_state", "skip", "ema")
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs the errors that it raises
+# Orbax logs the errors that it raises, and abandons its coroutines.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+warnings.filterwarnings("ignore", "coroutine '_read_array_index", RuntimeWarning)
 
 
 @dataclass(frozen=True)

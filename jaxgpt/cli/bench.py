@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from jaxgpt.cli.output import aligned, print_json
+from jaxgpt.cli.output import aligned, print_result
 from jaxgpt.cli.parse import NO_SETTINGS, ON, GivenSettings, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings, with_vocab
@@ -51,13 +51,8 @@ def bench(
 
     with progress("starting") as activity:
         results = {"name": target} | measure.bench(config, seconds, decode, trace, activity.stage)
-    if json:
-        print_json(results)
-        return 0
-    print(report(results))
-    if trace:
-        print(f"trace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev")
-    return 0
+    opened = f"\ntrace   {trace}: open the directory with XProf, or its .trace.json.gz with ui.perfetto.dev"
+    return print_result(json, results, report(results) + opened * bool(trace))
 
 
 def report(results: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxgpt.cli.output import aligned, print_json
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import FLAT, Json
 from jaxgpt.cli.progress import Activity, note, progress
 from jaxgpt.config import PrepareParams
@@ -40,11 +40,8 @@ def data_prepare(
 
     with progress("reading the sources" if params.tokenizer != "bpe" else "training the tokenizer") as activity:
         index = prepare(sources, Path(out), params, _Report(activity), note)
-    if json:
-        print_json({"out": out} | index)
-        return 0
-    print(aligned(_facts(index) | {"train on it": shlex.join(["jaxgpt", "train", "--data.path", out])}))
-    return 0
+    next_command = shlex.join(["jaxgpt", "train", "--data.path", out])
+    return print_result(json, {"out": out} | index, _facts(index) | {"train on it": next_command})
 
 
 class _Report:

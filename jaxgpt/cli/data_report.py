@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxgpt.cli.output import aligned, columns, print_json
+from jaxgpt.cli.output import aligned, columns, print_result
 from jaxgpt.cli.parse import NO_SETTINGS, GivenSettings, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_settings
@@ -62,18 +62,15 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
         reports = [report_on(part, activity) for part in data.parts or (data,)]
     weights = [weight for _, weight in config.data.sources]
     shares = [{"path": part.name, "share": w / sum(weights)} for part, w in zip(data.parts, weights, strict=False)]
-    if json:
-        sources = [share | results for share, results in zip(shares, reports, strict=False)]
-        print_json({"name": target} | ({"sources": sources} if sources else reports[0]))
-        return 0
+    sources = [share | results for share, results in zip(shares, reports, strict=False)]
+    parts = []
     for number, results in enumerate(reports):
         facts = _facts(results)
         if shares:
             path, share = shares[number].values()
             facts = {"source": f"{path}, {share:.1%} of the training windows"} | facts
-        print("\n" * (number > 0) + aligned(facts))
-        print(f"\n{_baselines(results)}")
-    return 0
+        parts.append(f"{aligned(facts)}\n\n{_baselines(results)}")
+    return print_result(json, {"name": target} | ({"sources": sources} if sources else reports[0]), "\n\n".join(parts))
 
 
 def _facts(results: dict[str, Any]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from jaxgpt.cli.output import ERROR_OF_DATA, aligned, print_json
+from jaxgpt.cli.output import ERROR_OF_DATA, print_result
 from jaxgpt.cli.parse import Checkpoint, Json, Weights
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import MeshConfig
@@ -80,9 +80,6 @@ def eval(
         "tokens": result.tokens,
         "windows": result.windows,
     }
-    if json:
-        print_json({k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)})
-        return 0
     facts = {
         "model": lm.source,
         "text": text,
@@ -92,5 +89,4 @@ def eval(
         "bits per byte": f"{results['bits_per_byte']:.4f}" if size else "",
         "tokens": f"{result.tokens:,} in {plural(result.windows, 'window')} of {lm.config.window}",
     }
-    print(aligned(facts))
-    return 0
+    return print_result(json, {k: v for k, v in results.items() if not isinstance(v, float) or math.isfinite(v)}, facts)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import FLAT, Checkpoint, Count, Json, Seed, Special, Weights
 from jaxgpt.cli.progress import progress
 from jaxgpt.config import SEED, SamplingParams
@@ -56,31 +57,28 @@ def explain(
 
     top = np.argsort(-choice.probability_V, kind="stable")[:show]
     candidates = [described(int(i)) for i in top if choice.probability_V[i] > 0]
-    if not json:
-        _print(choice, candidates, described(choice.token))
-        return 0
-    chosen = {"uniform": choice.uniform, "before": choice.before, "token": described(choice.token)}
+    total = float(choice.probability_V.sum())
     stages = {"stages": [stage._asdict() for stage in choice.stages], "candidates": candidates}
-    print_json(
-        {"run": run, "prompt": prompt, "key": choice.key, "total": float(choice.probability_V.sum())} | stages | chosen
-    )
-    return 0
+    token = described(choice.token)
+    chosen = {"uniform": choice.uniform, "before": choice.before, "token": token}
+    values = {"run": run, "prompt": prompt, "key": choice.key, "total": total} | stages | chosen
+    return print_result(json, values, "\n".join(_lines(choice, candidates, token)))
 
 
-def _print(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, Any]) -> None:
-    print(f"vocabulary     {len(choice.probability_V):,} tokens")
+def _lines(choice: Choice, candidates: list[dict[str, Any]], token: dict[str, Any]) -> Iterator[str]:
+    yield f"vocabulary     {len(choice.probability_V):,} tokens"
     for stage in choice.stages:
         mass = f"{stage.removed_mass:.2%} of the probability mass"
         gone = f"removed {stage.removed:,} tokens ({mass})" if stage.removed else ""
         moved = f"shifted {stage.moved_mass:.2%} of the probability mass" if stage.moved_mass > 5e-7 else ""
         effect = ", ".join(filter(None, (gone, moved))) or "no change"
-        print(f"{stage.name:22} {effect}; {stage.left:,} left")
+        yield f"{stage.name:22} {effect}; {stage.left:,} left"
     for one in candidates:
-        print(f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})")
+        yield f"  {one['probability']:.6f}  {one['text']!r} ({one['id']})"
     if choice.uniform is None:
-        print(f"chosen         {token['text']!r} ({token['id']}), the most probable")
+        yield f"chosen         {token['text']!r} ({token['id']}), the most probable"
         return
-    print(f"random number  {choice.uniform:.8f}")
+    yield f"random number  {choice.uniform:.8f}"
     end = choice.before + token["probability"]
     span = f"cumulative probability {choice.before:.8f} to {end:.8f}, in order of id"
-    print(f"sampled        {token['text']!r} ({token['id']}): {span}")
+    yield f"sampled        {token['text']!r} ({token['id']}): {span}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxgpt.cli.output import aligned, print_json
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 
@@ -40,14 +40,10 @@ def export(
             done = export_adapter(run, Path(directory), checkpoint, base)
         else:
             done = export_model(run, Path(directory), checkpoint)
-    if json:
-        print_json({"run": run, "directory": directory} | asdict(done))
-        return 0
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
         "directory": directory,
         "computed by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
     }
-    print(aligned(facts))
-    return 0
+    return print_result(json, {"run": run, "directory": directory} | asdict(done), facts)

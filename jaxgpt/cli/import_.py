@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from jaxgpt.cli.output import aligned, print_json
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.errors import UserError
@@ -62,9 +62,6 @@ def import_(
             done = import_adapter(folder, Path(run), init_from)
         else:
             done = import_model(folder, Path(run), tokenizer, accept_option)
-    if json:
-        print_json({"source": source, "commit": commit, "run": run} | asdict(done))
-    else:
-        name = f"{source} at {commit}" if commit else source
-        print(aligned({"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run}))
-    return 0
+    name = f"{source} at {commit}" if commit else source
+    facts = {"model": f"{name}, {done.family}, {done.parameters:,} parameters", "run": run}
+    return print_result(json, {"source": source, "commit": commit, "run": run} | asdict(done), facts)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxgpt.cli.output import aligned, columns, print_json
+from jaxgpt.cli.output import aligned, columns, print_result
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.progress import duration
 from jaxgpt.cli.settings import named_config, with_vocab
@@ -47,12 +47,8 @@ def info(target: str, /, *, json: Json = False) -> int:
         run.tokenizer()  # an error if it is damaged
         results |= {"run": state_of(run, config)}
         facts |= _run_facts(results, config)
-    if json:
-        print_json(results)
-        return 0
-    print(aligned(facts))
-    print(f"\n{columns(_module_rows(results['modules'], config.model.n_layer))}")
-    return 0
+    modules = columns(_module_rows(results["modules"], config.model.n_layer))
+    return print_result(json, results, f"{aligned(facts)}\n\n{modules}")
 
 
 def describe(config: Config) -> dict[str, Any]:

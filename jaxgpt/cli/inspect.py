@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import Checkpoint, Count, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.files import write_atomically
@@ -47,15 +47,12 @@ def inspect(
     with progress("computing"):
         found = inspection.inspect(lm, prompt, max_new_tokens=max_new_tokens)
     if html:
-        text = page.html(found, run)
-        write_atomically(Path(html), text)
-    if json:
-        print_json({"run": run} | found.to_json())
-    elif html:
-        print(f"wrote {html}: {len(text) / 1e3:,.0f} kB")
+        content = page.html(found, run)
+        write_atomically(Path(html), content)
+        text = f"wrote {html}: {len(content) / 1e3:,.0f} kB"
     else:
-        print("\n".join(table(found)))
-    return 0
+        text = "\n".join(table(found))
+    return print_result(json, {"run": run} | found.to_json(), text)
 
 
 def table(found: Inspection) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from json import dumps
 from typing import Any
 
 ERROR_OF_DATA = "+- is the standard error over windows of text; runs with different seeds also differ"
@@ -11,7 +11,16 @@ ERROR_OF_DATA = "+- is the standard error over windows of text; runs with differ
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object."""
-    print(json.dumps(value, allow_nan=False))
+    print(dumps(value, allow_nan=False))
+
+
+def print_result(json: bool, values: dict[str, Any], text: str | Mapping[str, str | Sequence[str]]) -> int:
+    """Print the result of a command as one JSON object, or as text or `aligned` facts. Return the exit code 0."""
+    if json:
+        print_json(values)
+    else:
+        print(text if isinstance(text, str) else aligned(text))
+    return 0
 
 
 def aligned(facts: Mapping[str, str | Sequence[str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxgpt.cli.output import print_json
+from jaxgpt.cli.output import print_result
 from jaxgpt.cli.parse import Json
 from jaxgpt.cli.settings import with_vocab
 from jaxgpt.presets import PRESETS, command, preset
@@ -21,14 +21,12 @@ def presets(*, json: Json = False) -> int:
         {"name": name, "parameters": size(name), "about": it.about, "command": command(name), "expect": it.expect}
         for name, it in PRESETS.items()
     ]
-    if json:
-        print_json({"presets": rows})
-        return 0
+    text = []
     for row in rows:
         parameters = f"{row['parameters']:,} parameters" if row["parameters"] else BASE
-        print(f"{row['name']}  ({parameters})\n    {row['about']}\n    {row['command']}")
-        print(f"    expect: {row['expect']}\n" if row["expect"] else "")
-    return 0
+        expect = f"\n    expect: {row['expect']}" if row["expect"] else ""
+        text.append(f"{row['name']}  ({parameters})\n    {row['about']}\n    {row['command']}{expect}\n")
+    return print_result(json, {"presets": rows}, "\n".join(text))
 
 
 def size(name: str) -> int | None:

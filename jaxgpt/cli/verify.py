@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxgpt.cli.output import aligned, columns, print_json
+from jaxgpt.cli.output import aligned, columns, print_result
 from jaxgpt.cli.parse import Checkpoint, Json
 from jaxgpt.cli.progress import progress
 from jaxgpt.cli.settings import named_config, with_vocab
@@ -59,11 +59,9 @@ def verify(target: str = "", /, *, checkpoint: Checkpoint = "best", json: Json =
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
     failed = bool(damaged) or any(row.ok is False for row in rows)
-    if json:
-        print_json(about | {"ok": not failed, "damaged": damaged, "rows": [row._asdict() for row in rows]})
-        return int(failed)
-    print(aligned(about))
-    print(_table(rows), *(f"FAILED: {reason}" for reason in damaged), sep="\n")
+    values = about | {"ok": not failed, "damaged": damaged, "rows": [row._asdict() for row in rows]}
+    text = "\n".join([aligned(about), _table(rows), *(f"FAILED: {reason}" for reason in damaged)])
+    print_result(json, values, text)
     return int(failed)
 
 

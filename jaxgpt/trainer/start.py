@@ -95,7 +95,7 @@ def check(start: Start) -> None:
             )
         return
     out, weights = Path(start.out), Path(start.config.init_from)
-    if start.out and out.exists():
+    if start.out:
         check_free(out, start.overwrite)
     if start.overwrite and start.config.init_from and out.resolve() in weights.resolve().parents:
         raise UserError(f"--out {out} --overwrite would delete the weights to start from: choose a different --out")

@@ -15,6 +15,7 @@ import pytest
 from folders import SMALL, run_folder
 from helpers import jaxgpt
 
+from jaxgpt.checkpoint.run import Run, write_settings
 from jaxgpt.checkpoint.store import read_info, seal
 from jaxgpt.cli import main
 from jaxgpt.cli.progress import Console
@@ -107,6 +108,15 @@ def test_a_process_ends_with_one_line_and_the_exit_code(command: str, code: int)
     """Run a separate process, because `train` also imports the exit of one of several processes."""
     result = shell(f"{JAXGPT} {command}")
     assert (result.returncode, result.stderr.count(b"\n")) == (code, 1), result.stderr
+
+
+def test_weights_of_another_shape_are_one_line() -> None:
+    """Python itself prints warnings of Orbax when the process ends."""
+    run = Run(run_folder(Path("run"), SMALL))
+    write_settings(run, run.config().with_model(n_embd=16), run.tokenizer())
+    result = shell(f"{JAXGPT} eval run")
+    assert (result.returncode, result.stderr.count(b"\n")) == (2, 1), result.stderr
+    assert result.stderr.startswith(b"jaxgpt: run/checkpoints/0 does not match the run's settings: params (")
 
 
 def test_the_console_prints_text_verbatim(monkeypatch: pytest.MonkeyPatch) -> None:
