@@ -95,7 +95,7 @@ def save(figure: Figure, path: Path) -> None:
 def read_baselines(run: Run) -> dict[str, Any]:
     """Read the baselines of a run: `losses` in nats per token by name, {} if it has none, and `bytes_per_token` of the text."""
     path = run.path / "baselines.json"
-    return read_json(path) if path.exists() else {"losses": {}}
+    return {"losses": {}} | (read_json(path) if path.exists() else {})
 
 
 def table(

@@ -114,6 +114,7 @@ data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of t
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
 import hf new --init-from run -> --init-from RUN is the base of a LoRA adapter, a directory with adapter_config.json: hf
 import peft new --init-from run --tokenizer gpt2 -> leave out --tokenizer and --accept-option
+import list new -> list/config.json: expected an object, found list
 plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the data, which plan does not read
 plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
 plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
@@ -130,6 +131,7 @@ info hf -> hf is a model of another library, not a run: import it: jaxgpt import
 info peft -> import it: jaxgpt import peft RUN --init-from BASE
 info . -> . is not a run: it has no config.json
 info taken -> taken is not a run: it has no tokenizer.json (expected: config.json, tokenizer.json, checkpoints)
+import folder new -> cannot read folder/config.json: it is not a file
 info lost -> lost/checkpoints is missing: restore it, or start again from step 0: jaxgpt train lost/config.json
 eval runn -> no run at runn (did you mean run?): a directory that `jaxgpt train` wrote is expected
 eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: best, last or one of 0
@@ -166,6 +168,7 @@ FILES = [
     ('{"optim": {"name": "adam"}}', "optim.name must be one of adamw, "),
     ('{"preset": 1}', "config.preset must be of type str, not 1"),
     ('{"data": {"mix": [1]}}', "data.mix must be a list of strings, not (1,)"),
+    ('{"preset": "a\\u0000"}', "config.preset 'a\\x00' contains a NUL or an unpaired surrogate"),
     ('{"train": []}', "train: expected an object, found list"),
     ("[]", "expected an object, found list"),
     ("{", "not valid JSON (Expecting property name"),
@@ -189,7 +192,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config, tokenizer = Run(run).config(), Run(run).tokenizer()
     write_settings(Run(place / "other"), config.with_model(n_embd=16), tokenizer)
     hf = hf_folder(place / "hf")
-    shutil.copytree(hf, place / "peft")
+    for name in ("folder", "list", "peft"):
+        shutil.copytree(hf, place / name)
+    (place / "folder/config.json").unlink()
+    (place / "folder/config.json").mkdir()
+    (place / "list/config.json").write_text("[]")
     (place / "peft/adapter_config.json").write_text("{}")
     for name in ("src", "taken", "stray/checkpoints", f"replaced/{REPLACED}"):
         (place / name).mkdir(parents=True)

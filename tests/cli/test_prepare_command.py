@@ -49,17 +49,6 @@ def test_prepared_data_is_described() -> None:
     assert report["validation_tokens"] == index["splits"]["val"]["tokens"]
 
 
-@pytest.mark.ci
-def test_prepared_data_is_trained_on() -> None:
-    assert jaxgpt(*PREPARE, "--out", "out", "--val-fraction", "0.05").code == 0
-    small = ("--model.n-layer=1", "--model.n-head=1", "--model.n-embd=8", "--model.block-size=16", "--train.steps=2")
-    trained = jaxgpt(
-        "train", "--data.path", "out", "--data.documents", "mask", *small, "--train.batch-size=2", "--out=run"
-    )
-    assert trained.code == 0, trained.err
-    assert jaxgpt("eval", "run").code == 0
-
-
 def test_a_second_writer_is_rejected() -> None:
     Path("out").mkdir()
     with sole_writer(Path("out")):

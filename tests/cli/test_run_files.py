@@ -23,6 +23,8 @@ RUN = Run(Path())
 def test_baselines_equal_the_report() -> None:
     Path("text.txt").write_text(TEXT)
     data = open_data(Config(model=ModelConfig(block_size=8), data=DataConfig(path="text.txt")))
+    Path("baselines.json").write_text("{}")
+    assert read_baselines(RUN) == {"losses": {}}
     found, report = baselines(data), report_on(data)
     assert found is not None
     Path("baselines.json").write_text(json.dumps(found))
