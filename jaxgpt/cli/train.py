@@ -53,7 +53,7 @@ def train(
     if source and resume and out not in ("", source):
         raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
 
-    from jaxgpt.checkpoint.run import Run
+    from jaxgpt.checkpoint.run import Run, check_free
     from jaxgpt.cli.report import TrainReport
     from jaxgpt.parallel.join import joined
     from jaxgpt.trainer import train as trainer
@@ -68,6 +68,7 @@ def train(
                     return 0  # the run is finished
                 begin = Start(wanted, run=Run(path))
             elif resume and not target:
+                check_free(path, overwrite=False)
                 raise UserError(f"no run at {out} (no config.json); to start one: jaxgpt train PRESET --out {out}")
             else:
                 wanted = new_config(base, source, init_from or base.init_from, settings, keep=given)

@@ -141,7 +141,8 @@ eval damaged -> damaged/checkpoints/0/checkpoint.json is damaged: restore it, or
 eval other -> other/checkpoints/0 does not match the run's settings: params (
 train run -> run is a run: repeat its settings with --out NEW, or resume it with --resume
 train run --out run -> run already holds a run: resume it with --resume, or replace it with --overwrite
-train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: choose another --out
+train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
+train --resume --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
 train --data.path text.txt --out 'a [b]' -> a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
