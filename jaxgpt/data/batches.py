@@ -134,8 +134,8 @@ def batches(
 
     Args:
         ids: token ids, one-dimensional, of any integer type; a memory map is read window by window.
-        block_size: T.
-        batch_size: B.
+        block_size: inputs of each window (T).
+        batch_size: windows of each batch (B).
         seed: seed of the order.
         sampling: `epoch` uses every window once before any twice; `random` draws each independently.
         stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.

@@ -37,7 +37,7 @@ class Weight(NamedTuple):
 
     @property
     def in_block(self) -> bool:
-        """Whether this is a matrix of a block: neither a table nor the output head."""
+        """Whether this is a matrix of a block, not a table and not the output head."""
         return self.kind == "matrix" and "vocab" not in self.axes
 
 
