@@ -27,6 +27,7 @@ from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.speed import Speed
 from jaxgpt.trainer.start import out_of_patience
 
+SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
 LAG = 2  # calls dispatched before blocking on the metrics of the oldest
 Metrics = Callable[[], list[dict[str, Any]]]  # blocks on the metrics of a call, a dict for each step
 
@@ -49,11 +50,11 @@ class Record:
         saver: Saver,
         file: MetricsFile,
         report: Report,
-        poll: Poll,
         last: Info | None,
     ) -> None:
         config = program.config
-        self.program, self.saver, self.file, self.report, self.poll = program, saver, file, report, poll
+        self.program, self.saver, self.file, self.report = program, saver, file, report
+        self.poll = Poll(program.mesh, LAG)
         self.config, self.first = config, last or Info(0)
         self.done = self.first.step
         self._saved = last.step if last else None
@@ -136,10 +137,11 @@ class Record:
         """Return whether `train.patience` ends the run."""
         return out_of_patience(self.best, self.evaluated, self.config.train)
 
-    def save_is_due(self) -> bool:
-        """Return whether `train.checkpoint_seconds` have passed since the last checkpoint."""
+    def ask(self, stop: bool) -> int:
+        """Request to stop, or to save if `train.checkpoint_seconds` have passed; return the request of all processes."""
         seconds = self.config.train.checkpoint_seconds
-        return bool(seconds) and time.perf_counter() - self._saved_at > seconds
+        due = bool(seconds) and time.perf_counter() - self._saved_at > seconds
+        return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
         """Return the number of tokens trained on, which counts steps before a resume with their own batch size."""

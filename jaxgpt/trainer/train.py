@@ -12,7 +12,7 @@ from jaxgpt.checkpoint.store import Info, Saver
 from jaxgpt.config import TrainConfig
 from jaxgpt.data import Batches, Data, open_data
 from jaxgpt.parallel.host import keep_memory, use_cores
-from jaxgpt.parallel.processes import Poll, is_leader, on_leader, process_count, same_on_all
+from jaxgpt.parallel.processes import is_leader, on_leader, process_count, same_on_all
 from jaxgpt.signals import STOPPING, stop_on_signal
 from jaxgpt.train.step import TrainState
 from jaxgpt.trainer.compile import compiling
@@ -20,11 +20,9 @@ from jaxgpt.trainer.evaluation import Evaluation, eval_params, evaluate
 from jaxgpt.trainer.metrics import MetricsFile
 from jaxgpt.trainer.prefetch import prefetched
 from jaxgpt.trainer.program import Program
-from jaxgpt.trainer.record import LAG, Record, failures
+from jaxgpt.trainer.record import SAVE, STOP, Record, failures
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.start import Start, Weights, check, completed, first_state, open_for_training, read_weights
-
-SAVE, STOP = 1, 2  # requests between two calls; the maximum over processes is used
 
 
 class Outcome(NamedTuple):
@@ -78,11 +76,9 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         weights = Weights()  # the devices have copies
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
-            poll = Poll(program.mesh, LAG)
-            record = Record(program, data, saver, file, report, poll, last)
-            ask = lambda: poll.ask(STOP if stop.requested else SAVE if record.save_is_due() else 0)  # noqa: E731
+            record = Record(program, data, saver, file, report, last)
             for steps, batches in prepared:
-                request = ask()
+                request = record.ask(stop.requested)
                 if request == STOP or record.out_of_patience():
                     break
                 if request == SAVE and steps.start > first:
@@ -93,8 +89,8 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                 if is_evaluated(steps.stop, settings):
                     record.read()  # raises if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
-                    params = eval_params(state)
-                    result = evaluate(program, params, data.val, lambda: ask() == STOP, all_windows, progress)
+                    params, interrupted = eval_params(state), lambda: record.ask(stop.requested) == STOP
+                    result = evaluate(program, params, data.val, interrupted, all_windows, progress)
                     if result is None:
                         break
                     evaluation = record.evaluation(state, result)

@@ -19,9 +19,9 @@ from jaxgpt.errors import TrainingFailed
 from jaxgpt.presets import preset
 from jaxgpt.trainer import record as record_module
 from jaxgpt.trainer import train as train_module
-from jaxgpt.trainer.record import LAG
+from jaxgpt.trainer.record import LAG, SAVE, STOP
 from jaxgpt.trainer.report import Report
-from jaxgpt.trainer.train import SAVE, STOP, Start, is_evaluated, plan_calls, train
+from jaxgpt.trainer.train import Start, is_evaluated, plan_calls, train
 
 CONFIG = preset("statquest").with_model(vocab_size=5)
 CASES = 300
@@ -127,12 +127,12 @@ def simulate(case: Case, patch: pytest.MonkeyPatch) -> Any:
         "evaluate": evaluate,
         "MetricsFile": File,
         "Saver": Saver,
-        "Poll": Poll,
     }
     for name, stub in stubs.items():
         patch.setattr(train_module, name, stub)
     for name in ("flops_per_token", "peak_flops"):
         patch.setattr(record_module, name, lambda *_: 0)
+    patch.setattr(record_module, "Poll", Poll)
     patch.setattr(record_module, "start_line", lambda config, last: {"started": ""})
     try:
         return train(Start(config, data=data, build=lambda *_, **__: Program()), Simulated(), case.until)  # type: ignore
