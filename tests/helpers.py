@@ -29,47 +29,22 @@ from jaxgpt.trainer.metrics import read_metrics
 TEXT = "".join(f"{n} times {n} is {n * n}, and {n} plus {n} is {2 * n}.\n" for n in range(400))
 
 # Models that cover every branch of ModelConfig; all must obey the same laws.
+ROPE = ModelConfig(positions="rope", norm="rmsnorm", bias=False)
+GATED = replace(ROPE, mlp="gated")
+SINUSOIDAL = ModelConfig(positions="sinusoidal", norm_position="post")
 MODELS = {
     "gpt2": ModelConfig(),
     "nanogpt": ModelConfig(activation="gelu", bias=False),
-    "modern": ModelConfig(
-        positions="rope",
-        norm="rmsnorm",
-        qk_norm=True,
-        activation="relu2",
-        bias=False,
-        sliding_window=5,
-        logit_softcap=8.0,
-    ),
-    "llama": ModelConfig(
-        positions="rope",
-        norm="rmsnorm",
-        mlp="gated",
+    "modern": replace(ROPE, qk_norm=True, activation="relu2", sliding_window=5, logit_softcap=8.0),
+    "llama": replace(
+        replace(GATED, rope_factor=4.0, rope_original_context=8),
         activation="silu",
-        bias=False,
         n_kv_head=2,
         head_dim=6,
         tie_embeddings=False,
-        rope_factor=4.0,
-        rope_original_context=8,
     ),
-    "torch": ModelConfig(
-        positions="sinusoidal",
-        norm_position="post",
-        activation="relu",
-        tie_embeddings=False,
-        head_bias=True,
-        init="torch",
-    ),
-    "numpy": ModelConfig(
-        positions="sinusoidal",
-        norm="stdnorm",
-        norm_affine=False,
-        norm_position="post",
-        bias=False,
-        attn_proj=False,
-        n_head=1,
-    ),
+    "torch": replace(SINUSOIDAL, activation="relu", tie_embeddings=False, head_bias=True, init="torch"),
+    "numpy": replace(SINUSOIDAL, norm="stdnorm", norm_affine=False, bias=False, attn_proj=False, n_head=1),
     "statquest": ModelConfig(
         positions="none",
         norm="none",
@@ -79,28 +54,14 @@ MODELS = {
         tie_embeddings=False,
         head_bias=True,
     ),
-    "gemma": ModelConfig(
-        positions="rope",
-        rope_local_theta=100.0,
-        norm="rmsnorm",
+    "gemma": replace(
+        replace(GATED, rope_local_theta=100.0, sliding_window=4, window_pattern="LG"),
         norm_position="both",
         qk_norm=True,
-        mlp="gated",
-        bias=False,
         embed_scale=True,
-        sliding_window=4,
-        window_pattern="LG",
     ),
     "neox": ModelConfig(positions="rope", rope_fraction=0.5, parallel_residual=True, tie_embeddings=False),
-    "olmo2": ModelConfig(
-        positions="rope",
-        norm="rmsnorm",
-        norm_position="output",
-        qk_norm=True,
-        qk_norm_per_head=False,
-        bias=False,
-        qkv_bias=True,
-    ),
+    "olmo2": replace(ROPE, norm_position="output", qk_norm=True, qk_norm_per_head=False, qkv_bias=True),
     "scaled": ModelConfig(scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False, init="zero-proj", n_inner=20),
 }
 

@@ -72,7 +72,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     _, params = make(config)
     lm = LM(Config(model=config), params, make_tokenizer("ids", "", 0, config.vocab_size))
     sampler, draw = sampler_of(lm, sampling, (1, 7)), np.random.default_rng(0)
-    for case in range(50 if pytestconfig.getoption("--long") else 5):
+    for case in range(50 if pytestconfig.getoption("--long") else 3):
         prompt = draw.integers(0, config.vocab_size, draw.integers(9, 16)).tolist()
         plain = tokens(sampler, params, prompt, case, 0)
         assert tokens(sampler, params, prompt, case, 1, steps=7) == plain  # most drafts are rejected

@@ -43,23 +43,6 @@ def test_repetition_penalty_divides_positive_logits_and_multiplies_others() -> N
     np.testing.assert_array_equal(out[0], [0.5, -2.0, 2.0, -2.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("n", "ids", "forbidden"),
-    [
-        (1, [1, 2, 1], {1, 2}),
-        (2, [1, 2, 3, 1], {2}),
-        (2, [1, 2, 1, 3, 1], {2, 3}),
-        (3, [1, 2, 3, 1, 2], {3}),
-        (3, [1, 2], set()),
-    ],
-)
-def test_no_ngram_repeats(n: int, ids: list[int], forbidden: set[int]) -> None:
-    other = [4, 4]  # a second, shorter row must not depend on the first or on slots outside itself
-    out = kept(warp(jnp.zeros((2, 8)), buffer(ids, other, size=3), SamplingParams(no_repeat_ngram_size=n)))
-    assert set(range(8)) - set(out[0]) == forbidden
-    assert set(range(8)) - set(out[1]) == ({4} if n < 3 else set())
-
-
 def test_top_k_keeps_ties_with_the_kth() -> None:
     logits = jnp.array([[3.0, 2.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
     assert kept(filters.keep_top_k(logits, 2)) == [[0, 1, 2], [2, 3]]
@@ -106,21 +89,12 @@ def test_min_p_is_relative_to_the_top_probability() -> None:
     [
         (SamplingParams(), 700),  # above and below the size at which sampling splits the vocabulary into slices
         (EVERY_FILTER, 30),
-        *(
-            pytest.param(sampling, vocabulary, marks=pytest.mark.long)
-            for sampling, vocabulary in [
-                (SamplingParams(), 30),
-                (EVERY_FILTER, 700),
-                (SamplingParams(temperature=0.7), 30),
-                (SamplingParams(temperature=0.7), 700),
-                (SamplingParams(top_k=5), 30),
-                (SamplingParams(top_k=5), 700),
-            ]
-        ),
+        pytest.param(EVERY_FILTER, 700, marks=pytest.mark.long),
+        pytest.param(SamplingParams(temperature=0.7), 30, marks=pytest.mark.long),
     ],
 )
 def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabulary: int) -> None:
-    draws = 40_000
+    draws = 10_000
     logits = jax.random.normal(jax.random.key(1), (1, vocabulary)) * 2
     past = buffer([3, 5, 3])
     probability = np.asarray(jax.nn.softmax(warp(logits, past, sampling)), np.float64)[0]
@@ -144,10 +118,10 @@ def test_frequencies_match_the_probabilities(sampling: SamplingParams, vocabular
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    logits = jax.random.normal(jax.random.key(0), (5, 400))
-    keys = jax.random.split(jax.random.key(1), 5)
+    logits = jax.random.normal(jax.random.key(0), (3, 400))
+    keys = jax.random.split(jax.random.key(1), 3)
     sampling = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.2)
-    rows = [[1, 2, 3], [4], [5, 6], [1, 1, 1, 1], [9]]
+    rows = [[1, 2, 3], [4], [1, 1, 1]]
     together = sample_token(logits, buffer(*rows), keys, jnp.int32(3), sampling)
     for i, row in enumerate(rows):
         alone = sample_token(logits[i : i + 1], buffer(row), keys[i : i + 1], jnp.int32(3), sampling)
@@ -163,6 +137,10 @@ def test_temperature_zero_takes_the_first_of_the_top_tokens() -> None:
     assert kept(warp(logits, rows, greedy)) == [[1], [2]]
 
 
+def remove_above_one(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
+    return jnp.where(logits_BV > 1, -jnp.inf, logits_BV)
+
+
 EACH_FILTER = [
     SamplingParams(),
     SamplingParams(temperature=0),
@@ -174,9 +152,7 @@ EACH_FILTER = [
     SamplingParams(repetition_penalty=1.5),
     SamplingParams(no_repeat_ngram_size=2),
     EVERY_FILTER,
-    with_filters(
-        SamplingParams(temperature=0.5), [lambda logits_BV, text: jnp.where(logits_BV > 1, -jnp.inf, logits_BV)]
-    ),
+    with_filters(SamplingParams(temperature=0.5), [remove_above_one]),
 ]
 
 
@@ -205,10 +181,6 @@ def test_the_log_probability_of_a_token_is_that_of_the_filtered_logits(sampling:
     assert log_p_B.dtype == jnp.float32
     np.testing.assert_allclose(log_p_B, expected, atol=1e-5)
     assert (log_p_B == 0).all() == (sampling.temperature in (0, 0.001))
-
-
-def remove_above_one(logits_BV: jax.Array, text: TokenBuffer) -> jax.Array:
-    return jnp.where(logits_BV > 1, -jnp.inf, logits_BV)
 
 
 def test_custom_filters_apply_before_the_temperature() -> None:

@@ -93,13 +93,6 @@ def test_operations_of_a_mesh() -> None:
     assert changed(best(config(), AbstractMesh((2,), ("data",))), PLAIN) == {"dtype"}
 
 
-def test_operations_of_one_config_are_equal() -> None:
-    """Therefore models that are built twice share compiled programs."""
-    for made in (config(), config("xla"), config(dtype="float32")):
-        first, second = (best(made, make_mesh(MeshConfig(data=2))) for _ in range(2))
-        assert (first, hash(first)) == (second, hash(second))
-
-
 def test_offload_needs_host_memory_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Config(model=small("gpt2"), train=TrainConfig(remat="offload"))
     build(made)

@@ -36,8 +36,7 @@ def stored(w: np.ndarray | jax.Array, precision: str) -> Stored:
 
 
 @every_precision
-@pytest.mark.parametrize("ops", [Ops(), kernels.CPU], ids=["definitions", "cpu"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("ops", "tied"), [(Ops(), True), (kernels.CPU, False)], ids=["definitions", "cpu"])
 def test_a_model_of_stored_weights_equals_one_of_dequantized_weights(precision: str, ops: Ops, tied: bool) -> None:
     """README's `GPT(lm.config.model).apply({"params": lm.params}, ids)`."""
     config = replace(CONFIG, tie_embeddings=tied)

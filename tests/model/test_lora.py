@@ -56,14 +56,11 @@ def every_matrix(name: str) -> tuple[str, ...]:
     return tuple(matrices(make(small(name))[1]))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_fresh_adapters_change_no_bit(name: str) -> None:
-    model, params = make(small(name))
-    adapters = init_lora(KEY, params, 3, every_matrix(name))
+def test_fresh_adapters_change_no_bit() -> None:
+    model, params = make(small("llama"))
+    adapters = init_lora(KEY, params, 3, every_matrix("llama"))
     logits = jax.jit(lambda p: model.apply({"params": p}, random_ids(model.config, (2, 9))))
     np.testing.assert_array_equal(logits(merge(params, adapters)), logits(params))
-    start = jax.jit(lambda adapters, p: model.apply({"params": merge(p, adapters)}, random_ids(model.config, (2, 9))))
-    np.testing.assert_array_equal(start(adapters, params), logits(params))
     assert all(np.std(leaf) > 0.01 for path, leaf in flatten_params(adapters).items() if path.endswith("/a"))
 
 
@@ -85,8 +82,9 @@ def test_matrices_can_share_one_a() -> None:
     assert one["a"].shape == (16, 3)
     assert {name: b.shape for name, b in one["b"].items()} == dict.fromkeys(("q_proj", "k_proj", "v_proj"), (3, 16))
     ids = random_ids(model.config, (2, 9))
-    merged = model.apply({"params": merge(params, adapters)}, ids)
-    np.testing.assert_allclose(merged, with_products(model, params, adapters, 16.0, ids), atol=2e-5)
+    merged = jax.jit(model.apply)({"params": merge(params, adapters)}, ids)
+    expected = jax.jit(lambda params: with_products(model, params, adapters, 16.0, ids))(params)
+    np.testing.assert_allclose(merged, expected, atol=2e-5)
 
 
 def test_stacked_layers_merge_alike() -> None:
@@ -121,23 +119,20 @@ def test_the_first_gradient_is_that_of_b() -> None:
     assert len({tuple(values) for values in a}) == 2 * model.config.n_layer
 
 
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        (("q_pro",), "no matrix 'q_pro' to adapt (did you mean q_proj?): one of k_proj, o_proj, q_proj, v_proj, down"),
-        (("wte",), "no matrix 'wte' to adapt"),
-        (("q_proj+o_proj",), "q_proj+o_proj have different inputs"),
-    ],
-)
-def test_targets_are_checked(targets: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError) as e:
-        init_lora(KEY, boxed_params(GPT(small("gpt2")), 0), 2, targets)
-    assert message in str(e.value)
-    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):
-        init_lora(KEY, make(small("gpt2", head_dim=8))[1], 2, ("q_proj+o_proj",))
+def test_targets_are_checked() -> None:
+    params = make(small("gpt2", head_dim=8))[1]
+    for target, message in (
+        ("q_pro", r"no matrix 'q_pro' to adapt \(did you mean q_proj\?\): one of k_proj, o_proj, q_proj, v_proj, down"),
+        ("wte", "no matrix 'wte' to adapt"),
+        ("q_proj+o_proj", r"q_proj\+o_proj have different inputs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            init_lora(KEY, params, 2, (target,))
+    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):  # of one size
+        jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("gpt2")), 0), 2, ("q_proj+o_proj",)))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "statquest"])
+@pytest.mark.parametrize("name", ["gpt2", "statquest"])  # another shape; no MLP
 def test_adapters_of_another_model_are_refused(name: str) -> None:
     adapters = init_lora(KEY, make(small("llama", n_embd=32))[1], 2, ("q_proj", "gate_proj"))
     with pytest.raises(UserError, match="adapters do not match the model"):
