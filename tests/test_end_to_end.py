@@ -23,18 +23,8 @@ from jaxgpt.checkpoint.store import checkpoints as checkpoints_of
 from jaxgpt.checkpoint.store import resolve_step
 from jaxgpt.cli import main
 
-TINY = flags(
-    model__n_layer=1,
-    model__norm="none",
-    model__mlp="none",
-    model__n_embd=32,
-    model__block_size=32,
-    train__steps=20,
-    train__eval_every=10,
-    train__batch_size=8,
-    train__sample_tokens=20,
-    mesh__data=1,
-)
+MODEL = flags(model__n_layer=1, model__norm="none", model__mlp="none", model__n_embd=32, model__block_size=32)
+TINY = MODEL + flags(train__steps=20, train__eval_every=10, train__batch_size=8, train__sample_tokens=20, mesh__data=1)
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +43,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_directory(run: Path) -> None:
-    assert {p.name for p in run.iterdir()} == {
-        ".lock",
-        "config.json",
-        "tokenizer.json",
-        "baselines.json",
-        "metrics.jsonl",
-        "loss.png",
-        "checkpoints",
-    }
+    names = "config.json tokenizer.json baselines.json metrics.jsonl loss.png checkpoints .lock"
+    assert {p.name for p in run.iterdir()} == set(names.split())
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     config = json.loads((run / "config.json").read_text())
     assert config["preset"] == "shakespeare"

@@ -46,29 +46,10 @@ def test_nanogpt(data_dir: Path, steps: int, capsys: pytest.CaptureFixture[str])
 
 
 D, T, L, V = 8, 6, 3, len(set(TEXT))
-RECIPE = {
-    "n_layer": L,
-    "n_head": 2,
-    "n_embd": D,
-    "block_size": T,
-    "bias": True,
-    "dropout": 0.0,
-    "batch_size": 3,
-    "gradient_accumulation_steps": 2,
-    "max_iters": 4,
-    "lr_decay_iters": 4,
-    "warmup_iters": 1,
-    "learning_rate": 1e-2,
-    "min_lr": 1e-3,
-    "beta1": 0.9,
-    "beta2": 0.95,
-    "weight_decay": 0.1,
-    "grad_clip": 1.0,
-    "eval_interval": 2,
-    "eval_iters": 2,
-    "text": "text.txt",
-    "train_fraction": 0.9,
-}
+RECIPE = {"n_layer": L, "n_head": 2, "n_embd": D, "block_size": T, "bias": True, "dropout": 0.0}
+RECIPE |= {"batch_size": 3, "gradient_accumulation_steps": 2, "max_iters": 4, "lr_decay_iters": 4, "warmup_iters": 1}
+RECIPE |= {"learning_rate": 1e-2, "min_lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "grad_clip": 1.0}
+RECIPE |= {"eval_interval": 2, "eval_iters": 2, "text": "text.txt", "train_fraction": 0.9}
 
 
 def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes: tuple[int, ...]) -> str:
@@ -77,12 +58,8 @@ def recording(recipe: dict[str, object] | None = None, drop: str = "", **shapes:
     sizes: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (V, D), "transformer.wpe.weight": (T, D)}
     for layer in range(L):
         h = f"transformer.h.{layer}."
-        for name, n_out, n_in in (
-            ("attn.c_attn", 3 * D, D),
-            ("attn.c_proj", D, D),
-            ("mlp.c_fc", 4 * D, D),
-            ("mlp.c_proj", D, 4 * D),
-        ):
+        kernels = {"attn.c_attn": (3 * D, D), "attn.c_proj": (D, D), "mlp.c_fc": (4 * D, D), "mlp.c_proj": (D, 4 * D)}
+        for name, (n_out, n_in) in kernels.items():
             sizes |= {f"{h}{name}.weight": (n_out, n_in), f"{h}{name}.bias": (n_out,)}
         sizes |= {f"{h}{ln}.{part}": (D,) for ln in ("ln_1", "ln_2") for part in ("weight", "bias")}
     sizes |= {"transformer.ln_f.weight": (D,), "transformer.ln_f.bias": (D,)} | shapes
@@ -117,11 +94,7 @@ def test_another_recording(capsys: pytest.CaptureFixture[str]) -> None:
             r"tensor transformer.wpe.weight has shape \(6, 9\), expected \(6, 8\)",
         ),
         ({"transformer.more": (1,)}, "tensor transformer.more is unexpected"),
-        ({"recipe": {"dropout": 0.1}}, "dropout"),
-        ({"recipe": {"n_layer": "3"}}, "n_layer must be an integer"),
-        ({"recipe": {"batch_size": 5}}, "do not fit batches of 5"),
         ({"recipe": {"eval_iters": 3}}, "draw 3 of the recording is not the training batch due"),
-        ({"recipe": {"text": "other.txt"}}, "other.txt is neither a file nor a directory"),
     ],
 )
 def test_an_inconsistent_recording_raises_one_line(
@@ -136,8 +109,3 @@ def test_an_inconsistent_recording_raises_one_line(
 def test_the_activation_is_nanogpts_exact_gelu() -> None:
     """Four digits of a loss would not show the tanh approximation."""
     assert REPLAY["config_from_recipe"](Options(RECIPE, "recipe.json"), 65).model.activation == "gelu"
-
-
-def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
-    assert MAIN(["."]) == 2
-    assert "it has no recipe.json" in capsys.readouterr().err

@@ -61,71 +61,17 @@ def test_the_solutions_of_the_page_pass() -> None:
         assert check(exercise.name, scope[exercise.reference.__name__]), exercise.name
 
 
-# Wrong answers with several mistakes, or written differently from the typical ones.
-def softmax(scores, axis=-1, stable=True):
-    exp = jnp.exp(scores - scores.max(axis, keepdims=True) * stable)
+def softmax(scores, axis=-1):
+    exp = jnp.exp(scores - scores.max(axis, keepdims=True))
     return exp / exp.sum(axis, keepdims=True)
 
 
-def causal(scores):
-    return jnp.where(np.tri(len(scores), dtype=bool), scores, -jnp.inf)
+def attend(mask):
+    return lambda q, k, v: softmax(mask(q @ k.T / len(q[0]) ** 0.5)) @ v
 
 
-def attend_to_the_next(q, k, v):
-    return softmax(jnp.where(np.tri(len(q), k=1, dtype=bool), q @ k.T, -jnp.inf)) @ v
-
-
-def attend_to_others(q, k, v):
-    return softmax(jnp.where(np.tri(len(q), k=-1, dtype=bool), q @ k.T, -1e9)) @ v
-
-
-def attend_unstable(q, k, v):
-    return softmax(causal(q @ k.T), stable=False) @ v
-
-
-def attend_masked_by_a_product(q, k, v):
-    mask = np.tri(len(q))
-    return softmax(q @ k.T / len(q[0]) ** 0.5 + (1 - mask) * -np.inf) @ v
-
-
-def attend_with_a_finite_mask(q, k, v):
-    return softmax(jnp.where(np.tri(len(q), dtype=bool), q @ k.T / len(q[0]) ** 0.5, -20)) @ v
-
-
-def attend_with_the_maximum_of_all(q, k, v):
-    scores = q @ k.T / len(q[0]) ** 0.5
-    exp = jnp.exp(causal(scores - scores.max(-1, keepdims=True)))
-    return exp / exp.sum(-1, keepdims=True) @ v
-
-
-def attend_halved(q, k, v):
-    return softmax(causal(q @ k.T)) @ v / 2
-
-
-def attend_masked_where_the_score_is_0(q, k, v):
-    scores = np.tril(q @ k.T / np.sqrt(q.shape[-1]))
-    return softmax(np.where(scores == 0, -np.inf, scores)) @ v
-
-
-def loss_of_a_stable_softmax(logits, targets):
-    counted = targets >= 0
-    return -jnp.log(softmax(logits)[jnp.arange(len(targets)), targets])[counted].mean()
-
-
-def loss_of_ids(logits, targets):
-    p = softmax(logits)
-    return -jnp.log(p[jnp.arange(len(targets)), targets]).sum()
-
-
-def sgd(state, batch, loss, optimizer):
-    params, opt_state = state
-    value, grads = jax.value_and_grad(loss)(params, batch)
-    return (jax.tree.map(lambda p, g: p - 0.5 * g, params, grads), opt_state), value
-
-
-def step_with_a_dict(state, batch, loss, optimizer):
-    params, opt_state = state
-    return {"params": params, "opt_state": opt_state}, loss(params, batch)
+def visible(x, k=0):
+    return np.tri(len(x), k=k, dtype=bool)
 
 
 def step_without_its_loss(state, batch, loss, optimizer):
@@ -134,39 +80,8 @@ def step_without_its_loss(state, batch, loss, optimizer):
     return optax.apply_updates(params, updates), opt_state
 
 
-def step_that_decays_the_gradients(state, batch, loss, optimizer):
-    params, opt_state = state
-    value, grads = jax.value_and_grad(loss)(params, batch)
-    updates, opt_state = optimizer.update(grads, opt_state, grads)
-    return (optax.apply_updates(params, updates), opt_state), value
-
-
-def mean_loss(params, batch, loss_sum):
-    total, count = loss_sum(params, batch)
-    return total / count
-
-
-def accumulate_means(params, microbatches, loss_sum):
-    parts = [jax.value_and_grad(mean_loss)(params, m, loss_sum) for m in microbatches]
-    return jax.tree.map(lambda *xs: sum(xs) / len(xs), *parts)
-
-
-def accumulate_half(params, microbatches, loss_sum):
-    return accumulate_means(params, microbatches[:1], loss_sum)
-
-
-def keep_too_many(logits, p):
-    order = jnp.argsort(-logits)
-    keep = jnp.cumsum(softmax(logits)[order]) < p + 0.2
-    return jnp.where(jnp.zeros(len(logits), bool).at[order].set(keep), logits, -jnp.inf)
-
-
 def sampled(model, ids, n):
-    new = []
-    for _ in range(n):
-        logits = model(np.append(ids, new).astype(int))[-1]
-        new.append(int(np.argmax(logits + 3 * np.random.gumbel(size=len(logits)))))
-    return np.array(new)
+    return np.random.default_rng().integers(0, 9, n)
 
 
 def extend_elsewhere(q, k, v, cache, length):
@@ -189,45 +104,25 @@ def extend_in_place(q, k, v, cache, length):
 @pytest.mark.parametrize(
     ("name", "function", "words"),
     [
-        (
-            "softmax",
-            lambda x: jnp.exp(x) / jnp.exp(x).sum(0, keepdims=True),
-            r"the rows do not sum to 1 .row 0 sums to 1.6",
-        ),
         ("softmax", lambda x: softmax(2 * x, 0), "the rows do not sum to 1"),
         ("softmax", lambda x: x / jnp.abs(x).sum(-1, keepdims=True), "negative: the exponential is missing"),
         ("softmax", lambda x: softmax(2 * x), r"weights_TS\[\d, \d\] is .* instead of"),
         ("mask", lambda T: np.tri(T, k=1, dtype=bool), "query 0 sees key 1"),
         ("mask", lambda T: np.tri(T, k=-2, dtype=bool), "a position does not see itself"),
-        ("attention", attend_to_the_next, "weights at future positions are not zero: query 0 gives key 1 the weight"),
-        ("attention", attend_to_others, "weights at future positions are not zero: query 0 gives key 1"),
-        ("attention", attend_unstable, "some results are NaN"),
-        ("attention", attend_masked_by_a_product, r"some results are NaN: .* \(0 \* -inf is NaN\)"),
-        ("attention", attend_with_a_finite_mask, "weights at future positions are not zero: set masked scores to -inf"),
-        ("attention", attend_with_the_maximum_of_all, "set future scores to -inf before the softmax and its maximum"),
-        ("attention", attend_masked_where_the_score_is_0, "some results are NaN"),
-        ("attention", attend_halved, "the weights of a query do not sum to 1"),
+        ("attention", attend(lambda x: jnp.where(visible(x, 1), x, -jnp.inf)), "query 0 gives key 1 the weight"),
+        ("attention", attend(lambda x: x + (1 - visible(x)) * -np.inf), "some results are NaN"),
+        ("attention", attend(lambda x: jnp.where(visible(x), x, -20)), "not zero: set masked scores to -inf"),
+        ("attention", lambda q, k, v: v / 2, "the weights of a query do not sum to 1"),
         ("block", lambda x, attend, mlp: x, r"out_TD\[\d, \d\] is"),
-        ("block", lambda x, attend, mlp: x + attend(x) + mlp(x), r"out_TD\[\d, \d\] is"),
-        ("loss", loss_of_ids, "the loss is inf: exp"),
-        ("loss", loss_of_a_stable_softmax, r"p is 0 for a target far below the maximum, and log\(0\) is -inf"),
         ("loss", lambda logits, targets: -logits[np.arange(len(targets)), targets].mean(), "the loss is negative"),
-        ("step", sgd, r"state\[0\]\['embedding'\]\[\d, \d\] is"),
-        ("step", step_with_a_dict, "another structure"),
         ("step", step_without_its_loss, "another structure"),
-        ("step", step_that_decays_the_gradients, r"state\[0\]\['embedding'\]\[\d, \d\] is"),
-        ("accumulation", accumulate_means, "loss and gradient are averaged over microbatches of unequal token counts"),
-        ("accumulation", accumulate_half, r"grads\[.embedding.\]\[\d, \d\] is .* instead of"),
         ("greedy", sampled, "two calls with the same arguments return different results"),
-        ("greedy", lambda model, ids, n: np.zeros(n, int), r"new_ids\[0\] is 0 instead of"),
         ("greedy", lambda model, ids, n: np.zeros(n), "new_ids holds floats instead of integers"),
-        ("top-p", keep_too_many, r"it keeps \d+ tokens, but fewer reach p"),
         ("top-p", lambda logits, p: jnp.full_like(logits, -jnp.inf), "every token is removed"),
         ("top-p", lambda logits, p: logits - 1, "the logits of tokens that are kept change"),
         ("cache", extend_elsewhere, r"k_SH changes in slot 0: only slot 3 \(length\) may change"),
         ("cache", extend_with_a_finite_mask, "it attends to unused slots: set masked scores to -inf"),
         ("cache", extend_in_place, "it changes its argument cache"),
-        ("cache", lambda q, k, v, cache, length: (v, cache), r"k_SH\[3\] is not the new k_H"),
     ],
 )
 def test_other_wrong_answers_are_told_a_law_or_a_value(name: str, function: Any, words: str) -> None:
@@ -236,24 +131,22 @@ def test_other_wrong_answers_are_told_a_law_or_a_value(name: str, function: Any,
     assert re.search(words, result.message), result.message
 
 
-def test_wrong_input_is_one_line() -> None:
-    assert repr(check("atention", softmax)).startswith(
-        "atention: not yet: no exercise 'atention' (did you mean attention?)"
-    )
-    assert "one of embedding, softmax, mask, attention" in check(3, softmax).message  # type: ignore[arg-type]
-    assert check("Head", softmax).exercise == "attention"
+@pytest.mark.parametrize(
+    ("name", "function", "words"),
+    [
+        ("atention", softmax, "no exercise 'atention' (did you mean attention?)"),
+        ("softmax", np.ones(3), "pass the function softmax(scores_TS) itself, not array("),
+        ("head", lambda q, k: q, "takes (q, k), but is called with the arguments (q_TH, k_TH, v_TH)"),
+        ("softmax", lambda x: None, "it returns None instead of weights_TS: is the return statement"),
+        ("softmax", lambda x: x.sum(-1), "shape [4] instead of [4, 6] (input: random"),
+        ("softmax", lambda x: [[1, 2], [3]], "it returns [[1, 2], [3]] in place of an array"),
+        ("step", lambda s, b, loss, o: 3, "it returns a value of type int instead of state, value"),
+        ("cache", lambda q, k, v, c, n: (q, k, v), "it returns a tuple of 3 instead of out_H, cache"),
+    ],
+)
+def test_wrong_input_is_one_line(name: str, function: Any, words: str) -> None:
+    assert words in check(name, function).message
     assert check("<b>", softmax)._repr_html_().startswith("<p><strong>&lt;b&gt;: not yet</strong>: no exercise")
-    assert "pass the function softmax(scores_TS) itself, not array(" in check("softmax", np.ones(3)).message  # type: ignore[arg-type]
-    assert "takes (q, k), but is called with the arguments (q_TH, k_TH, v_TH)" in check("head", lambda q, k: q).message
-    assert "it returns None instead of weights_TS: is the return statement" in check("softmax", lambda x: None).message
-    assert "shape [4] instead of [4, 6] (input: random" in check("softmax", lambda x: x.sum(-1)).message
-    assert (
-        "it returns 'one' in place of an array of numbers: expected value"
-        in check("loss", lambda logits, targets: "one").message
-    )
-    assert "it returns [[1, 2], [3]] in place of an array" in check("softmax", lambda x: [[1, 2], [3]]).message
-    assert "it returns a value of type int instead of state, value" in check("step", lambda s, b, loss, o: 3).message
-    assert "it returns a tuple of 3 instead of out_H, cache" in check("cache", lambda q, k, v, c, n: (q, k, v)).message
 
 
 @pytest.mark.parametrize("name", ["embedding", "step", "accumulation", "cache"])
@@ -289,14 +182,6 @@ def test_an_error_is_one_line_with_its_place() -> None:
     assert re.fullmatch(rf"it raises \w+ in line {line}: .*", result.message.removesuffix(" (input: random scores)"))
     with pytest.raises((TypeError, ValueError)):
         raise result.error or AssertionError
-
-
-def test_an_error_keeps_the_first_lines_of_its_message() -> None:
-    def raises(scores_TS: Any) -> Any:
-        raise ValueError("shapes differ:\n\n  got   [2, 3]\n  wanted [3]\nmore\n")
-
-    assert "ValueError" in check("softmax", raises).message
-    assert ": shapes differ: got [2, 3] wanted [3] (input" in check("softmax", raises).message
 
 
 def in_place(x):
