@@ -78,11 +78,8 @@ def test_tiktoken_does_not_run_a_tokenizer_with_other_merges(tokenizer_path: Pat
     value["model"] |= {"ignore_merges": False, "merges": value["model"]["merges"][1:]}  # a token cannot be reached
     Path("other.json").write_text(json.dumps(value))
     assert fast_encoder(load_tokenizer(Path("other.json"))) is None
-
-
-def test_tiktoken_does_not_run_a_tokenizer_with_tokens_outside_the_byte_alphabet(tokenizer_path: Path) -> None:
     value = json.loads(tokenizer_path.read_text())
-    value["model"]["vocab"] |= {"\u2581": 1000, "\u2581a": 1001}
+    value["model"]["vocab"] |= {"\u2581": 1000, "\u2581a": 1001}  # outside the byte alphabet
     value["model"]["merges"].append(["\u2581", "a"])
     Path("more.json").write_text(json.dumps(value))
     assert fast_encoder(load_tokenizer(Path("more.json"))) is None

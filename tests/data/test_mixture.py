@@ -139,22 +139,6 @@ def test_a_mixture_is_evaluated_on_its_validation_split(
         assert found.held_out == (fraction < 1 or "a=1" in mix)
 
 
-@pytest.mark.parametrize(
-    ("mix", "message"),
-    [
-        (("a",), "needs PATH=WEIGHT with a weight above 0, at most 1e6: 'a'"),
-        (("a=0",), "a weight above 0.*: 'a=0'"),
-        (("a=nan",), ": 'a=nan'"),
-        (("=1",), ": '=1'"),
-        (("a=1", "a=2"), "data.mix names a twice"),
-        ("a=1", "data.mix must be a list of strings, not 'a=1'"),
-    ],
-)
-def test_bad_weights_are_one_line(mix: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        DataConfig(mix=mix)
-
-
 def test_weights_are_kept_exactly_or_to_a_millionth() -> None:
     assert [weight for _, weight in DataConfig(mix=("a=0.7", "b=.3", "c=2")).sources] == [7, 3, 20]
     parts = [weight for _, weight in DataConfig(mix=("a=0.333333333", "b=1000", "c=0.0000001")).sources]

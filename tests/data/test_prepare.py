@@ -298,18 +298,15 @@ BAD = [  # file, content, message, and number of readable characters
     ("b.jsonl", b'\n{"body": "a"}\n', r"line 2: no field 'text' in \['body'\]: choose one with --field", ""),
     ("b.json", LINES, r"b.json: write one object per line, in a file with the suffix .jsonl", ""),
     ("b.jsonl", b'{"text": 3}', "b.jsonl, line 1: expected a string, found 3", ""),
-    ("b.jsonl", b'{"text": null}', "b.jsonl, line 1: expected a string, found None", ""),
     ("b.jsonl", b'{"text": "a\\u0000"}', r"b.jsonl, line 1: not text \(it has a NUL", ""),
     ("b.txt", b"caf\xe9 ", r"b.txt: not UTF-8 text: convert it to UTF-8 text, JSON Lines", ""),
     ("b.txt", LONG + b"\xe9 ", "b.txt: not UTF-8 text", ""),
-    ("b.txt", LONG + b"\xc3", "b.txt: not UTF-8 text", ""),
     ("b.txt", b"a" * 700 + b" \0 b", "b.txt: not text", ""),
     ("b.txt.zst", b"\x28\xb5\x2f\xfd\x24", "b.txt.zst: not UTF-8 text", ""),
     ("b.txt", b"a" * 3000, r"b.txt: 1,\d+ characters without a place to cut them", ""),
     ("b.parquet", b"text " * 9, "cannot read b.parquet: Parquet magic bytes not found", ""),
     ("b.jsonl.gz", b"plain", "cannot read b.jsonl.gz: Not a gzipped file", ""),
     ("b.jsonl.gz", gzip.compress(LINES * 9)[:-9], "cannot read b.jsonl.gz: Compressed file ended", "ab" * 9),
-    ("b.txt.xz", lzma.compress(b"abc " * 9)[:-9], "cannot read b.txt.xz: Compressed file ended", ""),
 ]
 
 
@@ -400,14 +397,11 @@ def test_a_dataset_of_the_hub_is_its_files(params: PrepareParams, monkeypatch: p
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
-        (["none"], {}, "no such file or directory: none; a Hugging Face dataset is hf:OWNER/NAME"),
         (["empty"], {}, "empty has no files, or only empty files"),
-        (["."], {}, "--out out is inside the source ."),
         (["src"], {"field": "t\udce9"}, "field .* unpaired surrogate"),
         (["src"], {"tokenizer": "byte"}, "the tokenizer byte has no end-of-text token"),
         (["src"], {"tokenizer": "nowhere"}, "no tokenizer at nowhere"),
         (["src"], {"tokenizer": "char"}, "the tokenizer char has no end-of-text token"),
-        (["src"], {"shard_tokens": 2**31}, "shard-tokens must be .* at most 2147483647"),
         (["src"], {"tokenizer": "bpe", "vocab_size": 70_000, "format": "nanogpt"}, "cannot hold .* 70,000"),
     ],
 )

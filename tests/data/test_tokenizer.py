@@ -15,10 +15,9 @@ from jaxgpt.errors import UserError
 
 WORDS = "the cat sat on the mat, and the dog -- it's 2 o'clock!\n\nThey'll say: \"no\".\n" * 20
 CHARACTERS = " \n\r\t\x1c\x85\u00a0!a1'\u2019\u4e00\u3042\uff0c\u3002\u0301"
-ODD = st.text(
-    st.one_of(st.characters(codec="utf-8"), st.sampled_from(CHARACTERS)),
-    max_size=60,
-)
+# st.characters() reads the Unicode table, which takes seconds in every process.
+ANY = st.integers(0, 0x10FFFF).filter(lambda code: not 0xD800 <= code < 0xE000).map(chr)
+ODD = st.text(st.one_of(ANY, st.sampled_from(CHARACTERS)), max_size=60)
 
 
 def trained():

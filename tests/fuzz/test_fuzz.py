@@ -76,15 +76,6 @@ TOKENIZERS += [
     TOKENIZERS[-1] | {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split_by(pattern), BYTE_LEVEL]}}
     for pattern in (*LLAMA3, r"\s+")
 ]
-TOKENIZERS.append(
-    TOKENIZERS[0]
-    | {
-        "normalizer": {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
-        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": True},
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.5]]},
-    }
-)
 
 
 def tokenizer(rng: Random) -> None:

@@ -11,15 +11,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from folders import SMALL, hf_folder
+from folders import hf_folder
 from helpers import jaxgpt, repository
 
-from jaxgpt.config import Config, DataConfig
 from jaxgpt.convert.files import Weights
-from jaxgpt.data import open_data
-from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError
 
 ENTRY = {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}
@@ -47,20 +43,6 @@ def test_forged_headers(tmp_path: Path) -> None:
         (tmp_path / "model.safetensors").write_bytes(data)
         with pytest.raises(UserError, match="truncated or not a safetensors file"):
             Weights(tmp_path / "model.safetensors")
-
-
-def test_ids_outside_the_vocabulary(tmp_path: Path) -> None:
-    ids = np.arange(5000, dtype="<u4") % 256
-    ids[4000] = 2**31 + 5
-    head = np.array([20240801, 7, len(ids)] + [0] * 253, "<i4").tobytes()
-    (tmp_path / "train.bin").write_bytes(head + ids.tobytes())
-    config = Config(model=SMALL, data=DataConfig(path="train.bin", tokenizer="byte"))
-    with pytest.raises(UserError, match=r"train\.bin: id 2147483653 is outside the vocabulary of 256"):
-        open_data(config)
-    with pytest.raises(UserError, match="id 300 is outside"):  # after the part that opening checks
-        Tokens([np.array([299, 300, 1])], 300).take(1, 2)
-    with pytest.raises(UserError, match="id -1 is outside"):
-        Tokens([np.array([299, -1, 1])]).take(0, 2)
 
 
 FILES = sorted((repository() / "jaxgpt").rglob("*.py"))

@@ -20,27 +20,17 @@ from jaxgpt.parallel import host
 from jaxgpt.presets import preset
 
 
-class Libc:
-    """Records the calls of mallopt."""
-
-    def __init__(self) -> None:
-        self.told: dict[int, int] = {}
-
-    def mallopt(self, parameter: int, value: int) -> int:
-        self.told[parameter] = value
-        return 1
-
-
 @pytest.mark.parametrize(
     ("config", "kept"), [(preset("nanogpt-cpu"), False), (preset("python-char"), True), (preset("gpt2"), True)]
 )
 def test_keep_memory_configures_glibc(config: Config, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = Libc()
+    told: dict[int, int] = {}
+    libc = SimpleNamespace(mallopt=lambda parameter, value: told.update({parameter: value}) or 1)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: libc)
     monkeypatch.setattr(host, "cores", lambda: 2)
     host.keep_memory(config)
-    assert libc.told == ({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1, host.M_ARENA_MAX: 1} if kept else {})
+    assert told == ({host.M_MMAP_MAX: 0, host.M_TRIM_THRESHOLD: -1, host.M_ARENA_MAX: 1} if kept else {})
 
 
 @pytest.mark.parametrize(

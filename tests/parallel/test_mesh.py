@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxgpt.config import Config, MeshConfig, ModelConfig, TrainConfig
 from jaxgpt.errors import UserError
 from jaxgpt.parallel.mesh import AXES, RULES, change_rules, make_mesh, microbatches, resolve, rules_for, spec
-from jaxgpt.presets import PRESETS, preset
-from jaxgpt.trainer.program import build
+from jaxgpt.presets import preset
 
 
 def config(mesh: MeshConfig, batch_size: int = 12, **model: int) -> Config:
@@ -82,36 +81,6 @@ def test_microbatches_hold_every_window_and_are_at_most_as_large_as_on_one_devic
 
 
 @pytest.mark.parametrize(
-    ("batch", "accumulation", "ways", "expected"),
-    [
-        (480, 40, 1, (40, 12)),
-        (480, 40, 3, (16, 30)),  # 14 would be 12 windows and padding
-        (480, 40, 8, (5, 96)),
-        (480, 40, 4096, (1, 4096)),
-        (13, 2, 1, (2, 7)),  # not 13 times 1
-        (12, 1, 8, (1, 16)),
-        (12, 99, 1, (12, 1)),
-    ],
-)
-def test_microbatches(batch: int, accumulation: int, ways: int, expected: tuple[int, int]) -> None:
-    assert microbatches(TrainConfig(batch_size=batch, accumulation=accumulation), ways) == expected
-
-
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize(("processes", "tpu"), [(1, False), (1, True), (2, False)])
-def test_every_preset_fits_any_number_of_devices(name: str, processes: int, tpu: bool) -> None:
-    run = preset(name)
-    for devices in (1, 2, 3, 4, 6, 8, 16, 30, 96, 4096):
-        for mesh in (run.mesh, MeshConfig(fsdp=-1)):
-            if processes > 1 and mesh == MeshConfig(data=1):
-                continue
-            sizes, _ = resolve(replace(run, mesh=mesh), devices, processes, tpu)
-            used = sizes.data * sizes.fsdp * sizes.tensor
-            assert used <= devices
-            assert used == devices or (processes == 1 and not tpu) or mesh == MeshConfig(data=1)
-
-
-@pytest.mark.parametrize(
     ("made", "message"),
     [
         (config(MeshConfig(data=16)), r"the mesh needs 16 devices \(data 16\), there are 8: use --mesh.data -1, "),
@@ -126,16 +95,6 @@ def test_every_preset_fits_any_number_of_devices(name: str, processes: int, tpu:
 def test_invalid_sizes_raise_with_both_numbers(made: Config, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(made, 8)
-
-
-def test_partial_tpu_slices_that_do_not_compile_raise() -> None:
-    with pytest.raises(UserError, match=r"6 of 8 devices in use \(data 6\), but .* use --mesh.data -1, "):
-        resolve(config(MeshConfig(data=6)), 8, tpu=True)
-    assert resolve(config(MeshConfig(data=4)), 8, tpu=True)[0].data == 4
-    assert resolve(config(MeshConfig()), 8, tpu=True) == (
-        MeshConfig(data=8),
-        "4 of 16 windows per step are padding: --train.batch-size 16 would use them",
-    )
 
 
 @settings(max_examples=100)
@@ -185,12 +144,6 @@ def test_colliding_axes_raise() -> None:
     assert spec(("embed", "mlp"), RULES) == PartitionSpec(("fsdp",), ("tensor",))
     with pytest.raises(UserError, match="one array twice along the same mesh axis: heads by tensor and mlp by tensor"):
         spec(("heads", "mlp"), RULES)
-
-
-def test_the_rules_of_a_program_are_checked() -> None:
-    config = Config(model=small("gpt2", vocab_size=18), mesh=MeshConfig(data=1, fsdp=2))
-    with pytest.raises(UserError, match="vocab by fsdp and embed by fsdp"):
-        build(config, rules={"vocab": ("fsdp",)})
 
 
 @pytest.mark.parametrize(

@@ -159,13 +159,8 @@ def test_conversations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["reprot", "x"], 'Did you mean "report"?'),
-        (["report", "nosuch"], "no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets"),
         (["report", "shakespear"], "(did you mean shakespeare?)"),
-        (["report", "gpt2"], "no text is named: add --data.path FILE"),
-        (["report", "ab.txt", "--data.path", "c.txt"], "ab.txt is the path of the data: leave out --data.path"),
         (["report", "talks.jsonl"], "talks.jsonl holds conversations, not text"),
-        (["report", "python-char", "--data.path", ""], "--data.path is empty"),
         (["report", "talks.txt", "--data.documents", "mask"], "data.documents"),
         (["report", "big.bin"], "choose their tokenizer with --data.tokenizer"),
         (["report", "big.bin", "--data.tokenizer", "byte"], "id 33554432 is outside the vocabulary"),
