@@ -72,7 +72,7 @@ def attention(pattern: ArrayLike, tokens: Sequence[str] | None = None, *, title:
     weights = np.asarray(pattern, np.float64)
     T, S = weights.shape[-2:]
     if weights.ndim == 2:
-        keys = _numbered(S) if tokens is None else tokens
+        keys = [str(i) for i in range(S)] if tokens is None else tokens
         return _cells(weights, keys, keys[S - T :], ("key", "query", "attention"), title)
     columns = math.ceil(math.sqrt(1.5 * len(weights)))
     rows = math.ceil(len(weights) / columns)
@@ -105,8 +105,8 @@ def lens(
         title: figure title.
     """
     numbers = np.asarray(probabilities, np.float64)
-    names = "token", "layer", "probability"
-    figure = _cells(numbers, tokens, _numbered(len(numbers)), names, title, width=0.85 if words else 0.4)
+    layers, names = [str(i) for i in range(len(numbers))], ("token", "layer", "probability")
+    figure = _cells(numbers, tokens, layers, names, title, width=0.85 if words else 0.4)
     for layer, row in enumerate(words or ()):
         for position, word in enumerate(row):
             color = "white" if numbers[layer, position] > 0.4 else "#111827"
@@ -128,8 +128,8 @@ def patching(
     """
     numbers = np.asarray(effect, np.float64)
     most = float(np.nanmax(np.abs(numbers), initial=0.0)) or 1.0
-    names = "token", "layer", label
-    return _cells(numbers, tokens, _numbered(len(numbers)), names, title, width=0.4, limits=(-most, most))
+    layers, names = [str(i) for i in range(len(numbers))], ("token", "layer", label)
+    return _cells(numbers, tokens, layers, names, title, width=0.4, limits=(-most, most))
 
 
 @_style()
@@ -208,13 +208,10 @@ def drawable(text: str) -> str:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, with its size in inches, that needs no display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Return an empty figure with its size in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_baselines(axes: Axes, losses: Mapping[str, float], labels: bool = True) -> None:
@@ -258,10 +255,6 @@ def _changes(lines: Sequence[Mapping[str, Any]]) -> dict[int, str]:
         step: ", ".join(f"{name.rpartition('.')[2]} {new}" for name, (_, new) in settings.items())
         for step, settings in changed.items()
     }
-
-
-def _numbered(n: int) -> list[str]:
-    return [str(i) for i in range(n)]
 
 
 def _cells(

@@ -39,7 +39,7 @@ def test_labels_of_baselines_do_not_overlap() -> None:
     axes = figure.subplots()
     axes.plot([0, 1], [6, 1])
     draw_baselines(axes, {"uniform": 6.1, "unigram": 3.0, "bigram": 2.99, "trigram": 2.98})
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     boxes = sorted((label.get_window_extent() for label in axes.texts), key=lambda box: box.y0)
     assert len(boxes) == 4
     assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))

@@ -44,16 +44,11 @@ def no_warnings() -> Any:
         yield
 
 
-def pixels(figure: Any) -> np.ndarray:
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())
-
-
 def test_attention_of_a_head_has_a_label_for_each_token() -> None:
     n = len(ODD)
     pattern = np.tril(np.random.default_rng(0).random((n, n)))
     figure = plot.attention(pattern, ODD, title="$layer_{0$")
-    pixels(figure)
+    figure.draw_without_rendering()
     axes = figure.axes[0]
     assert np.array_equal(axes.images[0].get_array(), pattern)
     labels = [label.get_text() for label in axes.get_xticklabels()]
@@ -68,14 +63,14 @@ def test_attention_of_a_head_has_a_label_for_each_token() -> None:
 @pytest.mark.parametrize("heads", [1, 3, 12])
 def test_attention_of_a_layer_has_a_picture_for_each_head(heads: int) -> None:
     figure = plot.attention(np.full((heads, 5, 5), 0.2))
-    pixels(figure)
+    figure.draw_without_rendering()
     assert sum(len(axes.images) for axes in figure.axes if axes.get_title().startswith("head")) == heads
 
 
 def test_the_lens_writes_a_word_into_each_cell() -> None:
     n = len(ODD)
     figure = plot.lens(np.linspace(0, 1, 2 * n).reshape(2, n), ODD, [ODD, ODD[::-1]], title="$out_{$")
-    pixels(figure)
+    figure.draw_without_rendering()
     axes = figure.axes[0]
     assert len(axes.texts) == 2 * n
     assert (axes.texts[0].get_text(), axes.texts[0].get_position()) == ("The", (0, 0))
@@ -94,7 +89,7 @@ def test_patching_is_symmetric_around_zero() -> None:
 def test_losses_against_steps_tokens_and_time() -> None:
     """A validation loss after 5 steps is at the tokens and the time of the fifth step."""
     figure = plot.losses({"a $run^$": LINES, "\U0001f600": LINES[:10]}, baselines={"$x^$": 4.2}, title="日本 $_$")
-    pixels(figure)
+    figure.draw_without_rendering()
     for axes, place in zip(figure.axes, (5, 40, 10 / 1), strict=True):
         curves = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
         assert [curve.get_xdata()[0] for curve in curves] == [place]
