@@ -71,7 +71,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(value, dict) or type(value.get("step")) is not int or value["step"] < 0:
                 continue
             numbers = (value.get(name, 0) for name in ("loss", "val_loss", "tokens", "elapsed_seconds"))
-            if all(type(number) in (int, float) for number in numbers):
+            if all(type(number) in (int, float) for number in numbers) and isinstance(value.get("changed", {}), dict):
                 yield value
 
 

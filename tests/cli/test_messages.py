@@ -99,6 +99,10 @@ train --out text.txt -> cannot write to text.txt
 train --out text.txt/run -> cannot write the run to text.txt/run
 train --mesh.fsdp 3 -> mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data -1 --mesh.fsdp -1
 bench runs/nosuch -> no preset, run or file 'runs/nosuch'; jaxgpt presets lists the presets
+bench python-char --seconds 0 -> "0.0" for --seconds. Must be > 0
+bench python-char --seconds nan -> "nan" for --seconds
+bench python-char --mesh.tensor 3 -> mesh.tensor 3 does not divide model.n_head 4
+bench python-char --model.block-size 2 -> model.block_size of at least 3, not 2: use --no-decode
 chat run --json -> --json prints the answer to one message: give it with --once TEXT
 data prepare src -> --out
 data prepare --out out -> missing argument: the documents to tokenize
@@ -115,10 +119,19 @@ import hf new --revision x -> --revision applies to models on the Hub, but hf is
 import hf new --init-from run -> --init-from RUN is the base of a LoRA adapter, a directory with adapter_config.json: hf
 import peft new --init-from run --tokenizer gpt2 -> leave out --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
+inspect run --max-new-tokens 900 -> exceed the limit of
+inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
+plan -> TARGET requires an argument
+plan python-char -> --topology requires an argument
+plan python-char --topology v9:2x4 -> unknown chip 'v9'
+plan python-char --topology v5e:2x4 --mesh.data 3 -> use --mesh.data -1
+plan python-char --topology v5e:2x4 --mesh.tensor 8 -> 4: use --mesh.data -1 --mesh.fsdp -1 --mesh.tensor 1
+plan python-char --topology v5e:2x4 --mesh.fsdp 16 -> needs 16 devices (fsdp 16), there are 8
 plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the data, which plan does not read
 plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
 plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
 plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
+plot runn -> no run at runn (did you mean run?)
 plot run -> run has no metrics.jsonl: it was imported or saved, not trained
 sample run --stream --json -> --stream prints one sample: leave out --json
 sample run --prompt "question question" -> 17 tokens

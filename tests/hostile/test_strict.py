@@ -84,6 +84,7 @@ def test_metrics_of_wrong_types(tmp_path: Path) -> None:
         b'{"step": 3, "step": 4}',
         b"null",
         b'{"step": 5, "loss": "low", "val_loss": 3}',
+        b'{"step": 5, "loss": 2.0, "changed": "x"}',
     ]
     lines += [b'{"step": 6, "loss": 1e400}', b'{"step": 99999999999999999999}', b'{"step": 7, "lo']
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))

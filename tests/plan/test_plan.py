@@ -313,29 +313,6 @@ def test_an_estimate_that_does_not_fit_has_suggestions(monkeypatch: pytest.Monke
     assert told.out.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["python-char"], "--topology requires an argument"),
-        ([], "TARGET requires an argument"),
-        (["python-chr", "--topology", "v5e:2x4"], "did you mean python-char?"),
-        (["python-char", "--topology", "v9:2x4"], "unknown chip 'v9'"),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.data", "3"], "use --mesh.data -1"),
-        (
-            ["python-char", "--topology", "v5e:2x4", "--mesh.tensor", "8"],
-            "4: use --mesh.data -1 --mesh.fsdp -1 --mesh.tensor 1",
-        ),
-        (["python-char", "--topology", "v5e:2x4", "--mesh.fsdp", "16"], "needs 16 devices (fsdp 16), there are 8"),
-        (["python-char", "--topology", "v5e:2x4", "--train.epochs", "2"], "set --train.steps"),
-    ],
-)
-def test_bad_input_gets_one_line(args: list[str], says: str) -> None:
-    told = jaxgpt("plan", *args)
-    assert (told.code, told.out) == (2, "")
-    assert says in told.err
-    assert told.err.count("\n") == 1
-
-
 @needs_libtpu
 def test_the_tpu_compiler_divides_the_cache_by_heads() -> None:
     """A step of decoding with tensor parallelism exchanges no keys and values; the context need not divide evenly."""

@@ -176,23 +176,6 @@ def test_the_command_prints_a_report_and_keeps_the_trace() -> None:
     assert {file.name.split(".", 1)[1] for file in Path("profile").rglob("*.*")} >= {"xplane.pb", "trace.json.gz"}
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["python-chr"], "did you mean python-char?"),
-        (["python-char", "--seconds", "0"], '"0.0" for --seconds. Must be > 0'),
-        (["python-char", "--seconds", "nan"], '"nan" for --seconds'),
-        (["python-char", "--mesh.tensor", "3"], "mesh.tensor 3 does not divide model.n_head 4"),
-        (["python-char", "--model.block-size", "2"], "model.block_size of at least 3, not 2: use --no-decode"),
-    ],
-)
-def test_bad_input(args: list[str], message: str) -> None:
-    result = jaxgpt("bench", *args)
-    assert (result.code, result.out) == (2, "")
-    assert message in result.err
-    assert result.err.splitlines()[-1].startswith("jaxgpt: ")
-
-
 @pytest.mark.ci
 def test_idle_time_is_that_of_the_devices_of_the_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []

@@ -159,12 +159,5 @@ def test_the_command_draws_runs() -> None:
         assert Path(out).read_bytes().startswith(first)
     Path("a/baselines.json").write_text('{"losses": {"uniform": 4.3}}')
     assert "the baselines of the runs differ" in jaxgpt("plot", "a", "b $^", "--x", "step").err
-    Path("a/metrics.jsonl").unlink()
-    for args, message in (
-        (["a"], "a has no metrics.jsonl"), (["b $"], "no run at b $ (did you mean b $^?)"),
-        (["b $^", "--out", "x.gif"], "must end in .png, .svg or .pdf"), ([], "missing argument: the runs to draw"),
-        (["b $^", "--out", "no/x.png"], "cannot access no/x.png"),
-    ):  # fmt: skip
-        result = jaxgpt("plot", *args)
-        assert (result.code, result.err.splitlines()[-1].startswith("jaxgpt: ")) == (2, True)
-        assert message in result.err
+    result = jaxgpt("plot", "b $^", "--out", "no/x.png")
+    assert (result.code, result.err) == (2, "jaxgpt: cannot access no/x.png: No such file or directory\n")
