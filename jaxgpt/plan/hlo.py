@@ -132,10 +132,10 @@ def array_bytes(shape: str) -> list[float]:
 
 
 def group_size(line: str, devices: int) -> int:
-    """Return the number of devices, of the program's, that take part in a collective together, in any of XLA's notations.
+    """Return the number of devices that take part in a collective together, in any of XLA's notations.
 
-    `{{0,1},{2,3}}`; `{}`, all; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as `'a':(1)2`; and
-    `source_target_pairs={{0,1},{1,0}}`, which all take part.
+    `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as
+    `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, which all take part.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         return len(set(re.findall(r"\d+", pairs[1])))

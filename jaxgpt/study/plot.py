@@ -53,7 +53,7 @@ UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Draw with `STYLE`, whatever the user's own style is."""
+    """Draw with `STYLE`, regardless of the user's settings of matplotlib."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
