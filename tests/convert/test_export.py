@@ -15,6 +15,7 @@ import jaxgpt
 import jaxgpt.convert.models as models
 from jaxgpt.convert.family import engines
 from jaxgpt.convert.models import export_model, exported_form, import_model
+from jaxgpt.data.tokenizer_files import make_tokenizer
 from jaxgpt.errors import UserError
 from jaxgpt.presets import preset
 
@@ -138,14 +139,12 @@ def test_settings_without_an_equivalent_are_named(tmp_path, name):
 def test_a_wrong_export_fails_and_leaves_nothing(tmp_path, monkeypatch):
     """The check reads the exported files back, so it detects a faulty writer."""
     run = run_folder(tmp_path / "run", SMALL)
-    wrong = models.save_weights
-    monkeypatch.setattr(
-        models,
-        "save_weights",
-        lambda path, params, *rest: wrong(
-            path, params | {"wpe": {"embedding": params["wpe"]["embedding"] * 1.01}}, *rest
-        ),
-    )
+    right = models.save_weights
+
+    def wrong(path, params, *rest):
+        right(path, params | {"wpe": {"embedding": params["wpe"]["embedding"] * 1.01}}, *rest)
+
+    monkeypatch.setattr(models, "save_weights", wrong)
     with pytest.raises(RuntimeError, match="differ"):
         export_model(run, tmp_path / "hf")
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -177,18 +176,13 @@ with new_directory(Path("hf")) as draft:
 
 
 def test_end_tokens_are_written(tmp_path):
-    run = run_folder(tmp_path / "run", replace(SMALL, vocab_size=0))
-    from jaxgpt.data.tokenizer_files import make_tokenizer
-
-    (run / "tokenizer.json").write_text(make_tokenizer("bpe", TEXT * 5, 270, 0).to_json())
-    config = json.loads((run / "config.json").read_text())
-    eos = make_tokenizer("bpe", TEXT * 5, 270, 0).eos_id
-    assert eos == 0
+    run, tokenizer = run_folder(tmp_path / "run", SMALL), make_tokenizer("bpe", TEXT * 5, 270, 0)
+    (run / "tokenizer.json").write_text(tokenizer.to_json())
     export_model(run, tmp_path / "hf")
-    for name in ("config.json", "generation_config.json"):
-        assert json.loads((tmp_path / "hf" / name).read_text())["eos_token_id"] == eos
-    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
-    assert config["model"]["vocab_size"] > 0
+    files = ("config", "generation_config", "tokenizer_config")
+    config, generation, tokens = (json.loads((tmp_path / "hf" / f"{name}.json").read_text()) for name in files)
+    assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_id == 0
+    assert tokens["eos_token"] == "<|endoftext|>"
 
 
 @pytest.mark.parametrize(
