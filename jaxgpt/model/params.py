@@ -68,8 +68,15 @@ def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
 
 
 def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, config: ModelConfig) -> Any:
-    """Apply `function(weight, leaf)` to every leaf, with the weight of `weight_at`."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(weight_at(path, config), leaf), params)
+    """Apply `function(weight, leaf)` to every leaf, with the weight of `weight_at`. Matrices of `kernels` are leaves."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: function(weight_at(path, config), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")
+    )
+
+
+def map_matrices(function: Callable[[Any], Any], params: Any, config: ModelConfig) -> Any:
+    """Apply a function to the weights that are multiplied or looked up, in the compute dtype: all but vectors."""
+    return map_weights(lambda weight, w: function(w) if weight and weight.kind != "vector" else w, params, config)
 
 
 def flatten_params(params: Any) -> dict[str, Any]:

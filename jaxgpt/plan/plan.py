@@ -18,6 +18,7 @@ from jaxgpt.decoding.sampler import Rows, SamplerState, decode_steps, prefill
 from jaxgpt.errors import UserError
 from jaxgpt.lm.model import TextModel
 from jaxgpt.model import GPT
+from jaxgpt.model.params import map_matrices
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.chips import GIB
 from jaxgpt.parallel.mesh import Rules, batch_ways, change_rules, make_mesh, rules_for, spec, use_mesh
@@ -88,7 +89,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     dtype, weights = config.train.compute_dtype, program.abstract_weights
-    params = jax.tree.map(lambda w: w.update(dtype=dtype) if w.ndim > 1 else w, weights)  # as `for_decoding`
+    params = map_matrices(lambda w: w.update(dtype=dtype), weights, model)  # as `for_decoding`
     with use_mesh(mesh, model):
         state, rows = jax.tree.map(placed, jax.eval_shape(begin, params))
 

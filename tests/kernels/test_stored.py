@@ -14,7 +14,7 @@ from jaxgpt import kernels
 from jaxgpt.config import ModelConfig
 from jaxgpt.kernels.stored import Stored, dequantize, quantize
 from jaxgpt.model import GPT
-from jaxgpt.model.params import abstract_params, map_weights
+from jaxgpt.model.params import abstract_params, map_matrices, map_weights
 from jaxgpt.ops import Ops
 from jaxgpt.ops.linear import linear
 
@@ -82,6 +82,14 @@ def test_biases_norms_and_learned_positions_are_not_stored() -> None:
     assert found == {name: name.endswith("kernel") or name.startswith("wte") for name in found}
     kinds = jax.tree.leaves(map_weights(lambda weight, _: weight.kind, abstract_params(CONFIG), CONFIG))  # type: ignore[union-attr]
     assert [kind in ("matrix", "table") for kind in kinds] == list(found.values())
+
+
+def test_stored_matrices_are_converted_whole() -> None:
+    stored = quantize(random_params(CONFIG), CONFIG, "float32")
+    half = map_matrices(lambda w: w.astype(jnp.bfloat16), stored, CONFIG)
+    expected = map_weights(lambda weight, _: jnp.float32 if weight.kind == "vector" else jnp.bfloat16, stored, CONFIG)  # type: ignore[union-attr]
+    assert [leaf.dtype for leaf in jax.tree.leaves(half)] == jax.tree.leaves(expected)
+    assert isinstance(half["h_0"]["attn"]["o_proj"]["kernel"], Stored)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
