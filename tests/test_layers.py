@@ -13,7 +13,7 @@ from helpers import repository
 
 # As in design.md, "The layout".
 ORDER = """
-    errors files signals runtime settings config presets
+    errors files hub signals runtime settings config presets
     ops model train decoding
     kernels data parallel checkpoint lm trainer
     report convert plan study cli

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jaxgpt.data.hub import download
 from jaxgpt.data.tokenizer_files import GPT2_REPO, GPT2_REVISION
 from jaxgpt.errors import UserError
+from jaxgpt.hub import download
 
 PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
@@ -29,7 +29,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
         The directory and its commit.
 
     Raises:
-        UserError: if the name is invalid, or as `jaxgpt.data.hub.download`.
+        UserError: if the name is invalid, or as `jaxgpt.hub.download`.
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxgpt.config import PrepareParams
 from jaxgpt.data.cuts import GPT2_CUTS, Cuts, cut
-from jaxgpt.data.hub import download
 from jaxgpt.data.text import visible_files
 from jaxgpt.errors import UserError, one_line, short_repr
 from jaxgpt.files import missing, parse_json
+from jaxgpt.hub import download
 
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}

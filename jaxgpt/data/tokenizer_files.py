@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxgpt.config import MAX_VOCAB
 from jaxgpt.data.cuts import GPT2_CUTS, cut
-from jaxgpt.data.hub import reachable
 from jaxgpt.data.tokenizer import (
     EOS_NAMES,
     TOKENS,
@@ -25,6 +24,7 @@ from jaxgpt.data.tokenizer import (
 )
 from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.files import parse_json, read_bytes, read_json, write_atomically, write_json
+from jaxgpt.hub import reachable
 
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")

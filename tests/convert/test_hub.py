@@ -11,12 +11,12 @@ import pytest
 from folders import hf_folder
 from huggingface_hub import constants, errors
 
+from jaxgpt import hub
 from jaxgpt.convert.hub import PATTERNS, fetch_model
 from jaxgpt.convert.models import import_model
-from jaxgpt.data import hub
-from jaxgpt.data.hub import reachable
 from jaxgpt.data.tokenizer_files import GPT2_REVISION
 from jaxgpt.errors import UserError
+from jaxgpt.hub import reachable
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
