@@ -8,6 +8,8 @@
     checkpoints/310.damaged/        renamed by a resume
 
 A directory without checkpoint.json is not a checkpoint: its writer was killed.
+
+The functions write, list, seal and check checkpoints, and restore their arrays with Orbax, in this order.
 """
 
 from __future__ import annotations
@@ -146,35 +148,9 @@ def save_params(directory: Path, params: Any, about: Mapping[str, Any]) -> None:
         saver.save(TrainState(jnp.zeros((), jnp.int32), params, None, None), Info(0, about=about))
 
 
-def restore(directory: Path, step: int, like: TrainState) -> TrainState:
-    """Restore a train state with the shapes and shardings of `like`. `latest_valid` has checked the files.
-
-    If a run starts to skip updates when it is resumed, their statistics start from scratch.
-    """
-    from jaxgpt.train.skip import SkipState, init_skip_state
-    from jaxgpt.train.step import TrainState
-
-    path, sharding, parts = directory / str(step), like.step.sharding, _parts(like)
-    for name, part in parts.items():
-        new = name == "skip" and not (path / name).is_dir()
-        parts[name] = jax.device_put(init_skip_state(None)[:2], sharding) if new else _load(path, name, part)
-    opt_state = parts["opt_state"]
-    if "skip" in parts:
-        applied, statistics = parts["skip"]
-        opt_state = SkipState(applied, statistics, opt_state)
-    number = jax.device_put(np.int32(step), sharding)
-    return TrainState(number, parts["params"], opt_state, parts.get("ema"))
-
-
-def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
-    """Read the weights of a checkpoint (`best`, `last` or a step), or `part` "ema"; return them with the step."""
-    step = resolve_step(directory, which)
-    path = directory / str(step)
-    if damage := find_damage(path, (part,)):
-        others = [other for other in checkpoints(directory) if other != step]
-        fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
-        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
-    return _load(path, part, like), step
+def saved_steps(directory: Path) -> list[int]:
+    """List the steps of the sealed checkpoints, ascending."""
+    return sorted(int(path.parent.name) for path in directory.glob(f"*/{SEAL}") if path.parent.name.isdecimal())
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
@@ -184,12 +160,6 @@ def checkpoints(directory: Path) -> dict[int, Info]:
         with suppress(UserError):  # `find_damage` returns the reason
             infos[step] = read_info(directory / str(step))
     return infos
-
-
-def kept_checkpoint_message(directory: Path) -> str:
-    """Describe the checkpoint that a failed run can resume from."""
-    steps = saved_steps(directory)
-    return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
 
 
 def resolve_step(directory: Path, which: str) -> int:
@@ -239,48 +209,10 @@ def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
     return None
 
 
-def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
-    """Return which file of some parts of a checkpoint is damaged, or "" if all match their digests."""
-    try:
-        digests = read_info(path).sha256
-    except UserError as e:
-        return str(e)
-    for name, digest in digests.items():
-        if name != SEAL and ("/" not in name or name.split("/")[0] in parts):
-            try:
-                if sha256_file(path / name) != digest:
-                    return f"{name} has changed since it was written"
-            except (OSError, ValueError) as e:
-                return f"{name} cannot be read ({_reason(e)})"
-    return ""
-
-
-def saved_steps(directory: Path) -> list[int]:
-    """List the steps of the sealed checkpoints, ascending."""
-    return sorted(int(path.parent.name) for path in directory.glob(f"*/{SEAL}") if path.parent.name.isdecimal())
-
-
-def _parts(state: TrainState) -> dict[str, Any]:
-    """Return the parts of a state, by the names of their directories. The state of an imported model is only params."""
-    from jaxgpt.train.skip import SkipState
-
-    parts = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
-    if isinstance(state.opt_state, SkipState):
-        parts |= {"skip": state.opt_state[:2], "opt_state": state.opt_state.inner_state}
-    return {name: part for name, part in parts.items() if part is not None}
-
-
-def _load(path: Path, part: str, like: Any) -> Any:
-    """Restore one part of a checkpoint."""
-    from orbax.checkpoint import v1 as ocp
-
-    try:
-        return ocp.load_checkpointables(path.absolute(), {part: like})[part]
-    except Exception as e:
-        if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
-            raise
-        cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
-        raise UserError(f"{path} does not match the run's settings: {part} ({_reason(cause)})") from None
+def kept_checkpoint_message(directory: Path) -> str:
+    """Describe the checkpoint that a failed run can resume from."""
+    steps = saved_steps(directory)
+    return f"the checkpoint of step {steps[-1]} is kept" if steps else "there is no checkpoint yet"
 
 
 def seal(path: Path, info: Info) -> None:
@@ -309,6 +241,76 @@ def _render(info: Info) -> str:
     values["sha256"].pop(SEAL, None)
     values["sha256"][SEAL] = hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest()
     return json.dumps(values, indent=1) + "\n"
+
+
+def find_damage(path: Path, parts: tuple[str, ...] = PARTS) -> str:
+    """Return which file of some parts of a checkpoint is damaged, or "" if all match their digests."""
+    try:
+        digests = read_info(path).sha256
+    except UserError as e:
+        return str(e)
+    for name, digest in digests.items():
+        if name != SEAL and ("/" not in name or name.split("/")[0] in parts):
+            try:
+                if sha256_file(path / name) != digest:
+                    return f"{name} has changed since it was written"
+            except (OSError, ValueError) as e:
+                return f"{name} cannot be read ({_reason(e)})"
+    return ""
+
+
+def restore(directory: Path, step: int, like: TrainState) -> TrainState:
+    """Restore a train state with the shapes and shardings of `like`. `latest_valid` has checked the files.
+
+    If a run starts to skip updates when it is resumed, their statistics start from scratch.
+    """
+    from jaxgpt.train.skip import SkipState, init_skip_state
+    from jaxgpt.train.step import TrainState
+
+    path, sharding, parts = directory / str(step), like.step.sharding, _parts(like)
+    for name, part in parts.items():
+        new = name == "skip" and not (path / name).is_dir()
+        parts[name] = jax.device_put(init_skip_state(None)[:2], sharding) if new else _load(path, name, part)
+    opt_state = parts["opt_state"]
+    if "skip" in parts:
+        applied, statistics = parts["skip"]
+        opt_state = SkipState(applied, statistics, opt_state)
+    number = jax.device_put(np.int32(step), sharding)
+    return TrainState(number, parts["params"], opt_state, parts.get("ema"))
+
+
+def read_params(directory: Path, which: str, like: Any, part: str = "params") -> tuple[Any, int]:
+    """Read the weights of a checkpoint (`best`, `last` or a step), or `part` "ema"; return them with the step."""
+    step = resolve_step(directory, which)
+    path = directory / str(step)
+    if damage := find_damage(path, (part,)):
+        others = [other for other in checkpoints(directory) if other != step]
+        fix = f"try --checkpoint {others[-1]}" if others else "there is no other checkpoint"
+        raise UserError(f"checkpoint {path} is damaged: {damage}; {fix}")
+    return _load(path, part, like), step
+
+
+def _parts(state: TrainState) -> dict[str, Any]:
+    """Return the parts of a state, by the names of their directories. The state of an imported model is only params."""
+    from jaxgpt.train.skip import SkipState
+
+    parts = {"params": state.params, "opt_state": state.opt_state, "ema": state.ema}
+    if isinstance(state.opt_state, SkipState):
+        parts |= {"skip": state.opt_state[:2], "opt_state": state.opt_state.inner_state}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _load(path: Path, part: str, like: Any) -> Any:
+    """Restore one part of a checkpoint."""
+    from orbax.checkpoint import v1 as ocp
+
+    try:
+        return ocp.load_checkpointables(path.absolute(), {part: like})[part]
+    except Exception as e:
+        if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
+            raise
+        cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
+        raise UserError(f"{path} does not match the run's settings: {part} ({_reason(cause)})") from None
 
 
 @contextmanager

@@ -32,7 +32,6 @@ def test_import_and_export(tmp_path, capsys):
     assert main(["info", run]) == 0
     assert Run(Path(run)).tokenizer().end_ids == (10,)
     assert main(["sample", run, "--prompt", "a", "--max-new-tokens", "3"]) == 0
-    assert main(["import", str(tmp_path / "hf"), run, "--revision", "x"]) == 2
 
 
 @pytest.mark.ci
