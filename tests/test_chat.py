@@ -198,6 +198,8 @@ def test_what_cannot_be_answered_is_one_line(lm: LM) -> None:
     for model, messages, said in cases:
         with pytest.raises(UserError, match=said):
             jaxgpt.chat(model, messages)
+    with pytest.raises(UserError, match=r"sampling must be SamplingParams.*: 0\.5"):
+        Chat(lm).answer("Hi", sampling=0.5)  # type: ignore[arg-type]
 
 
 def test_once_prints_an_answer_or_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
 
 
 def run(tokenizer: Tokenizer, prompt: list[int], ids: list[int], portions: list[int], stops: list[str]) -> Any:
-    byte_ids = tokenizer.byte_ids
-    stream = TextStream(tokenizer.decode, max(len(ids), 1), (), stops, prompt=prompt, byte_ids=byte_ids)
+    stream = TextStream(tokenizer, max(len(ids), 1), (), stops, prompt=prompt)
     pieces, at = [], 0
     for size in [*portions, len(ids)]:
         pieces.append(stream.add(ids[at : at + size]))
@@ -120,7 +119,7 @@ def test_no_partial_characters(text: str, portions: list[int]) -> None:
 
 
 def test_a_possible_stop_string_is_held_back() -> None:
-    stream = TextStream(BYTES.decode, 20, (), ["END"])
+    stream = TextStream(BYTES, 20, (), ["END"])
     assert [stream.add([ord(c)]) for c in "xEEN"] == ["x", "", "E", ""]
     assert stream.add(b"x") == "ENx"
     assert [stream.add([ord(c)]) for c in "END!"] == ["", "", "", ""]
@@ -133,8 +132,8 @@ def test_the_first_complete_stop_string_counts() -> None:
 
 
 def test_a_value_that_is_no_id_ends_the_text() -> None:
-    stream = TextStream(BYTES.decode, 20)
+    stream = TextStream(BYTES, 20)
     assert stream.add([97, 98, -1, 99]) == "ab"
     assert (stream.ids, stream.finish_reason) == ([97, 98], "exhausted")
     with pytest.raises(UserError, match="logits are NaN"):
-        TextStream(BYTES.decode, 20).add([97, -2])
+        TextStream(BYTES, 20).add([97, -2])

@@ -52,7 +52,7 @@ def explain(
     choice = explain_token(lm, encoded.ids, key=seed, **asdict(sampling))
 
     def described(token: int) -> dict[str, Any]:
-        text = TextStream(lm.tokenizer.decode, 1, prompt=encoded.text_ids).add([token])
+        text = TextStream(lm.tokenizer, 1, prompt=encoded.text_ids).add([token])
         return {"id": token, "text": text, "probability": float(choice.probability_V[token])}
 
     top = np.argsort(-choice.probability_V, kind="stable")[:show]

@@ -18,7 +18,6 @@ from jaxgpt.errors import UserError, did_you_mean, short_repr
 from jaxgpt.settings import as_int
 
 Prompts = str | Sequence[int] | Sequence[str | Sequence[int]]  # one prompt, or several
-INT64 = (-(2**63), 2**63 - 1)
 
 
 class Prompt(NamedTuple):
@@ -34,11 +33,7 @@ class Prompt(NamedTuple):
 
 
 def make_settings(given: Mapping[str, Any], *classes: type[Any]) -> list[Any]:
-    """Make one instance of each dataclass from keyword arguments.
-
-    Raises:
-        UserError: if no class has a setting of this name, or a value is invalid.
-    """
+    """Make one instance of each dataclass from keyword arguments. Raises `UserError` if a name or a value is invalid."""
     known = {field.name: cls for cls in classes for field in fields(cls)}
     for name in given:
         if name not in known:
@@ -62,11 +57,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """Convert to a list of prompts. A string or a sequence of ids is one prompt.
-
-    Raises:
-        UserError: if it is neither a string nor a sequence.
-    """
+    """Return a list of prompts. A string or a sequence of ids is one prompt; anything else raises `UserError`."""
     rows = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if rows is None:
         raise UserError(f"prompts must be a string, token ids, or a list of either: {short_repr(prompts)}")
@@ -89,29 +80,23 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         UserError: if there are no ids, ids that are not integers, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
-        ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
+        text_ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
         before = list(tokenizer.bos_ids)
-        if ids and ids[: len(before)] != before:
-            ids = before + ids
-        encoded = Prompt(ids, ids) if ids else Prompt(start_ids(tokenizer), [])
+        if text_ids and text_ids[: len(before)] != before:
+            text_ids = before + text_ids
     else:
-        items = as_list(prompt)
-        if not items:
+        text_ids = as_list(prompt)
+        if not text_ids:
             raise UserError(f"a prompt must be a string or a list of token ids, at least one: {short_repr(prompt)}")
-        ids = [as_int(f"the id at position {i} of the prompt", x, *INT64) for i, x in enumerate(items)]
-        encoded = Prompt(ids, ids)
-    for place, i in enumerate(encoded.ids):
-        if not 0 <= i < vocab_size:
-            raise UserError(f"id {i} at position {place} of the prompt is outside the vocabulary of {vocab_size}")
-    return encoded
+    ids = [
+        as_int(f"the id at position {n} of the prompt (vocabulary of {vocab_size})", i, 0, vocab_size - 1)
+        for n, i in enumerate(text_ids or start_ids(tokenizer))
+    ]
+    return Prompt(ids, ids if text_ids else [])
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that precede a new text: `bos_ids`, the model's beginning token, the end token, or a newline.
-
-    Raises:
-        UserError: if the tokenizer has none of them.
-    """
+    """Return the ids that precede a new text: `bos_ids`, the model's beginning token, the end token, or a newline."""
     if tokenizer.bos_ids:
         return list(tokenizer.bos_ids)
     for i in (tokenizer.special.bos_id, tokenizer.eos_id):
@@ -124,11 +109,7 @@ def start_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
-    """Return the maximum number of new tokens after a prompt of `length` tokens.
-
-    Raises:
-        UserError: if the prompt has `max_length` tokens or more, or the text exceeds the context.
-    """
+    """Return the maximum number of new tokens after a prompt of `length` tokens. Raises `UserError` if the text is too long."""
     bounded = text.overflow == "error" or (text.overflow == "auto" and model.positions != "rope")
     fitting = max(model.block_size - length + 1, 0)  # the last token is not an input
     if text.max_length is not None:
@@ -148,11 +129,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
 
 
 def row_keys(key: Any, rows: int) -> jax.Array:
-    """Make a key for each row: an array of keys, one per row, unchanged; one key or seed is folded with the row's index.
-
-    Raises:
-        UserError: if there is neither a seed nor keys, or the wrong number of keys.
-    """
+    """Return a key for each row: an array of keys, one per row, as it is; one key or seed is folded with the row's index."""
     keys = as_keys(key)
     if keys.shape == (rows,):
         return keys
@@ -163,11 +140,7 @@ def row_keys(key: Any, rows: int) -> jax.Array:
 
 
 def as_keys(key: Any) -> jax.Array:
-    """Convert a seed, or keys of either kind (`jax.random.key` or `jax.random.PRNGKey`), to typed keys.
-
-    Raises:
-        UserError: if there is neither a seed nor keys.
-    """
+    """Convert a seed, or keys of either kind (`jax.random.key` or `jax.random.PRNGKey`), to typed keys."""
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         return key
     words = jax.random.key_data(jax.random.key(0)).shape

@@ -136,9 +136,7 @@ def chat(
             f"the last message must have the role user, not {last['role']}; chat answers a message of the user"
         )
     [params] = make_settings(sampling, SamplingParams)
-    pieces = Chat(lm, before).answer(
-        last["content"], max_new_tokens=max_new_tokens, sampling=params, stop=stop, key=key
-    )
-    *_, end = pieces
+    answer = Chat(lm, before).answer
+    *_, end = answer(last["content"], max_new_tokens=max_new_tokens, sampling=params, stop=stop, key=key)
     assert end.done is not None
     return end.done

@@ -96,10 +96,10 @@ class DecodeSession:
         assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX would clamp
         ids_BP, start_B = left_pad(prompts, context)
         B, self._prompt = ids_BP.shape
-        fill = np.zeros(B - len(prompts), np.int32)
-        rows = np.concatenate([np.arange(len(prompts)), fill])
+        fill = (0, B - len(prompts))  # rows without new tokens
         self._text = TokenBuffer(ids_BP, start_B, np.int32(self._prompt))  # type: ignore[arg-type]
-        self._rows = Rows(keys[rows], np.concatenate([np.asarray(limits, np.int32), fill]))  # type: ignore[arg-type]
+        key_B, limit_B = keys[np.pad(np.arange(len(prompts)), fill)], np.pad(np.asarray(limits, np.int32), fill)
+        self._rows = Rows(key_B, limit_B)  # type: ignore[arg-type]
         self._limit = max(limits)
         # The longest row fills the context first; after that, the window is the whole context.
         self._cached = max(context - max(map(len, prompts)) + 1, 1) if slide else self._limit
@@ -202,18 +202,16 @@ _grow = jax.jit(grow, static_argnums=1)
 
 def search(
     sampler: Sampler,
+    beams: BeamParams,
     params: Any,
     prompts: Sequence[Sequence[int]],
     limits: Sequence[int],
-    *,
-    beams: BeamParams,
     context: int,
 ) -> Hypotheses:
     """Run beam search over a batch of prompts, with the arguments of a `DecodeSession`; returns host arrays."""
     ids_BP, start_B = left_pad(prompts, context)
     B, P = ids_BP.shape
-    limit_B = np.zeros(B, np.int32)
-    limit_B[: len(limits)] = limits
+    limit_B = np.pad(np.asarray(limits, np.int32), (0, B - len(limits)))
     text = TokenBuffer(ids_BP, start_B, np.int32(P))  # type: ignore[arg-type]
     return jax.device_get(_search(BeamSearch(sampler, beams, P + blocks(max(limits))), params, text, limit_B))
 

@@ -14,8 +14,9 @@ from jaxgpt.decoding import TokenBuffer
 from jaxgpt.decoding.filters import inverse_cdf_sample
 from jaxgpt.decoding.sampling import DIVERGED, Filter, row_uniform, stages, with_filters
 from jaxgpt.errors import UserError
-from jaxgpt.lm.arguments import encode_prompt, make_settings, max_new, row_keys
-from jaxgpt.lm.model import LM, placed, sampler_of, unstacked
+from jaxgpt.lm.arguments import make_settings, row_keys
+from jaxgpt.lm.generation import read_request
+from jaxgpt.lm.model import LM, sampler_of
 
 
 class Stage(NamedTuple):
@@ -78,12 +79,11 @@ def explain(
         UserError: if an argument is invalid, or the prompt exceeds the context.
     """
     [params] = make_settings(sampling, SamplingParams)
-    lm = unstacked(lm)
-    ids = encode_prompt(lm.tokenizer, lm.config.model.vocab_size, prompt).ids
-    max_new(lm.config.model, len(ids), TextParams(max_new_tokens=1))
+    request = read_request(lm, [prompt], TextParams(max_new_tokens=1))
+    [ids], lm = request.rows, request.lm
     text = TokenBuffer(jnp.array([ids], jnp.int32), jnp.zeros((1,), jnp.int32), jnp.int32(len(ids)))
     prefill = jax.jit(sampler_of(lm).model.prefill, static_argnums=(3, 4))
-    with placed(lm, 1):
+    with request.on_device():
         logits_11V, _ = prefill(lm.params, text.ids_BS, text.positions(), len(ids), True)
     return explain_choice(logits_11V[:, -1], text, with_filters(params, filters), row_keys(key, 1)[0])
 
@@ -91,17 +91,9 @@ def explain(
 def explain_choice(
     logits_1V: jax.Array, text: TokenBuffer, sampling: SamplingParams, key: jax.Array, index: int = 0
 ) -> Choice:
-    """Sample a token as `sample_token` does, and record each stage.
+    """Sample the new token at `index` of one row as `sample_token` does, with the row's key, and record each stage.
 
-    Args:
-        logits_1V: logits of one row.
-        text: tokens of the row so far.
-        sampling: sampling parameters.
-        key: key of the row.
-        index: index of the token among the new ones, from 0.
-
-    Raises:
-        UserError: if a logit is NaN, or the filters remove every token.
+    Raises `UserError` if a logit is NaN, or the filters remove every token.
     """
     if np.isnan(np.asarray(logits_1V)).any():
         raise UserError(DIVERGED)

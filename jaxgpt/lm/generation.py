@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -95,17 +95,15 @@ def generate(
         UserError: if an argument is invalid, or a text exceeds the context.
     """
     text, sampling, beams = make_settings(settings, TextParams, SamplingParams, BeamParams)
-    request, sampling = read_request(lm, prompts, text), with_filters(sampling, filters)
+    request = read_request(lm, prompts, text, beams.num_return_sequences if beams.num_beams == 1 else 1)
+    sampling = with_filters(sampling, filters)
     if not request.prompts:
         return []
     if beams.num_beams > 1:
         return _beam_search(request, sampling, beams)
-    request = request.repeat(beams.num_return_sequences)
-    key_B = row_keys(key, len(request.prompts))
-    block = STOP_BLOCK if text.stop else LONG_BLOCK if max(request.new, default=0) > LONG_BLOCK else None
-    session = request.session(sampling, key_B)
-    done = {piece.row: piece.done for piece in decode(request, session, block, progress) if piece.done}
-    return [done[row] for row in range(len(request.prompts))]
+    pieces = decode(request, request.session(sampling, key), STOP_BLOCK if text.stop else LONG_BLOCK, progress)
+    done = {piece.row: piece.done for piece in pieces if piece.done}
+    return [done[row] for row in sorted(done)]
 
 
 def stream(
@@ -122,12 +120,11 @@ def stream(
     Takes the arguments of `generate`, without beams. `block` is the number of tokens generated between two pieces; None: all.
     """
     text, sampling = make_settings(settings, TextParams, SamplingParams)
+    block = 2**31 - 1 if block is None else as_int("block", block, 1, 2**31 - 1)
     request = read_request(lm, prompts, text)
-    block = None if block is None else as_int("block", block, 1, 2**31 - 1)
     if not request.prompts:
         return iter(())
-    session = request.session(with_filters(sampling, filters), row_keys(key, len(request.prompts)))
-    return decode(request, session, block)
+    return decode(request, request.session(with_filters(sampling, filters), key), block)
 
 
 class Request(NamedTuple):
@@ -150,25 +147,13 @@ class Request(NamedTuple):
         """The ids of each prompt."""
         return [prompt.ids for prompt in self.prompts]
 
-    def repeat(self, sequences: int) -> Request:
-        """Repeat each row."""
-        at = [row for row in range(len(self.prompts)) for _ in range(sequences)]
-        return self._replace(prompts=[self.prompts[i] for i in at], new=[self.new[i] for i in at])
-
     def text(self, row: int) -> TextStream:
         """Return the empty text of a row."""
-        tokenizer, params = self.lm.tokenizer, self.params
-        prompt, limit = self.prompts[row].text_ids, self.new[row]
-        return TextStream(
-            tokenizer.decode, limit, params.stop_ids, params.stop, prompt=prompt, byte_ids=tokenizer.byte_ids
-        )
+        params, prompt = self.params, self.prompts[row].text_ids
+        return TextStream(self.lm.tokenizer, self.new[row], params.stop_ids, params.stop, prompt=prompt)
 
-    def session(self, sampling: SamplingParams, key_B: jax.Array, before: Prefix | None = None) -> DecodeSession:
-        """Return a session that generates the texts.
-
-        Raises:
-            UserError: if `lookup` cannot be used, or the memory of the device is too small.
-        """
+    def session(self, sampling: SamplingParams, key: Any, before: Prefix | None = None) -> DecodeSession:
+        """Return a session that generates the texts. `key` is an argument of `generate`; `before` of `DecodeSession`."""
         lm, params = self.lm, self.params
         if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
             raise UserError(
@@ -180,7 +165,7 @@ class Request(NamedTuple):
                 sampler_of(lm, sampling, params.stop_ids),
                 lm.params,
                 self.rows,
-                key_B,
+                row_keys(key, len(self.rows)),
                 self.new,
                 context=lm.config.model.block_size,
                 slide=params.overflow == "slide",
@@ -190,10 +175,9 @@ class Request(NamedTuple):
 
     @contextmanager
     def on_device(self, copies: int = 1) -> Iterator[None]:
-        """Enter the mesh of the weights, with memory for the caches of all rows, `copies` times.
+        """Enter the mesh of the weights. Raises `UserError` if the device has no memory for `copies` caches of all rows.
 
-        Raises:
-            UserError: if the device has not enough memory. XLA aborts the process on a CPU that cannot allocate the caches.
+        The size is computed first, because XLA aborts the process on a CPU that cannot allocate the caches.
         """
         c, limit, rows = self.lm.config.model, max(self.new), bucket(len(self.rows))
         slots = cache_slots(self.rows, limit, c.block_size, self.params.overflow == "slide")
@@ -214,35 +198,27 @@ class Request(NamedTuple):
             raise error from None
 
 
-def read_request(lm: LM, prompts: Prompts, params: TextParams) -> Request:
-    """Encode prompts, and check that their texts fit the model.
-
-    Raises:
-        UserError: if a prompt, a length, a stop id or a stop string is invalid.
-    """
+def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
+    """Encode prompts, each for a number of texts, and check that these fit the model: lengths, stop ids and strings."""
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
+    encoded = [prompt for prompt in encoded for _ in range(sequences)]
     new = [max_new(model, len(prompt.ids), params) for prompt in encoded]
     if "" in params.stop:
         raise UserError("a stop string is empty: leave it out")
-    for i in params.stop_ids:
-        if not 0 <= i < model.vocab_size:
-            raise UserError(f"stop id {i} is outside the vocabulary of {model.vocab_size}")
-    ends = (i for i in tokenizer.end_ids if i < model.vocab_size)
-    return Request(lm, encoded, new, replace(params, stop_ids=tuple(sorted({*params.stop_ids, *ends}))))
+    given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
+    ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
+    return Request(lm, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
 
 
 def decode(
-    request: Request,
-    session: DecodeSession,
-    block: int | None,
-    progress: Callable[[int, int], None] | None = None,
+    request: Request, session: DecodeSession, block: int, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[Piece]:
-    """Generate the texts of a session, `block` tokens at a time (None: all), and yield their pieces."""
+    """Generate the texts of a session, one token and then `block` at a time, or all in one call if they fit a block."""
     texts, longest = [request.text(row) for row in range(len(request.prompts))], max(request.new)
     while going := [row for row, text in enumerate(texts) if text.finish_reason is None]:
         with request.on_device():
-            fresh_BT = session.next_tokens(1 if block and not session.made else block or longest)
+            fresh_BT = session.next_tokens(block if session.made or block >= longest else 1)
         if progress:
             progress(session.made, longest)
         for row in going:
@@ -257,7 +233,7 @@ def decode(
 
 def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) -> list[Generation]:
     lm, W, V = request.lm, beams.num_beams, request.lm.config.model.vocab_size
-    given, default = (asdict(s) | asdict(t) for s, t in ((sampling, request.params), (SamplingParams(), TextParams())))
+    given, default = vars(sampling) | vars(request.params), vars(SamplingParams()) | vars(TextParams())
     for name in BEAMS_IGNORE:
         if given[name] not in (default[name], "error"):  # overflow "error" is possible
             raise UserError(
@@ -267,8 +243,7 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")
     with request.on_device(2 * W):  # twice: beams are copied when they are reordered
         sampler = sampler_of(lm, replace(sampling, temperature=1.0), request.params.stop_ids)
-        context = lm.config.model.block_size
-        found = search(sampler, lm.params, request.rows, request.new, beams=beams, context=context)
+        found = search(sampler, beams, lm.params, request.rows, request.new, lm.config.model.block_size)
     out = []
     for row in range(len(request.rows)):
         for beam in range(beams.num_return_sequences):

@@ -75,11 +75,7 @@ def load(path: str | Path, checkpoint: str | int = "best", weights: Precision | 
 
 
 def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
-    """Read the config, the frozen weights and the adapters of a run.
-
-    Raises:
-        UserError: if the run has no adapters, or the adapters or their base cannot be read.
-    """
+    """Read the config, the frozen weights and the adapters of a run. Raises `UserError` if it has no adapters."""
     _, config, adapters, base, _ = _read(path, checkpoint)
     if base is None:
         raise UserError(f"{path} has no adapters: it was not trained with --lora.rank")
@@ -87,14 +83,9 @@ def load_adapters(path: str | Path, checkpoint: str) -> tuple[Config, Any, Any]:
 
 
 def load_base(path: str | Path, model: ModelConfig) -> tuple[FrozenBase, Tokenizer]:
-    """Read the weights that adapters of a model change, and their tokenizer.
+    """Read the weights that adapters of a model change, and their tokenizer, from a run or RUN/checkpoints/STEP.
 
-    Args:
-        path: a run, or one of its checkpoints. A run with adapters is merged first.
-        model: the model.
-
-    Raises:
-        UserError: if the run cannot be read, or its architecture differs.
+    Adapters of that run are merged. Raises `UserError` if the architecture differs.
     """
     _, params, tokenizer, _ = load(*parse_checkpoint(str(path)))
     if difference := _difference(params, model):
@@ -172,9 +163,8 @@ def save(lm: LM, path: str | Path, *, overwrite: bool = False) -> None:
         raise UserError(
             f"{difference} of lm.config: pass the config that it was trained with, and convert it with astype"
         )
-    if config.optim.ema_decay:  # else `load` would look for an average of the weights
-        config = replace(config, optim=replace(config.optim, ema_decay=0.0))
-    config = replace(config, lora=LoraConfig())  # else `load` would look for adapters
+    # Otherwise `load` would look for an EMA, or for adapters.
+    config = replace(config, optim=replace(config.optim, ema_decay=0.0), lora=LoraConfig())
     if not config.preset and config.data == DataConfig():
         config = replace(config, data=DataConfig(dataset="none", tokenizer=str(path / "tokenizer.json")))
     with complete_run(path, config, tokenizer, overwrite) as run:
@@ -242,23 +232,17 @@ def check_lm(lm: Any) -> None:
         raise UserError(f"an LM needs a Config and a dict of weights, not {kinds[0]} and {kinds[1]}")
 
 
-def unstacked(lm: LM) -> LM:
-    """Check that an argument is an LM, and return it with weights by layer, as a cache needs them."""
-    check_lm(lm)
-    if STACKED not in lm.params:
-        return lm
-    return lm._replace(params=unstack_layers(lm.params, lm.config.model.n_layer))
-
-
 def for_decoding(lm: LM) -> LM:
-    """Return `unstacked(lm)` with matrices in the dtype of their products, so that steps do not convert them again.
+    """Check that an argument is an LM, and prepare its weights: by layer, as a cache needs them, and converted.
 
-    The logits stay equal in every bit.
+    Matrices get the dtype of their products, so that steps do not convert them again; the logits stay equal in every bit.
     """
-    lm = unstacked(lm)
-    dtype = lm.config.train.compute_dtype
+    check_lm(lm)
+    dtype, params = lm.config.train.compute_dtype, lm.params
+    if STACKED in params:
+        params = unstack_layers(params, lm.config.model.n_layer)
     params = jax.tree.map(
-        lambda w: w.astype(dtype) if len(w.shape) > 1 else w, lm.params, is_leaf=lambda w: hasattr(w, "astype")
+        lambda w: w.astype(dtype) if len(w.shape) > 1 else w, params, is_leaf=lambda w: hasattr(w, "astype")
     )
     return lm._replace(params=params)
 

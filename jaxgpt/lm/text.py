@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from jaxgpt.data import Tokenizer
 from jaxgpt.decoding.sampling import DIVERGED, NOT_A_NUMBER
 from jaxgpt.errors import UserError
 
@@ -27,38 +28,24 @@ class TextStream:
 
     def __init__(
         self,
-        decode: Callable[[Sequence[int]], str],
+        tokenizer: Tokenizer,
         limit: int,
         stop_ids: Iterable[int] = (),
         stops: Iterable[str] = (),
         *,
         prompt: Sequence[int] = (),
-        byte_ids: Collection[int] = (),
     ) -> None:
-        """Start with no new ids.
-
-        Args:
-            decode: converts ids to text.
-            limit: maximum number of new ids.
-            stop_ids: ids that end the row; they are not included.
-            stops: strings that end the row; they are not included.
-            prompt: ids of the prompt.
-            byte_ids: ids of single bytes: a new one can change the text of the whole run before it.
-        """
-        self._decode, self._limit = decode, limit
-        self._stop_ids, self._stops, self._byte_ids = frozenset(stop_ids), tuple(stops), byte_ids
+        """Start with no new ids. `limit` is their maximum number; `stop_ids` and `stops` end the row and are not included."""
+        self._decode, self._byte_ids, self._limit = tokenizer.decode, tokenizer.byte_ids, limit
+        self._stop_ids, self._stops = frozenset(stop_ids), tuple(stops)
         self._prompt = list(prompt)
-        self._before = decode(self._prompt) if self._prompt else ""
+        self._before = self._decode(self._prompt) if self._prompt else ""
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
     def add(self, ids: Iterable[int]) -> str:
-        """Append ids; return the new text that can no longer change.
-
-        Raises:
-            UserError: if the model's logits are NaN.
-        """
+        """Append ids; return the new text that can no longer change. Raises `UserError` for `NOT_A_NUMBER`."""
         if self.finish_reason:
             return ""
         for i in ids:
@@ -97,7 +84,7 @@ class TextStream:
     def _settled(self) -> str:
         """Return the text that further ids cannot change."""
         ids = self._prompt + self.ids
-        while ids and ids[-1] in self._byte_ids:
+        while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of the whole run before it
             ids.pop()
         text = self._decode(ids) if ids else ""
         # Up to three bytes of an incomplete character may be present, and some decoders show each of them.
