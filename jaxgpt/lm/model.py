@@ -24,7 +24,7 @@ from jaxgpt.kernels import of_device
 from jaxgpt.kernels.stored import Precision, quantize
 from jaxgpt.model import GPT, KVCache
 from jaxgpt.model.lora import abstract_trained, merge
-from jaxgpt.model.params import abstract_params, flatten_params
+from jaxgpt.model.params import abstract_params, flatten_params, map_matrices
 from jaxgpt.model.scan import STACKED, unstack_layers
 from jaxgpt.ops import Ops
 from jaxgpt.parallel.mesh import use_mesh
@@ -241,10 +241,7 @@ def for_decoding(lm: LM) -> LM:
     dtype, params = lm.config.train.compute_dtype, lm.params
     if STACKED in params:
         params = unstack_layers(params, lm.config.model.n_layer)
-    params = jax.tree.map(
-        lambda w: w.astype(dtype) if len(w.shape) > 1 else w, params, is_leaf=lambda w: hasattr(w, "astype")
-    )
-    return lm._replace(params=params)
+    return lm._replace(params=map_matrices(lambda w: w.astype(dtype), params, lm.config.model))
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
