@@ -43,7 +43,8 @@ def _lines() -> Iterator[str]:
     yield "# Reference\n\nGenerated from the code by `python docs/generate.py`.\n"
     yield "[Commands](#commands), [settings](#settings), [presets](#presets)\n"
     yield "## Commands\n"
-    yield "Options without a value in the second column are switches.\n"
+    yield "Options without a value in the second column are switches. The last part of an unambiguous name is enough:"
+    yield "`--steps` means `--train.steps`.\n"
     yield f"{ENVIRONMENT}\n"
     for name in COMMANDS:
         words = name.split()

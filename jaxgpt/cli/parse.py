@@ -1,8 +1,12 @@
-"""Commands are functions that cyclopts parses: the signature declares arguments and options, the docstring is the help."""
+"""Commands are functions that cyclopts parses: the signature declares arguments and options, the docstring is the help.
+
+`--train.steps` is the setting `steps` of the section `train`; `--steps` alone is enough, because no other section has it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from inspect import BoundArguments, signature
@@ -71,8 +75,8 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Return the parser. Its help shows the defaults of the preset among the words."""
-    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT))
+    """Return the parser. Its help shows the defaults of the preset among the words, and only full names of settings."""
+    _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), HELP.isdisjoint(words))
     app = App(
         name="jaxgpt",
         help="Train, sample and study decoder-only transformers.",
@@ -93,21 +97,21 @@ def make_app(words: Sequence[str]) -> App:
     return app
 
 
-def _declare_settings(base: str) -> None:
+def _declare_settings(base: str, short: bool) -> None:
     """Declare an option for each setting; the help shows the values of a preset as defaults."""
-    for section in vars(preset(base)).values():
-        if not isinstance(section, Section):
-            continue
+    sections = [section for section in vars(preset(base)).values() if isinstance(section, Section)]
+    count = Counter(name for section in sections for name in (section.prefix, *(each.name for each in fields(section))))
+    for section in sections:
         hints, group = get_type_hints(type(section)), Group.create_ordered(section.prefix.capitalize())
         for field in fields(section):
-            name = f"{section.prefix}.{field.name}"
+            names = [f"{section.prefix}.{field.name}"] + [field.name] * (short and count[field.name] == 1)
             about = Parameter(
-                name=f"--{name.replace('_', '-')}",
+                name=[f"--{name.replace('_', '-')}" for name in names],
                 help=field.metadata["help"],
                 group=group,
                 show_default=shown(getattr(section, field.name)) or False,
             )
-            Settings.__annotations__[name] = Annotated[hints[field.name], about, ON]
+            Settings.__annotations__[names[0]] = Annotated[hints[field.name], about, ON]
 
 
 def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

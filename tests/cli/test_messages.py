@@ -25,7 +25,7 @@ train --model.n-layer 1.5 -> --model.n-layer must be an integer, not '1.5'
 train --resume=maybe -> --resume: unable to convert "maybe" into bool
 train --train.dtype x -> Unknown option: --train.dtype (settings of train: steps, epochs, batch-size,
 train --data x -> Unknown option: --data (settings of data: dataset, path,
-train --steps 3 -> Unknown option: --steps (did you mean --train.steps?). See jaxgpt train --help.
+train --stepz 3 -> Unknown option: --stepz (did you mean --steps?). See jaxgpt train --help.
 train --vocab-size 3 -> did you mean --model.vocab-size or --data.vocab-size
 train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr. See

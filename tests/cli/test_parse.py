@@ -47,10 +47,8 @@ def options(name: str, *words: str) -> list[Argument]:
         ("train --resume=True", {"resume": True}),
         ("train -- --resume", {"target": "--resume"}),
         ("train --train.no-scan-layers --train.steps=3", {"settings": {"train.scan_layers": False, "train.steps": 3}}),
-        (
-            "train --train.no_scan_layers --model.bias=true",
-            {"settings": {"train.scan_layers": False, "model.bias": True}},
-        ),
+        ("train --no_scan_layers --bias=true", {"settings": {"train.scan_layers": False, "model.bias": True}}),
+        ("train --steps 3 --n_layer=2", {"settings": {"train.steps": 3, "model.n_layer": 2}}),
         ("train --data.mix web=0.7 code=0.3", {"settings": {"data.mix": ("web=0.7", "code=0.3")}}),
         ("train --train.prompt ''", {"settings": {"train.prompt": ""}}),
         ("train --optim.min-lr -1e-3", {"settings": {"optim.min_lr": -1e-3}}),
@@ -76,15 +74,19 @@ def word_of(kind: Any) -> tuple[str, object]:
     return {int: ("3", 3), float: ("0.5", 0.5), str: ("x y", "x y"), bool: ("true", True)}[kind]
 
 
-def test_every_setting_is_an_option() -> None:
+def test_every_setting_is_read_by_its_full_name_and_by_an_unambiguous_last_part() -> None:
     declared = {each.names[0]: each for each in options("train")}
-    words, values = list[str](), dict[str, Any]()
+    full, short, values = list[str](), list[str](), dict[str, Any]()
     for name in SETTINGS:
         argument = declared[f"--{name.replace('_', '-')}"]
         word, value = word_of(argument.hint)
         values[name] = (value,) if get_origin(argument.hint) is tuple else value
-        words.append(f"{argument.names[0]}={word}")
-    assert parsed("train", *words)["settings"] == values
+        full.append(f"{argument.names[0]}={word}")
+        last = name.partition(".")[2]
+        is_unique = [each.partition(".")[2] for each in SETTINGS].count(last) == 1 and last != "data"
+        short.append(f"--{last}={word}" if is_unique else full[-1])
+    assert parsed("train", *full)["settings"] == parsed("train", *short)["settings"] == values
+    assert sum(word in full for word in short) == 3  # vocab_size of two sections, and mesh.data
 
 
 @pytest.mark.parametrize("name", ["train", "plan --topology v5e:1", "bench", "data report"])
