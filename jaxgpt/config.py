@@ -183,7 +183,7 @@ class DataConfig(Section):
         if self.stride and (self.conversations or self.documents == "pack"):
             yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
         if self.path and self.mix:
-            yield f"data.path {self.path} and data.mix both name the data: leave one of them out"
+            yield f"data.path {self.path} and data.mix both name the data: omit one of them"
         paths = [each.path for each, _ in self.sources]
         if len(set(paths)) < len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
@@ -337,7 +337,7 @@ class LoraConfig(Section):
             yield f"lora.targets must be different names separated by commas, not {short_repr(self.targets)}"
         for name in ("alpha", "targets"):
             if not self.rank and getattr(self, name) != getattr(LoraConfig, name):
-                yield f"lora.{name} needs lora.rank: add --lora.rank 8, or leave it out"
+                yield f"lora.{name} needs lora.rank: add --lora.rank 8, or omit it"
 
 
 @dataclass(frozen=True)
@@ -507,7 +507,7 @@ class Config(Section):
             if name in given:
                 given.setdefault(other, empty)
         if given.get("train.epochs") and "train.steps" in given:
-            raise UserError("train.steps and train.epochs both set the length of the run: leave one of them out")
+            raise UserError("train.steps and train.epochs both set the length of the run: omit one of them")
         changed: dict[str, Any] = {}
         for name, value in given.items():
             if name not in known:

@@ -76,7 +76,7 @@ def open_run(path: Path) -> Run:
     """Open an existing run. Raises `UserError` if `path` is not a run."""
     run = Run(path)
     if not path.is_dir():
-        raise UserError(f"no run at {path}{runs_near(path)}: a directory that `jaxgpt train` wrote is expected")
+        raise UserError(f"no run at {path}{runs_near(path)}: expected a directory written by `jaxgpt train`")
     missing = [name for name in NEEDED if not (path / name).exists()]
     if run.exists() and not missing:
         return run
@@ -94,7 +94,7 @@ def runs_near(path: Path) -> str:
     directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
     found = [run for run in directories if (run / "checkpoints").is_dir()]
     runs = [str(run) for run in sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)]
-    return did_you_mean(str(path), runs) or (f" (there are {', '.join(runs[:5])})" if runs else "")
+    return did_you_mean(str(path), runs) or (f" (existing runs: {', '.join(runs[:5])})" if runs else "")
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def check_free(path: Path, overwrite: bool) -> None:
     """Check that a run can be created in a directory, which may contain unrelated files. Raises `UserError` if it cannot."""
     # Orbax expands patterns, and takes a few prefixes for remote file systems.
     if match := re.search(r"[*?[\\]|(gs|s3|az):(?=/)", f"{path.absolute()}/"):
-        raise UserError(f"a run cannot be kept at {path}: checkpoints cannot be read from a path with {match[0]!r}")
+        raise UserError(f"cannot store a run at {path}: checkpoints cannot be read from a path with {match[0]!r}")
     if Run(path).exists():
         if not overwrite:
             raise UserError(f"{path} already holds a run: resume it with --resume, or replace it with --overwrite")

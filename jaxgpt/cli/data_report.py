@@ -37,7 +37,7 @@ def data_report(target: str, /, *, json: Json = False, settings: GivenSettings =
     if target in PRESETS or is_run:
         base = named_config(target)
     elif {"data.path", "data.mix"} & settings.keys():
-        raise UserError(f"{target} is the path of the data: leave out --data.path and --data.mix")
+        raise UserError(f"{target} is the path of the data: omit --data.path and --data.mix")
     elif Path(target).exists():
         base = preset(DEFAULT)
         base = replace(base, data=replace(base.data, path=target))

@@ -47,7 +47,7 @@ def import_(
         with progress("downloading"):
             folder, commit = fetch_model(source, revision)
     elif revision:
-        raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; leave out --revision")
+        raise UserError(f"--revision applies to models on the Hub, but {source} is a local path; omit --revision")
 
     from jaxgpt.convert.models import import_model
     from jaxgpt.convert.peft import CONFIG, import_adapter
@@ -56,7 +56,7 @@ def import_(
     if adapter != bool(init_from):
         raise UserError(f"--init-from RUN is the base of a LoRA adapter, a directory with {CONFIG}: {source}")
     if adapter and (tokenizer or accept_option):
-        raise UserError("an adapter has the settings of its base: leave out --tokenizer and --accept-option")
+        raise UserError("an adapter has the settings of its base: omit --tokenizer and --accept-option")
     with progress("importing"):
         if adapter:
             done = import_adapter(folder, Path(run), init_from)

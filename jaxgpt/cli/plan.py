@@ -122,7 +122,7 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
     verdict = "fits" if cost.fits else "DOES NOT FIT"
     if not cost.compiled and cost.fits and cost.total > CLOSE * cost.available:
-        verdict = "may not fit: a program needs up to twice its estimate; compile it to know"
+        verdict = "may not fit: a program needs up to twice its estimate; compile it to check"
     facts["total"] = f"{cost.total / GIB:9.3f} GiB of {cost.available / GIB:.2f} GiB: {verdict}"
     if cost.out_of_memory:
         return aligned(facts)

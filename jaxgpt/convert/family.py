@@ -16,18 +16,19 @@ TRAINING = ("dropout", "init", "init_std")  # settings that do not change the fu
 
 
 class Family(NamedTuple):
-    """A family of transformers models, read and written. docs/families.md shows how to add a family.
+    """A family of transformers models, for import and export. docs/families.md shows how to add a family.
 
     Attributes:
         name: `model_type` in config.json.
         architectures: its classes; the first has a head. A file may contain the model without its head, if the head is tied.
         form: the names of its tensors.
         options: by option of config.json, its setting and the default of the config class.
-        settings: settings that all its models have.
+        settings: settings common to all its models.
         fills: settings that any model can have, because they only add biases of 0 and gains of 1; or no effect.
-        read: returns the settings in the other options, given the config so far. It reads what can change the logits.
+        read: returns the settings in the other options, given the config so far. It must read every option that can
+        change the logits.
         write: the inverse of `read`.
-        served: activations that vLLM and llama.cpp compute in this family, as read in their sources.
+        served: activations that vLLM and llama.cpp compute in this family, according to their sources.
         form_of: returns the names of the tensors for the content of a config.json and its model, if they depend on it.
     """
 
@@ -80,7 +81,7 @@ class Family(NamedTuple):
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
     """Return the programs that compute an exported model; others may reject it, or ignore a setting of config.json."""
-    untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM reads no head
+    untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM does not read a head
     if config.activation not in family.served or untied:
         return ("transformers",)
     if family.name != "gemma3_text" and any(0 < window < config.block_size for window in config.windows):

@@ -1,4 +1,4 @@
-"""Read and write safetensors one tensor at a time, so that a model is never in memory twice."""
+"""Read and write safetensors one tensor at a time, so that memory never holds two copies of a model."""
 
 from __future__ import annotations
 

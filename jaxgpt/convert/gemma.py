@@ -1,4 +1,4 @@
-"""transformers Gemma 3, the text model. Gains are stored as their difference from 1."""
+"""Gemma 3 family: tensors and options of the transformers text model. Gains are stored as their difference from 1."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def form_of(values: Mapping[str, Any], config: ModelConfig) -> Format:
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read the sliding window: by default, all layers except every sixth have it; and RoPE."""
+    """Read RoPE and the sliding window; by default, every sixth layer has no sliding window."""
     o = options
     o.only("attention_bias", False)
     o.only("attention_dropout", 0.0)
@@ -62,7 +62,7 @@ def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
     rope, window = _read_rope(o, config.block_size), o.read("sliding_window", 4096)
     windows = llama.read_windows(o, config.n_layer, window, "L" * min(every - 1, config.n_layer) + "G")
     if not windows:
-        rope["rope_local_theta"] = 0.0  # there are no local layers
+        rope["rope_local_theta"] = 0.0  # the model has no local layers
     return rope | windows
 
 

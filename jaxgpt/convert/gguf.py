@@ -70,7 +70,7 @@ class GgufWeights(Weights):
         tensors, self.metadata = _read_header(path)
         self.path, self.stored = path, {tensor.name: tensor for tensor in tensors}
         shapes = {name: tuple(tensor.shape.tolist()[::-1]) for name, tensor in self.stored.items()}
-        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # the type that is read
+        self.tensors = {name: Stored(path, "F32", shape) for name, shape in shapes.items()}  # as dequantized
         self.heads: dict[str, int] = {}
 
     def _load(self, name: str) -> np.ndarray:
@@ -100,7 +100,7 @@ def _read_header(path: Path) -> tuple[list[Any], dict[str, Any]]:
         raise UserError("GGUF files need the gguf package: pip install 'jaxgpt[gguf]'") from None
 
     class Reader(gguf.GGUFReader):
-        """A reader that stops at the end of the file; gguf's continues with empty arrays."""
+        """A reader that raises an error at the end of the file; gguf's reader returns empty arrays."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **named: Any) -> np.ndarray:
             array: np.ndarray = super()._get(offset, dtype, count, *order, **named)
@@ -124,7 +124,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     weights = GgufWeights(path)
     kind = weights.metadata.get("general.architecture")
     if kind != "llama":
-        raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: llama is expected")
+        raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: expected llama")
     metadata = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
     metadata.pop("vocab_size", None)  # the embedding has the size, which may be padded
     embedding = weights.tensors.get(FORM.tied)

@@ -1,4 +1,4 @@
-"""transformers GPT-2, and nanoGPT. Queries, keys and values are concatenated in `c_attn`.
+"""GPT-2 family: tensors and options of transformers and nanoGPT. Queries, keys and values are concatenated in `c_attn`.
 
 GPT-2's Conv1D stores W as `[in, out]`, nanoGPT's torch.nn.Linear as `[out, in]`.
 """
@@ -16,7 +16,7 @@ from jaxgpt.convert.weights import HEAD, STRAY, Format
 
 PREFIX = "transformer."
 DROPOUTS = ("embd_pdrop", "attn_pdrop")  # besides resid_pdrop
-# Options of its classifiers, and of how its scores are computed: here always in float32, scaled once.
+# Options of the classifiers, and of the score computation: scores here are always float32, scaled once.
 WITHOUT_EFFECT = """
     n_ctx n_special predict_special_tokens reorder_and_upcast_attn apply_query_key_layer_scaling
     summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout

@@ -13,13 +13,13 @@ PATTERNS = (
     "config.json generation_config.json adapter_config.json *.safetensors *.safetensors.index.json tokenizer.json "
     "tokenizer_config.json chat_template.jinja"
 ).split()
-SECOND_COPY = ["consolidated*"]  # of Mistral's weights
+SECOND_COPY = ["consolidated*"]  # patterns of files to skip: Mistral's own weight format
 PINNED = {GPT2_REPO: GPT2_REVISION}
 ALIASES = {name: f"openai-community/{name}" for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 
 
 def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
-    """Return the directory of a hub repository, from the hub's cache or downloaded into it.
+    """Return the local directory of a hub repository; download it to the hub's cache if needed.
 
     Args:
         name: `owner/name`, or the bare name of one of OpenAI's four GPT-2 models.
@@ -29,7 +29,7 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
         The directory and its commit.
 
     Raises:
-        UserError: if the name is invalid, or as `jaxgpt.hub.download`.
+        UserError: if the name is invalid, or `jaxgpt.hub.download` fails.
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):

@@ -1,4 +1,4 @@
-"""transformers Llama, Mistral, Qwen 2 and 3, and OLMo 2, which have nearly the same names of tensors and options.
+"""Llama, Mistral, Qwen 2 and 3, and OLMo 2 families: transformers uses nearly the same tensor and option names.
 
 torch.nn.Linear stores W as `[out, in]`.
 """
@@ -38,7 +38,7 @@ def make_form(norms: Mapping[str, str], offset: float = 0.0, q_gain: float = 1.0
     """Return the names of the tensors of a family.
 
     Args:
-        norms: the norms of a layer, from their names in transformers to those of their parameters.
+        norms: map from a norm's name in transformers to the name of its parameters, for one layer.
         offset: added to a stored gain: 1 if gains are stored as differences from 1.
         q_gain: factor of the gain of the norm of queries.
     """
@@ -62,7 +62,7 @@ def with_defaults(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _read(options: Options, config: ModelConfig) -> dict[str, Any]:
-    """Read what all these families have: RoPE, and neither biases nor dropout in attention."""
+    """Read the settings common to all these families: RoPE, and attention without biases and dropout."""
     options.only("attention_bias", False)
     options.only("attention_dropout", 0.0)
     return read_rope(options, config.block_size)

@@ -52,7 +52,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
 
     Args:
         source: the file, or the directory: config.json, safetensors, and the files of a tokenizer.
-        target: a new path. The run appears atomically.
+        target: a new path; the run is created atomically.
         tokenizer: a kind (byte, gpt2, ids) or a path, to replace the directory's own.
         accept: unsupported options of config.json to ignore.
 
@@ -79,7 +79,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 
     Args:
         run: a run directory.
-        target: a new path. The directory appears atomically, after a comparison with the model.
+        target: a new path; the directory is created atomically, after a comparison with the model.
         checkpoint: `best` (lowest validation loss), `last`, or a step.
 
     Raises:
@@ -139,7 +139,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
         )
     family, named = FAMILIES[kind], values.get("architectures")
     if named and named not in ([name] for name in family.architectures):
-        raise options.refuse("architectures", named, f"{family.architectures[0]} is expected")
+        raise options.refuse("architectures", named, f"expected {family.architectures[0]}")
     model = family.config_from_hf(options)
     options.done()
     if not model.vocab_size:
@@ -148,7 +148,7 @@ def open_model(source: Path, accept: Collection[str] = ()) -> tuple[str, ModelCo
 
 
 def _family_for(model: ModelConfig) -> Family:
-    """Return the family of transformers closest to a model; its `express` checks whether it can express the model."""
+    """Return the transformers family closest to a model; `Family.express` checks whether it can represent the model."""
     if model.positions != "rope":
         return gpt2.FAMILY
     if model.norm == "layernorm":
@@ -185,7 +185,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
 
 
 def _special_tokens(tokenizer: Tokenizer, block_size: int) -> SpecialTokens:
-    """Return the special tokens that the model came with, completed from the tokenizer as transformers needs them."""
+    """Return the model's own special tokens; those that transformers requires are added from the tokenizer."""
     eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), None)
     generation = {"bos_token_id": eos if bos is None else bos, "eos_token_id": eos}
     named = {"eos_token": eos, "bos_token": bos}

@@ -72,7 +72,7 @@ class Options:
             values: the content of config.json.
             where: its path, for errors.
             accept: unsupported options to ignore.
-            advice: what to do about unsupported options; by default, to accept them.
+            advice: fix to suggest for unsupported options; by default, --accept-option.
         """
         self.where, self._accept, self._advice = where, tuple(accept), advice
         self._null = {name for name, value in values.items() if value is None}
@@ -85,10 +85,10 @@ class Options:
             self.only(name, value)
 
     def read(self, name: str, default: Any) -> Any:
-        """Read an option of the type of its default.
+        """Read an option; its type must match its default.
 
-        An absent option, or null, means the default; but null means 0 for an integer, as in `ModelConfig`. The default of an
-        option that must be present is its type. Raises `UserError` for a different type.
+        An absent option, or null, means the default; but null means 0 for an integer, as in `ModelConfig`. For a
+        required option, `default` is its type. Raises `UserError` for a different type.
         """
         kind = default if isinstance(default, type) else type(default)
         if name in self._null and kind is int:

@@ -85,7 +85,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
     """Map `lora.targets` to the model's matrix names.
 
     Names of transformers modules match as in PEFT: `c_proj` is every module of that name, `attn.c_proj` only in attention.
-    `all-linear` is every matrix of the blocks. Raises `UserError` if the model has no such matrix, or has it twice.
+    `all-linear` is every matrix of the blocks. Raises `UserError` if a matrix does not exist, or is selected twice.
     """
     model = replace(model, vocab_size=model.vocab_size or 1)  # it may be unknown until the data is read
     own, theirs = matrices(abstract_params(model)), _targets_by_module(model)
@@ -105,7 +105,7 @@ def resolve_targets(model: ModelConfig, lora: LoraConfig) -> str:
             )
         targets += names
     joined = ",".join(dict.fromkeys(targets))
-    abstract_trained(model, replace(lora, targets=joined))  # raises what init_lora would raise
+    abstract_trained(model, replace(lora, targets=joined))  # raises the errors of init_lora
     return joined
 
 
@@ -114,7 +114,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
 
     Args:
         source: the directory.
-        target: a new path. The run appears atomically.
+        target: a new path; the run is created atomically.
         init_from: the run of the base model, or one of its checkpoints.
 
     Raises:

@@ -48,7 +48,7 @@ class Epochs:
         self.count = split.starts(block_size)
         if self.count < 1:
             raise UserError(
-                f"block_size {block_size} needs at least {block_size + 1} ids for training, there are {len(split)}"
+                f"block_size {block_size} needs at least {block_size + 1} ids for training, but there are {len(split)}"
             )
         self._seed, self._name = seed, name
         stride = 1 if isinstance(split, Packed) else stride  # the starts of packed windows are their indices

@@ -49,7 +49,7 @@ def load_conversations(
     kept = [Conversation(ids[:size], is_target[:size]) for ids, is_target in conversations if is_target[1:size].any()]
     if not kept:
         raise UserError(
-            f"no conversation of {path} has an assistant's token among its first {size:,}: raise data.window "
+            f"no conversation of {path} has assistant tokens among its first {size:,}: raise data.window "
             f"(or model.block_size)"
         )
     n = max(int(train_fraction * len(kept)), 1)
@@ -58,9 +58,9 @@ def load_conversations(
     note = f"{plural(len(kept), 'conversation')} in {path}; loss on {targets:.1%} of the tokens"
     note += f"; windows {train.fill(block_size):.1%} full"
     if longer := sum(len(each.ids) > size for each in conversations):
-        note += f"; {longer:,} cut at {block_size:,} tokens"
+        note += f"; {longer:,} truncated to {block_size:,} tokens"
     if dropped := len(conversations) - len(kept):
-        note += f"; {dropped:,} left out without an assistant's token"
+        note += f"; {dropped:,} skipped without assistant tokens"
     return train, val, note, sha256
 
 
@@ -104,7 +104,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     """
     match value:
         case {"tools": [_, *_]}:
-            raise UserError("tools are not supported: write them into the system message, or leave them out")
+            raise UserError("tools are not supported: write them into the system message, or omit them")
         case {"messages": list() as messages}:
             if template is None:
                 raise UserError("messages need a chat template, which the model lacks: use a prompt and a completion")
@@ -118,7 +118,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
                 f"{EXAMPLE} or {PAIR}; to train on documents, use jaxgpt data prepare"
             )
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
-        raise UserError("a message has a weight other than 1, which is not supported: leave out the conversation")
+        raise UserError("a message has a weight other than 1, which is not supported: omit the conversation")
     if all(message["role"] != "assistant" for message in messages):
         raise UserError("no message has the role assistant, and only those are trained on: add one")
     rendered = template.assistant_spans(messages)

@@ -16,7 +16,7 @@ from jaxgpt.config import DataConfig
 from jaxgpt.errors import UserError, plural, reported
 from jaxgpt.files import cache_dir, fetch
 
-NO_TEXT = "no text is named: add --data.path FILE"
+NO_TEXT = "no text is specified: add --data.path FILE"
 TEXT_BYTES = 2 * 10**8  # size limit of a text: it is read into memory
 DOCUMENTS = (".jsonl", ".ndjson", ".parquet", ".gz", ".xz", ".bz2")  # suffixes of files for `jaxgpt data prepare`
 

@@ -56,7 +56,7 @@ class Tokens:
 
     @property
     def segmented(self) -> bool:
-        """Whether windows are `[T, 3]` (input, target, segment id) instead of `[T + 1]`."""
+        """Whether windows have the shape `[T, 3]` (input, target, segment id) instead of `[T + 1]`."""
         return bool(self.end_ids)
 
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
@@ -101,7 +101,7 @@ class Tokens:
             yield start + np.flatnonzero(np.isin(ids, self.end_ids))
 
     def fingerprint(self) -> str:
-        """Hash the ids: SHA-256, in hexadecimal, of their number and of at most 256 evenly spaced blocks of 16,384 ids.
+        """Compute the hexadecimal SHA-256 of the number of ids and of at most 256 evenly spaced blocks of 16,384 ids.
 
         Up to 4 million ids, every id is hashed. A corpus of any size takes a fraction of a second.
         """
@@ -143,7 +143,8 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Return the split of a token file, `train` or `val`, from a word of its name (a run of letters); "" if it has neither.
+    """Return the split of a token file, `train` or `val`, from a word of its name (a run of letters); "" if there is no
+    such word.
 
     `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
     """
@@ -152,7 +153,7 @@ def split_of(path: Path) -> str:
 
 
 def is_token_path(path: Path) -> bool:
-    """Return whether a path is a `.bin` file, or a directory with one named after a split."""
+    """Return whether a path is a `.bin` file, or a directory that contains a `.bin` file named after a split."""
     return any(_token_files(path).values()) if path.is_dir() else path.suffix == ".bin"
 
 

@@ -1,4 +1,4 @@
-"""Generate text with a model: whole, streamed, or by beam search."""
+"""Generate text with a model: complete, streamed, or by beam search."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ class Generation(NamedTuple):
     """The text generated after one prompt.
 
     Attributes:
-        text: the new text: `prompt + text` is the whole.
-        ids: the new ids, without those that ended the text.
+        text: the new text; `prompt + text` is the complete text.
+        ids: the new ids, without the stop ids.
         finish_reason: `stop` at an end token, a stop id or a stop string; `length` at the maximum number of tokens;
             `exhausted` where no_repeat_ngram_size forbids every token.
-        score: `log p / length ** length_penalty` of a beam over all its tokens, including the end; None for sampled text.
+        score: `log p / length ** length_penalty` of a beam over all its tokens, including the end token; None for
+            sampled text.
     """
 
     text: str
@@ -58,7 +59,7 @@ class Piece(NamedTuple):
     Attributes:
         row: index of the text, in the order in which `generate` returns them.
         text: the next part, whole characters only.
-        done: the whole text, with its last piece; None before.
+        done: the complete text, set in the last piece; None in earlier pieces.
     """
 
     row: int
@@ -157,7 +158,7 @@ class Request(NamedTuple):
         lm, params = self.lm, self.params
         if params.lookup and (len(self.prompts) > 1 or params.overflow == "slide"):
             raise UserError(
-                f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: leave it out, or "
+                f"lookup {params.lookup} needs a single prompt, a single sequence, and no overflow slide: omit it, or "
                 f"generate the texts one by one"
             )
         with self.on_device():
@@ -205,7 +206,7 @@ def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 
     encoded = [prompt for prompt in encoded for _ in range(sequences)]
     new = [max_new(model, len(prompt.ids), params) for prompt in encoded]
     if "" in params.stop:
-        raise UserError("a stop string is empty: leave it out")
+        raise UserError("a stop string is empty: omit it")
     given = {as_int("a stop id", i, 0, model.vocab_size - 1) for i in params.stop_ids}
     ends = {i for i in tokenizer.end_ids if i < model.vocab_size}
     return Request(lm, encoded, new, replace(params, stop_ids=tuple(sorted(given | ends))))
@@ -237,7 +238,7 @@ def _beam_search(request: Request, sampling: SamplingParams, beams: BeamParams) 
     for name in BEAMS_IGNORE:
         if given[name] not in (default[name], "error"):  # overflow "error" is possible
             raise UserError(
-                f"{name.replace('_', '-')} {given[name]} has no effect in beam search: leave it out, or set num-beams {W} to 1"
+                f"{name.replace('_', '-')} {given[name]} has no effect in beam search: omit it, or set num-beams {W} to 1"
             )
     if W * V >= 2**31:
         raise UserError(f"num-beams {W} is too many for a vocabulary of {V}: at most {2**31 // V}")

@@ -110,11 +110,11 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         if width % sizes[axis]
     ]
     if used > n_devices:
-        problems.insert(0, f"the mesh needs {used} devices ({shape}), there are {n_devices}")
+        problems.insert(0, f"the mesh needs {used} devices ({shape}), but only {n_devices} exist")
     elif processes > 1 and used < n_devices:
         problems.append(f"{in_use}, but {processes} processes must use all of their devices")
     elif tpu and n_devices % used:
-        problems.append(f"{in_use}, but a mesh of TPUs needs all of them, or a divisor of their number")
+        problems.append(f"{in_use}, but a TPU mesh must use all devices, or a divisor of their number")
     if problems:
         inner = " --mesh.fsdp -1 --mesh.tensor 1" if sizes["fsdp"] * sizes["tensor"] > 1 else ""
         raise UserError(f"{problems[0]}: use --mesh.data -1{inner}, which fits any number of devices")

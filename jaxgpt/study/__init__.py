@@ -1,4 +1,4 @@
-"""Inspect a model: read and edit activations, ask questions of them, verify invariants, benchmark."""
+"""Inspect a model: read and edit activations, attribute predictions to parts, verify invariants, benchmark."""
 
 from jaxgpt.study.heads import (
     Heads,

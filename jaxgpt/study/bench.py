@@ -45,9 +45,9 @@ def bench(
     Args:
         config: the run, with `model.vocab_size` set.
         seconds: time to run training steps for.
-        decode: whether to measure generation as well.
+        decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete it.
-        say: called with the name of each stage as it starts.
+        say: callback for the name of each stage, called when the stage starts.
 
     Returns:
         The fields of `jaxgpt bench --json`; times are medians in seconds.

@@ -143,7 +143,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
     """Return the text of a token; the name of its bytes if they are not whole characters.
 
-    With a first token before it: some decoders drop the space that begins a text.
+    Decode after a first token, because some decoders strip a leading space.
     """
     text = tokenizer.decode([i])
     if first is not None and not tokenizer.separator:

@@ -33,7 +33,8 @@ class LogitDifference:
         position: position of the logits.
 
     Raises:
-        UserError: when called, if a position or id is out of range, or there is neither one id nor one per row.
+        UserError: when called, if a position or id is out of range, or the number of ids is neither 1 nor the number of
+            rows.
     """
 
     right: int | Sequence[int]
@@ -41,7 +42,7 @@ class LogitDifference:
     position: int = -1
 
     def __post_init__(self) -> None:
-        """Make the metric hashable, as an argument of compiled programs."""
+        """Make the metric hashable, so that it can be a static argument of compiled programs."""
         for name in ("right", "wrong"):
             ids = np.asarray(getattr(self, name))
             object.__setattr__(self, name, tuple(ids.reshape(-1).tolist()) if ids.ndim else ids.item())
@@ -167,7 +168,8 @@ def _sweep(
     axis: int,
     metric: Metric,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute a metric, and the metric with each slice along an axis of each named activation replaced with that of `values`.
+    """Compute a metric, and the metric with each slice along an axis of each named activation replaced with the same
+    slice of `values`.
 
     Returns:
         A scalar, and `[len(names), n]`, n the size of the axis.

@@ -19,7 +19,7 @@ from jaxgpt.study.run import as_tokens, forward, layer_names, on_tokens, stream_
 
 
 class Lens(NamedTuple):
-    """The logit lens: the next token as predicted from the residual stream of each layer.
+    """The logit lens: the next token as predicted from each layer's residual stream.
 
     Layer l is the input of block l; layer L is the output of the last block, which gives the model's prediction.
 
@@ -70,7 +70,8 @@ def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, has_text: b
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
         return answer_BT, (ids_BTk, probability_BTk, (logits_BTV > answer_BT1).sum(-1))
 
-    # The output of the last block is read first, and by the same program: in bfloat16, the answer of another one may differ.
+    # The output of the last block is read first, and by the same program: in bfloat16, the answer of a different
+    # program may differ.
     none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
     stream = jnp.stack([out.taps[name] for name in names])
     answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-FONT = "DejaVu Sans"  # comes with matplotlib
-# Text is never a formula, even if a token or the name of a run has dollar signs.
+FONT = "DejaVu Sans"  # bundled with matplotlib
+# Never parse text as a formula, even if a token or run name contains dollar signs.
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
     "font.family": FONT,
@@ -38,8 +38,8 @@ STYLE: dict[Any, Any] = {
 }
 GRAY = "#6b7280"
 LABEL = 0.045  # height of a label, relative to the axes
-TICK = 0.17  # inches of a label of an axis
-LARGEST = 48.0, 18.0  # inches of a figure
+TICK = 0.17  # width of an axis label in inches
+LARGEST = 48.0, 18.0  # size of a figure in inches
 # Colors with even steps of lightness in OKLab (Ottosson 2020): white to dark blue, and blue to red through white.
 SEQUENTIAL = "#ffffff #c5e7ff #8fcbfd #5caef8 #438fe1 #3771c1 #30569a #293d6f #1f2742".split()
 DIVERGING = "#0654a3 #2f76bf #5d98d2 #8cbae3 #bfdbf2 #fafafa #efd0bc #dda789 #c97e5b #b35330 #9a2300".split()
@@ -118,7 +118,8 @@ def lens(
 def patching(
     effect: ArrayLike, tokens: Sequence[str], *, label: str = "effect of the patch", title: str = ""
 ) -> Figure:
-    """Draw effects around zero at each layer and position, such as of activation patching: negative blue, positive red.
+    """Draw effects around zero at each layer and position, such as activation patching effects: negative blue, positive
+    red.
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
@@ -143,7 +144,7 @@ def losses(
     """Draw the training and validation losses of runs against steps, tokens and time.
 
     Args:
-        runs: by name, the lines of metrics.jsonl (`jaxgpt.trainer.metrics.read_metrics`).
+        runs: lines of metrics.jsonl by run name (`jaxgpt.trainer.metrics.read_metrics`).
         x: the horizontal axis; all: three axes side by side.
         baselines: losses to draw as horizontal lines, by name.
         title: figure title.
@@ -199,7 +200,9 @@ def losses(
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and replace those that matplotlib's font lacks with a box."""
+    """Make white space visible, escape unprintable characters, and replace characters missing from matplotlib's font
+    with a box.
+    """
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 
@@ -208,7 +211,7 @@ def drawable(text: str) -> str:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure with its size in inches."""
+    """Return an empty figure of a size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -285,7 +288,7 @@ def _cells(
     steep: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
     steep = steep if any(len(label) > 3 for label in below) else {}
     x, y = (math.ceil(len(labels) * TICK / size) for labels, size in zip((below, left), inches, strict=True))
-    axes.set_xticks(range(0, len(below), x), below[::x], fontsize=8, **steep)  # as many as fit
+    axes.set_xticks(range(0, len(below), x), below[::x], fontsize=8, **steep)  # as many labels as fit
     axes.set_yticks(range(0, len(left), y), left[::y], fontsize=8)
     axes.set(xlabel=names[0], ylabel=names[1], title=drawable(title))
     _add_bar(image, [axes], names[2])

@@ -73,7 +73,7 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
         lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked ones are unstacked.
         ids: a text, or ids: an integer array `[B, T]` or nested lists.
         taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
-        edits: functions by name, which may also contain `*`.
+        edits: functions by activation name, which may also contain `*`.
 
     Raises:
         UserError: if there is no such name, an edit changes a shape or dtype, or the ids are outside the vocabulary or longer
@@ -172,7 +172,7 @@ def generate(
     params, sampling = make_settings(settings, TextParams, SamplingParams)
     request = read_request(lm, [prompt], replace(params, overflow="error"))
     [row], [new], [text], key_1 = request.rows, request.new, [request.text(0)], row_keys(key, 1)
-    read = slice(lm.config.model.block_size)  # a last id past the context is no input
+    read = slice(lm.config.model.block_size)  # a last id past the context is not an input
     so_far = TokenBuffer(jnp.pad(jnp.asarray([row]), ((0, 0), (0, new))), jnp.zeros(1, jnp.int32), jnp.int32(len(row)))
     for made in range(new):
         at = len(row) + made - 1

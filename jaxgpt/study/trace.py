@@ -18,7 +18,7 @@ WORK = {
     "products": "matrix products with weights: projections, MLP, head",
     "attention": "scores, softmax, mixing",
     "elementwise": "norms, activations, residuals, embeddings, loss, copies",
-    "optimizer": "gradient norm, update, weight average",
+    "optimizer": "gradient norm, update, EMA",
     "communication": "collectives, including waiting for the slowest device",
 }
 
@@ -69,7 +69,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
         ValueError: the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # raised inside jaxlib 0.12 on reading `event.stats`
+        warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 raises this on reading `event.stats`
         lines = [
             [(e.start_ns, e.end_ns, kind_of[name]) for e in line.events if (name := _instruction(e, kind_of))]
             for line in _lines(profile)
@@ -116,7 +116,9 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 class _Part(NamedTuple):
-    """An instruction with the path and kind of its work: its own, or that of a fusion's most important instruction."""
+    """An instruction with the path and kind of its work: the instruction's own, or taken from a fusion's most important
+    instruction.
+    """
 
     instruction: Instruction
     path: str
@@ -139,7 +141,9 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _paths_around(name: str, parts: Mapping[str, _Part]) -> list[str]:
-    """Return the paths of the operands and users of an instruction, and of their own if they have no path."""
+    """Return the paths of the operands and users of an instruction; operands and users without a path are searched
+    recursively.
+    """
     near, without_path = {name}, {name}
     for _ in range(2):
         operands = {each for other in without_path for each in parts[other].instruction.operands if each in parts}

@@ -19,12 +19,12 @@ def global_norm(grads: Any) -> jax.Array:
 def clip_by_global_norm(highest: jax.typing.ArrayLike) -> optax.GradientTransformationExtraArgs:
     """Scale gradients by `min(1, highest / norm)`, as `optax.clip_by_global_norm` does.
 
-    The norm is the extra argument `grad_norm` of `update`, which `train_step` passes; None: it is computed.
+    `train_step` passes the norm as the extra argument `grad_norm` of `update`; None: compute it.
     """
 
     def clip(grads: Any, state: Any, params: Any = None, *, grad_norm: jax.Array | None = None, **_: Any) -> Any:
         norm = global_norm(grads) if grad_norm is None else grad_norm
-        # A product is fused into what reads the gradients; a division would write them to memory first.
+        # The compiler fuses a product into the consumer of the gradients; a division would write them to memory first.
         factor = jnp.minimum(1.0, highest / norm)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), grads), state
 

@@ -1,4 +1,6 @@
-"""Objectives: a summed loss and a count for each row of a batch. Sums add up over microbatches and devices, means do not."""
+"""Objectives: a summed loss and a count for each row of a batch. Sums, unlike means, can be added over microbatches and
+devices.
+"""
 
 from __future__ import annotations
 

@@ -75,11 +75,11 @@ def nesterov(decay: float, dtype: Any) -> optax.GradientTransformation:
 
 
 def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
-    """Move the singular values of matrices near 1, and multiply by `sqrt(max(1, out / in))`.
+    """Move the singular values of matrices close to 1, and multiply by `sqrt(max(1, out / in))`.
 
     Each matrix is divided by its Frobenius norm; then `X <- a X + (b A + c A^2) X` with `A = X X^T`, on the shorter side.
-    Matrices of one shape are stacked, and each device computes some of them: computing all of them on each device would take a
-    large part of a step.
+    Matrices of one shape are stacked, and each device computes some of them: computing all matrices on each device
+    would take a large part of a step.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(updates)
     leaves = [leaf for _, leaf in paths]
@@ -106,7 +106,9 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
 
 
 def _by_width(x_NIO: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Transpose matrices, if needed, so that the width of the residual stream comes first; its own inverse."""
+    """Transpose matrices, if needed, so that the residual stream's width comes first; the function is its own
+    inverse.
+    """
     return x_NIO if axes[0] == "embed" else x_NIO.mT
 
 

@@ -126,8 +126,8 @@ def make_optimizer(
 
     Args:
         config: settings of the run; reads `optim`, and `train.steps` for the schedule.
-        optimizer: transformation to use instead of the one named by `optim.name`.
-        numbers: numbers to use instead of those of `config.optim`; they may be traced.
+        optimizer: transformation to use instead of `optim.name`.
+        numbers: numbers to use instead of the values in `config.optim`; may be traced.
 
     Returns:
         The transformation, wrapped in `skip_bad_updates` if `optim.not_finite` or `optim.spike_factor` requires it.
@@ -157,7 +157,7 @@ def _named(config: Config, numbers: Numbers) -> optax.GradientTransformation:
             decayed = optax.add_decayed_weights(lambda step: decay * -rate(step), decays)
             update = optax.chain(momentum, decayed)
         case "adafactor":
-            # optax does not multiply weight_decay_rate by the learning rate; here it is, as in the other optimizers.
+            # optax does not multiply weight_decay_rate by the learning rate; multiply here, as the other optimizers do.
             update = per_layer(
                 optax.adafactor(rate, weight_decay_rate=lambda step: decay * rate(step), weight_decay_mask=decays)
             )
@@ -168,8 +168,8 @@ def _named(config: Config, numbers: Numbers) -> optax.GradientTransformation:
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transformation to each layer of stacked weights (`train.scan_layers`) separately.
 
-    For a transformation that reduces over a whole weight, as Adafactor does: over a stacked leaf it would reduce over all
-    layers. The state is stacked as well.
+    Needed for transformations that reduce over a complete weight, such as Adafactor: they would reduce a stacked leaf
+    over all layers. The state is stacked as well.
     """
 
     def axes(tree: Any) -> Any:

@@ -11,7 +11,7 @@ import optax
 
 from jaxgpt.train.clip import global_norm
 
-HORIZON = 50  # steps that the running means average over; before this many, nothing is a spike
+HORIZON = 50  # number of steps that the running means average over; no earlier step counts as a spike
 
 
 class SkipStatistics(NamedTuple):
@@ -52,7 +52,7 @@ def skip_bad_updates(
     """Wrap an optimizer so that it skips non-finite updates and spikes.
 
     A skipped update changes neither the weights nor the state of the optimizer, its schedule included. Unlike
-    `optax.apply_if_finite`, it is never applied in the end.
+    `optax.apply_if_finite`, it is never applied, no matter how many are skipped in a row.
 
     Args:
         optimizer: any optax transformation.
@@ -79,7 +79,7 @@ def skip_bad_updates(
         applied, statistics = should_apply(state.statistics, value, norm, spike_factor)
         extra |= {"value": value, "grad_norm": norm}
         updates, inner_state = optimizer.update(grads, state.inner_state, params, **extra)
-        # Adding -0.0 changes no bit of a weight; adding 0.0 would turn -0.0 into 0.0.
+        # Adding -0.0 does not change any bit of a weight; adding 0.0 would turn -0.0 into 0.0.
         updates = jax.tree.map(lambda u: jnp.where(applied, u, -jnp.zeros_like(u)), updates)
         inner_state = jax.tree.map(partial(jnp.where, applied), inner_state, state.inner_state)
         return updates, SkipState(applied, statistics, inner_state)
@@ -89,7 +89,7 @@ def skip_bad_updates(
 
 def init_skip_state(inner_state: Any) -> SkipState:
     """Make the state before the first step."""
-    # An array each, as donated buffers must not alias.
+    # One array per field, because donated buffers must not alias.
     counts, means = (jnp.zeros((), jnp.int32) for _ in range(3)), (jnp.zeros((), jnp.float32) for _ in range(2))
     return SkipState(jnp.ones((), jnp.bool_), SkipStatistics(*counts, *means), inner_state)
 
@@ -99,14 +99,14 @@ def should_apply(
 ) -> tuple[jax.Array, SkipStatistics]:
     """Decide whether to apply an update: if loss and norm are finite, and at most `spike_factor` times their running means.
 
-    The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves them little, and a level
-    that lasts is accepted in the end.
+    The means follow `m <- m + (min(x, spike_factor m) - m) max(1 / n, 1 / HORIZON)`: a spike moves them little, and a
+    persistent level is eventually accepted.
 
     Args:
         statistics: statistics of the previous steps.
         loss: loss of the batch.
         grad_norm: global norm of the gradient.
-        spike_factor: 0: skip only what is not finite.
+        spike_factor: largest accepted ratio to the running means; 0: skip only non-finite updates.
 
     Returns:
         A boolean scalar, and the new statistics.
@@ -126,6 +126,6 @@ def should_apply(
 
 
 def skip_state(opt_state: Any) -> SkipState | None:
-    """Find the state of `skip_bad_updates` in the state of an optimizer; None if it skips no updates."""
+    """Find the `skip_bad_updates` state within an optimizer state; None if updates are never skipped."""
     found: SkipState | None = optax.tree.get(opt_state, "SkipState")
     return found

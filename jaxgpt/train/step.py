@@ -1,4 +1,6 @@
-"""One optimizer step, as a pure function of state and batch. The caller compiles it, shards its arguments and donates."""
+"""One optimizer step, as a pure function of state and batch. The caller compiles it, shards its arguments and donates
+the state.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, ema: bool =
         ema: whether to keep an EMA of the weights.
     """
     average = jax.tree.map(jnp.copy, params) if ema else None
-    # Copied, because some optimizers keep the weights themselves, and an array cannot be donated twice.
+    # Copy, because some optimizers store the given arrays, and an array cannot be donated twice.
     opt_state = jax.tree.map(jnp.copy, optimizer.init(params))
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state, average)
 
@@ -65,7 +67,7 @@ def gradients(
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     (loss, count, others), grads = (over_devices(sums) if over_devices else sums)(params, batch)
-    count = jnp.maximum(count, 1)  # without a counted target, loss and gradients are 0
+    count = jnp.maximum(count, 1)  # loss and gradients are 0 without a counted target
     inverse = 1 / count
     means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
     return means, jax.tree.map(lambda g: g * inverse, grads)
@@ -159,7 +161,7 @@ def train_step(
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
     if (skip := skip_state(opt_state)) is not None:
         metrics |= {"skipped": skip.statistics.total, "skipped_in_a_row": skip.statistics.in_a_row}
-        # For the weights this changes nothing but rounding: the sum is compiled as it is without the wrapper.
+        # For the weights this changes only rounding: the sum compiles as without the wrapper.
         keep = partial(jnp.where, skip.applied)
         params, ema = jax.tree.map(keep, (params, ema), (state.params, state.ema))
     return TrainState(state.step + 1, params, opt_state, ema), metrics
@@ -172,6 +174,6 @@ def _schedule_step(state: TrainState) -> jax.Array:
 
 
 def eval_step(params: Any, batch: Any, *, objective: Objective) -> tuple[jax.Array, jax.Array]:
-    """Compute the summed loss and the count of each row, `[B]` and `[B]`; both are 0 for a row of -1."""
+    """Compute the summed loss and the token count of each row, both `[B]`, and 0 for a row of -1."""
     sums = objective(params, batch, None)
     return sums.loss_B, sums.count_B

@@ -36,7 +36,7 @@ from jaxgpt.trainer.program import Program, build
 
 
 class Start(NamedTuple):
-    """What to train: a new run in `out`, or the continuation of `run`.
+    """Training job: a new run in `out`, or the continuation of `run`.
 
     Attributes:
         config: settings of the run.
@@ -44,7 +44,8 @@ class Start(NamedTuple):
         overwrite: replace the run in `out`.
         run: the run to resume; None: a new run.
         data: training and validation data; None: `open_data(config)`.
-        build: makes the program; `partial(build, optimizer=..., objective=...)` replaces parts of a run.
+        build: function that returns the program; `partial(build, optimizer=..., objective=...)` replaces parts of a
+            run.
     """
 
     config: Config
@@ -64,7 +65,7 @@ class Weights(NamedTuple):
     """Weights that exist before training.
 
     Attributes:
-        params: initial weights per layer; None: random weights, or those of a checkpoint of the run.
+        params: initial weights per layer; None: random weights, or the weights of the run's checkpoint.
         base: frozen weights of adapters per layer; None: all weights are trained.
         tokenizer: tokenizer of the weights or of the resumed run; None: the tokenizer of the data.
     """
@@ -82,8 +83,8 @@ def check(start: Start) -> None:
     """Check what can be checked without reading the data.
 
     Raises:
-        UserError: if `out` holds a run or the weights to start from, or if the run to resume has no optimizer state or
-            another process writes it.
+        UserError: if `out` holds a run or the weights to start from, or if the run to resume has no optimizer state, or
+            is locked by another process.
     """
     if run := start.run:
         with sole_writer(run.path):
@@ -116,7 +117,7 @@ def read_weights(start: Start) -> Weights:
 
 
 def completed(config: Config, data: Data) -> Config:
-    """Set what the data determine: the vocabulary of the model, and the steps of `train.epochs`."""
+    """Set the values that depend on the data: the model's vocabulary size, and the steps of `train.epochs`."""
     config, train = config.with_model(vocab_size=config.model.vocab_size or data.tokenizer.vocab_size), config.train
     data.check(config)
     if not train.epochs:
@@ -134,7 +135,7 @@ def open_for_training(
     Yields the run, and the checkpoint to resume from; None: train from step 0.
 
     Raises:
-        UserError: if another process writes the run, or it cannot be resumed with these settings, data and base.
+        UserError: if the run is locked by another process, or cannot be resumed with these settings, data and base.
     """
 
     def on_disk() -> tuple[str, dict[str, Any] | None]:
@@ -188,7 +189,7 @@ def with_weights(base: Config, init_from: str, keep: bool, change: Callable[[Con
     Args:
         base: the other settings.
         init_from: RUN or RUN/checkpoints/STEP.
-        keep: whether `base` sets dropout and context, the model settings that may differ.
+        keep: whether dropout and context, the model settings that may differ, come from `base`.
         change: applies the settings of the user.
 
     Raises:
@@ -231,7 +232,8 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run has nothing left to do, or "". The steps of `train.epochs` are known once the data have been read.
+    """Return why a run is finished, or "". With `train.epochs`, the number of steps is known once the data
+    is read.
 
     Raises:
         UserError: if a setting must not change.

@@ -31,7 +31,7 @@ train --train.stepz=1 -> did you mean --train.steps
 train --lr=1 -> Unknown option: --lr. See
 train -x -> -x
 train a b -> 'b'
-train --data.path '' -> --data.path is empty, as of an unset variable: omit it, or write ./
+train --data.path '' -> --data.path is empty, as from an unset variable: omit it, or write ./
 sample x --stop-ids 1 x -> --stop-ids must be an integer, not 'x'
 sample x --weights int4 -> Did you mean "int8"
 sample x --max_tokens 5 -> did you mean --max-new-tokens
@@ -61,7 +61,7 @@ train --model.window-pattern X -> model.window_pattern must consist of
 train --model.sliding-window 0 --model.window-pattern LG -> model.window_pattern needs a model.sliding_window
 train --model.n-embd 1000000 --model.n-layer 1000 -> are allowed; lower model.n_embd
 train --data.stride 4 --data.documents pack -> data.stride 4 does not apply to packed documents
-train --data.path a --data.mix b=1 -> data.path a and data.mix both name the data: leave one of them out
+train --data.path a --data.mix b=1 -> data.path a and data.mix both name the data: omit one of them
 train --data.mix a=1 a=2 -> data.mix names a twice: add up its weights
 train --data.mix a=0 -> data.mix needs PATH=WEIGHT with a weight above 0, at most 1e6: 'a=0'
 train --optim.spike-factor 0.5 -> optim.spike_factor must be 0 (off) or above 1, not 0.5
@@ -73,7 +73,7 @@ train --train.batch-size 100000000 -> token ids: at most
 train --data.window 999 -> data.window 999 exceeds model.block_size 128: lower it
 train --mesh.data 0 -> mesh.data must be at least 1, or -1 for all remaining devices, not 0
 train --mesh.fsdp -1 --mesh.tensor -1 -> only one of mesh.fsdp and mesh.tensor can be -1
-train --lora.alpha 2 -> lora.alpha needs lora.rank: add --lora.rank 8, or leave it out
+train --lora.alpha 2 -> lora.alpha needs lora.rank: add --lora.rank 8, or omit it
 train --init-from run --lora.rank 8 --lora.targets a,a -> must be different names separated by commas, not 'a,a'
 train --init-from run --lora.rank 8 -> use --optim.name adamw
 train --distributed.num-processes 2 -> need distributed.coordinator HOST:PORT
@@ -94,7 +94,7 @@ train --data.path empty.txt -> empty.txt is empty
 train --data.path binary.dat -> binary.dat is not UTF-8 text
 train --data.path odd.bin --data.tokenizer ids --model.vocab-size 9 -> odd.bin: 3 bytes
 train --data.tokenizer nonsense -> no tokenizer at nonsense
-train gpt2 -> no text is named: add --data.path FILE
+train gpt2 -> no text is specified: add --data.path FILE
 train --out text.txt -> cannot write to text.txt
 train --out text.txt/run -> cannot write the run to text.txt/run
 train --mesh.fsdp 3 -> mesh.fsdp 3 does not divide model.n_embd 128: use --mesh.data -1 --mesh.fsdp -1
@@ -112,12 +112,12 @@ data prepare src --out out --on-error ignore -> --on-error
 data prepare src --out src --tokenizer bpe -> --out src is inside the source src
 data prepare src --out text.txt --tokenizer bpe -> cannot write to text.txt: File exists
 data prepare src --out run --tokenizer bpe -> is not empty and was not written by jaxgpt data prepare
-data report text.txt --data.path text.txt -> text.txt is the path of the data: leave out --data.path and --data.mix
+data report text.txt --data.path text.txt -> text.txt is the path of the data: omit --data.path and --data.mix
 data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
 data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: --data.tokenizer gpt2 or PATH
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
 import hf new --init-from run -> --init-from RUN is the base of a LoRA adapter, a directory with adapter_config.json: hf
-import peft new --init-from run --tokenizer gpt2 -> leave out --tokenizer and --accept-option
+import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
 inspect run --max-new-tokens 900 -> exceed the limit of
 inspect run --max-new-tokens 2 --html no/a.html -> no/a.html
@@ -126,18 +126,18 @@ plan python-char -> --topology requires an argument
 plan python-char --topology v9:2x4 -> unknown chip 'v9'
 plan python-char --topology v5e:2x4 --mesh.data 3 -> use --mesh.data -1
 plan python-char --topology v5e:2x4 --mesh.tensor 8 -> 4: use --mesh.data -1 --mesh.fsdp -1 --mesh.tensor 1
-plan python-char --topology v5e:2x4 --mesh.fsdp 16 -> needs 16 devices (fsdp 16), there are 8
+plan python-char --topology v5e:2x4 --mesh.fsdp 16 -> needs 16 devices (fsdp 16), but only 8 exist
 plan shakespeare --topology v5e:1 --train.epochs 1 -> train.epochs 1 needs the data, which plan does not read
 plan shakespeare --topology a100:1 --decode -> --decode needs the compiler:
 plot -> missing argument: the runs to draw, as in jaxgpt plot runs/shakespeare
 plot run --out a.gif -> --out a.gif must end in .png, .svg or .pdf
 plot runn -> no run at runn (did you mean run?)
 plot run -> run has no metrics.jsonl: it was imported or saved, not trained
-sample run --stream --json -> --stream prints one sample: leave out --json
+sample run --stream --json -> --stream prints one sample: omit --json
 sample run --prompt "question question" -> 17 tokens
 sample run --prompt aZ -> character 'Z'
 sample run --num-beams 2 --temperature 1 -> temperature 1.0 has no effect in beam search
-sample run --check-memorized -> no text is named
+sample run --check-memorized -> no text is specified
 """
 RUNS = """
 info hf -> hf is a model of another library, not a run: import it: jaxgpt import hf RUN
@@ -146,7 +146,7 @@ info . -> . is not a run: it has no config.json
 info taken -> taken is not a run: it has no tokenizer.json (expected: config.json, tokenizer.json, checkpoints)
 import folder new -> cannot read folder/config.json: it is not a file
 info lost -> lost/checkpoints is missing: restore it, or start again from step 0: jaxgpt train lost/config.json
-eval runn -> no run at runn (did you mean run?): a directory that `jaxgpt train` wrote is expected
+eval runn -> no run at runn (did you mean run?): expected a directory written by `jaxgpt train`
 eval run --checkpoint 7 -> no checkpoint '7' in run/checkpoints: best, last or one of 0
 eval empty -> no complete checkpoint in empty/checkpoints: the first is written at the first evaluation
 eval damaged --checkpoint 0 -> there is no other checkpoint
@@ -157,7 +157,7 @@ train run --out run -> run already holds a run: resume it with --resume, or repl
 train --data.path text.txt --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
 train --resume --out stray -> stray holds checkpoints but no config.json: restore it, or choose another --out
 train --data.path text.txt --out replaced -> replacing replaced was interrupted: move the files of replaced/.replaced
-train --data.path text.txt --out 'a [b]' -> a run cannot be kept at a [b]: checkpoints cannot be read from a path with '['
+train --data.path text.txt --out 'a [b]' -> cannot store a run at a [b]: checkpoints cannot be read from a path with '['
 train --resume -> --resume needs a run directory: jaxgpt train --resume --out DIR
 train --resume --out run --overwrite -> --resume and --overwrite exclude each other: omit one of them
 train --resume --out nowhere -> no run at nowhere (no config.json); to start one: jaxgpt train PRESET --out nowhere

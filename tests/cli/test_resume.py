@@ -94,7 +94,7 @@ def test_epochs_set_the_steps(run: Path) -> None:
     result = resume("run", "--train.epochs", "1e-9")
     assert result.code == 2
     assert "train.steps 1 is not above the current step 4" in result.err
-    assert "leave one of them out" in resume("run", "--train.epochs", "1", "--train.steps", "9").err
+    assert "omit one of them" in resume("run", "--train.epochs", "1", "--train.steps", "9").err
 
 
 def test_info_is_the_state_of_a_run(run: Path) -> None:

@@ -122,7 +122,7 @@ def test_memorized_spans_need_the_training_data(run: str, tmp_path: Path, capsys
     lm = jaxgpt.load(run)
     jaxgpt.save(lm._replace(config=jaxgpt.Config(model=lm.config.model)), tmp_path / "saved")
     assert main(["sample", str(tmp_path / "saved"), "--check-memorized"]) == 2
-    assert "no text is named" in capsys.readouterr().err
+    assert "no text is specified" in capsys.readouterr().err
     text = Path(lm.config.data.path)
     text.write_text(TEXT.replace("ab", "ba"))
     try:

@@ -83,8 +83,8 @@ def test_requested_files(monkeypatch):
     ("error", "message"),
     [
         (errors.GatedRepoError, "requires consent"),
-        (errors.RepositoryNotFoundError, "no such repository"),
-        (errors.RevisionNotFoundError, "no such revision"),
+        (errors.RepositoryNotFoundError, "the repository does not exist"),
+        (errors.RevisionNotFoundError, "the revision does not exist"),
         (errors.LocalEntryNotFoundError, "not in the hub's cache"),
         (errors.OfflineModeIsEnabled, "offline mode"),
         (OSError, "OSError: disk full"),

@@ -168,10 +168,12 @@ def test_long_conversations_are_cut_and_reported(tmp_path: Path) -> None:
     train, val, source, _ = load_conversations(path, own, 40, 0.7)
     ids = [each.take(a, n + 1) for each in (train, val) for a, n in sorted(zip(each.begins, each.lengths, strict=True))]
     assert [own.decode(each) for each in ids] == ["qshort</s>", "q" + "long" * 10, "qlast</s>"]
-    assert source.startswith(f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 2 cut at")
-    assert source.endswith(" 40 tokens; 1 left out without an assistant's token")
+    assert source.startswith(
+        f"3 conversations in {path}; loss on 100.0% of the tokens; windows 57.5% full; 2 truncated to"
+    )
+    assert source.endswith(" 40 tokens; 1 skipped without assistant tokens")
     with pytest.raises(
-        UserError, match=r"no conversation of .* has an assistant's token among its first 1: raise data.window"
+        UserError, match=r"no conversation of .* has assistant tokens among its first 1: raise data.window"
     ):
         load_conversations(path, tokenizer(MARKED), 0)
 

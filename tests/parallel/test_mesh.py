@@ -83,10 +83,10 @@ def test_microbatches_hold_every_window_and_are_at_most_as_large_as_on_one_devic
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (config(MeshConfig(data=16)), r"the mesh needs 16 devices \(data 16\), there are 8: use --mesh.data -1, "),
+        (config(MeshConfig(data=16)), r"the mesh needs 16 devices \(data 16\), but only 8 exist: use --mesh.data -1, "),
         (
             config(MeshConfig(data=3, fsdp=2, tensor=8)),
-            r"needs 48 devices \(data 3 x fsdp 2 x tensor 8\), there are 8: ",
+            r"needs 48 devices \(data 3 x fsdp 2 x tensor 8\), but only 8 exist: ",
         ),
         (config(MeshConfig(data=1, tensor=8)), "mesh.tensor 8 does not divide model.n_head 4: "),
         (config(MeshConfig(data=1, fsdp=8), n_embd=20), "mesh.fsdp 8 does not divide model.n_embd 20: "),

@@ -192,5 +192,5 @@ def test_the_sources_of_a_mixture() -> None:
     result = jaxgpt("data", "report", "a.txt", "--data.mix", "b.txt=1")
     assert (result.code, result.err) == (
         2,
-        "jaxgpt: a.txt is the path of the data: leave out --data.path and --data.mix\n",
+        "jaxgpt: a.txt is the path of the data: omit --data.path and --data.mix\n",
     )

@@ -1,4 +1,4 @@
-"""Check on this machine that computations which must agree do, with the weights of a given model."""
+"""Check on this machine that equivalent computations agree, with the weights of a given model."""
 
 from jaxgpt.study.verify.laws import LAWS, Law, LawResult, fresh, verify
 

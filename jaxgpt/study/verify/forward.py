@@ -23,9 +23,9 @@ def _positions(start_B: Any, tokens: int) -> jax.Array:
 
 
 def cached(s: Subject) -> float:
-    """Compare logits computed with the cache to those of one full pass.
+    """Compare logits computed with the cache to the logits of one full pass.
 
-    The first third of the tokens is one call, the second third one call per token, the rest one call.
+    The first third of the tokens is one call, the second third is one call per token, and the remainder is one call.
     """
     T, model = s.length, TextModel(s.model)
     first, second = max(T // 3, 1), max(2 * T // 3, 1)
@@ -40,7 +40,9 @@ def cached(s: Subject) -> float:
 
 
 def padded(s: Subject) -> float:
-    """Compare the logits of prompts of different lengths, left-padded into one batch, to those of each prompt alone."""
+    """Compare the logits of prompts of different lengths, left-padded into one batch, to the logits of each prompt
+    alone.
+    """
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     ids_BP, start_B = engine.left_pad(prompts, s.config.model.block_size)
     prefill, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
@@ -93,7 +95,9 @@ def causal(s: Subject) -> float:
 
 
 def documents(s: Subject) -> float:
-    """Compare the logits of two documents in one row, kept apart by document ids, to those of each document alone."""
+    """Compare the logits of two documents in one row, separated by document ids, to the logits of each document
+    alone.
+    """
     cut = max(s.length // 3, 1)
     positions = document_positions(jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32))
     together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, positions))(s.params)
@@ -102,9 +106,9 @@ def documents(s: Subject) -> float:
 
 
 def tied(s: Subject) -> float:
-    """Compare the logits, and the gradient of the token table, to those of `hidden E^T`.
+    """Compare the logits, and the gradient of the token table, to the same values of `hidden E^T`.
 
-    Only rows of tokens that are not in the input are compared: the others have a gradient from the lookup as well.
+    Only rows of tokens outside the input are compared: other rows also have a gradient from the lookup.
     """
     c = s.config.model
     if not c.tie_embeddings:

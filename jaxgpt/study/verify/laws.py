@@ -1,7 +1,7 @@
 """The laws of `jaxgpt verify` with their tolerances, and their results.
 
-Tolerances are relative to the largest number compared (`distance`). float32 rounds by 6e-8; sums of a few hundred terms,
-added in another order, differ by 1e-7 to 1e-6 of their size.
+Tolerances are relative to the largest number compared (`distance`). float32 rounds by 6e-8; sums of a few hundred
+terms, added in a different order, differ by 1e-7 to 1e-6 of their size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from jaxgpt.study.verify import forward, training
 from jaxgpt.study.verify.subject import Skipped, Subject
 
 EQUAL = 0.0  # the same program or the same bytes
-SUMS = 1e-5  # the same sums in another order, in a forward pass
-GRADIENTS = 1e-4  # the same, forward and backward, including leaves whose terms cancel (see FLOOR)
+SUMS = 1e-5  # the same sums in a different order, in a forward pass
+GRADIENTS = 1e-4  # the same, forward and backward, including leaves with cancelling terms (see FLOOR)
 
 
 class Law(NamedTuple):
@@ -51,7 +51,7 @@ class LawResult(NamedTuple):
         tolerance: the largest difference that passes.
         ok: whether the law holds; None if it does not apply.
         seconds: wall-clock time.
-        note: why it was skipped or failed.
+        note: reason why it was skipped or failed.
     """
 
     name: str
@@ -106,7 +106,7 @@ def verify(lm: LM, laws: Sequence[Law] = LAWS) -> Iterator[LawResult]:
 
 
 def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str]:
-    """Return the difference of a law, whether it holds, and why not."""
+    """Return the difference of a law, whether it holds, and the reason if not."""
     if subject.length < law.tokens:
         return None, None, f"needs a context length of at least {law.tokens}, not {subject.length}"
     try:
@@ -123,7 +123,7 @@ def _measure(law: Law, subject: Subject) -> tuple[float | None, bool | None, str
 
 
 def fresh(config: Config, seed: int = 0) -> LM:
-    """Make a model with random weights, including those that are usually initialized to zero or one.
+    """Make a model with random weights, including weights that are usually initialized to zero or one.
 
     Zeros and ones would mask errors: a bias of zero can be applied anywhere.
 

@@ -29,17 +29,17 @@ from jaxgpt.trainer.program import Program
 
 
 def remat(s: Subject, policy: Literal["dots", "full"]) -> float:
-    """Compare the gradient with rematerialization to that without."""
+    """Compare the gradients with and without rematerialization."""
     return distance(s.compiled_gradient(s.model.clone(remat=POLICIES[policy])), s.plain_gradient)
 
 
 def operations(s: Subject) -> float:
-    """Compare the loss and gradient of the operations that training uses with those of their definitions."""
+    """Compare loss and gradient between the operations that training uses and their definitions."""
     return distance(s.plain_gradient, s.compiled_gradient(GPT(s.config.model, Ops())))
 
 
 def scanned(s: Subject) -> float:
-    """Compare the loss and gradient of a scan over stacked layers to those of unrolled layers."""
+    """Compare loss and gradient between a scan over stacked layers and unrolled layers."""
     c = s.config.model
     if len(set(c.windows)) > 1:
         raise Skipped(f"needs the same sliding window in all layers: model.window_pattern is {c.window_pattern}")
@@ -49,13 +49,13 @@ def scanned(s: Subject) -> float:
 
 
 def accumulation(s: Subject) -> float:
-    """Compare the loss and gradient of four microbatches with different numbers of tokens to those of the whole batch."""
+    """Compare loss and gradient between four microbatches with different numbers of tokens and the complete batch."""
     return distance(s.compiled_gradient(s.model, accumulation=4), s.plain_gradient)
 
 
 def compiled(s: Subject) -> float:
     """Compare the compiled loss and gradient to the same operations executed one by one."""
-    compiled = s.plain_gradient  # not computed yet if no other law was measured
+    compiled = s.plain_gradient  # not yet computed if no other law was measured
     with jax.disable_jit():
         return distance(compiled, s.gradient(s.model, s.params, s.windows))
 
@@ -89,7 +89,7 @@ def devices(s: Subject) -> float:
 def resumed(s: Subject) -> float:
     """Train four steps, and again from the state saved after two; compare the final states.
 
-    With dropout and a weight average, so that all parts of a state matter.
+    Dropout and an EMA are enabled, so that all parts of a state matter.
     """
     config = s.config.with_model(dropout=0.1)
     train = replace(config.train, batch_size=ROWS)
@@ -143,7 +143,7 @@ def saved(s: Subject) -> float:
 def exported(s: Subject) -> float:
     """Export for transformers, import again and compare the weights.
 
-    The export may hold more: ones and zeros for gains and biases that this model lacks.
+    The export may contain additional weights: ones and zeros for gains and biases that this model lacks.
     """
     back = flatten_params(read_model(s.exported)[1])
     ours = flatten_params(s.params)
@@ -151,7 +151,7 @@ def exported(s: Subject) -> float:
 
 
 def transformers(s: Subject) -> float:
-    """Compare the logits with the logits that transformers computes from the exported directory."""
+    """Compare the logits with the logits of the exported directory in transformers."""
     if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
         raise Skipped(f"{' and '.join(missing)} not installed")
     exported = s.exported
