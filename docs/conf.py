@@ -91,7 +91,7 @@ def _quiet_kernels() -> None:
 
 def _note_missing_torch(app: Any, page: str, source: list[str]) -> None:
     if page == NEEDS_TORCH and not TORCH:
-        title = "# Four decoders, each beside its original\n"
+        title = "# Four decoders, each next to its original\n"
         note = "This site was built without PyTorch, so this page has no outputs and figures."
         fix = "Run `pip install torch` and build the site again to see them."
         source[0] = source[0].replace(title, f"{title}\n:::{{warning}}\n{note} {fix}\n:::\n", 1)

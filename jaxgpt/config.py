@@ -1,7 +1,8 @@
 """Settings of a run: frozen dataclasses that validate their values, and conversion to and from JSON.
 
 Names are the same in `config.json` (`n_layer`) and on the command line (`--model.n-layer`). `setting` declares
-default, help and limits of each field; `check` yields what does not fit. Errors name the setting, the value and the fix.
+default, help and limits of each field; `check` yields errors about settings that conflict. Errors name the setting, the
+value and the fix.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_ROWS = 2**16  # texts generated for one prompt
 NEW_TOKENS = 200  # default number of new tokens, if they fit the context
 SEED = 1337  # default seed for sampling
 
-# Names of functions in jaxgpt/ops. A program may add its own: docs/own/activation.md, docs/own/norm.md.
+# Names of functions in jaxgpt/ops. A program may add functions: docs/own/activation.md, docs/own/norm.md.
 NormName = Literal["layernorm", "rmsnorm", "stdnorm", "none"]
 ActivationName = Literal["gelu", "gelu_new", "relu", "relu2", "silu"]
 
@@ -143,7 +144,7 @@ class ModelConfig(Section):
 
     @property
     def parameters(self) -> int:
-        """Number of trainable parameters, without those of the vocabulary if `vocab_size` is 0."""
+        """Number of trainable parameters, excluding the token table and head if `vocab_size` is 0."""
         D, F, V, bias = self.n_embd, self.mlp_width, self.vocab_size, int(self.bias)
         heads, gain = self.n_head * self.head_width, int(self.norm_affine)
         norm = gain * D * (1 + (bias and self.norm != "rmsnorm")) * (self.norm != "none")
@@ -191,7 +192,7 @@ class DataConfig(Section):
 
     @property
     def sources(self) -> list[tuple[DataConfig, int]]:
-        """The settings of each source, and its weight as an integer; a single one without `mix`.
+        """The settings of each source, and its weight as an integer; a single source without `mix`.
 
         Weights of few digits are kept exactly; others are rounded to a millionth of their sum.
         """
@@ -212,7 +213,7 @@ class DataConfig(Section):
 
     @property
     def conversations(self) -> bool:
-        """Whether the path is a file of conversations."""
+        """Whether `path` is a file of conversations."""
         return self.path.lower().endswith((".jsonl", ".ndjson"))
 
     @property
@@ -260,7 +261,7 @@ class OptimConfig(Section):
 
     @property
     def skips_updates(self) -> bool:
-        """Whether bad updates are skipped."""
+        """Whether the optimizer skips bad updates."""
         return self.not_finite == "skip" or self.spike_factor > 0
 
 
@@ -487,7 +488,7 @@ class Config(Section):
 
     @property
     def decay_steps(self) -> int:
-        """Step at which the learning rate schedule ends."""
+        """Step where the learning-rate schedule ends."""
         return self.optim.decay_steps or self.train.steps
 
     def with_model(self, **changes: Any) -> Config:
@@ -542,7 +543,7 @@ def from_json(text: bytes | str, where: str = "config.json") -> Config:
     """Parse a `Config`. Missing keys take their defaults; unknown keys are errors.
 
     Raises:
-        UserError: not JSON, not an object, an unknown key or an invalid value.
+        UserError: if the text is not a JSON object, or has an unknown key or an invalid value.
     """
     try:
         config: Config = _build(Config, parse_json(text, where), where)

@@ -56,10 +56,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from None  # rather than the path of the temporary file
+        raise OSError(e.errno, e.strerror, str(path)) from None  # instead of the path of the temporary file
     finally:
         with suppress(OSError):
-            temporary.unlink()  # fails unless the write failed
+            temporary.unlink()  # raises an error unless the write failed
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -115,11 +115,11 @@ def _lock(file: TextIOBase | BufferedIOBase, operation: int) -> None:
 
 
 def fetch(url: str, sha256: str, path: Path, flag: str, timeout: float = 30) -> Path:
-    """Download a file to `path`, unless `path` has this checksum already. Other processes that need the file wait.
+    """Download a file to `path`, unless `path` has this checksum already. Concurrent processes wait for the download.
 
     The `UserError` of a failed download recommends the option `flag` for a local copy. `timeout` is in seconds.
     """
-    from http.client import HTTPException  # imported late: `--help` does not need them
+    from http.client import HTTPException  # imported late, because `--help` does not need them
     from urllib.request import urlopen
 
     try:
@@ -149,7 +149,7 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
 
 
 def beside(path: Path | str) -> list[str]:
-    """Return the paths of the directory of a path, for `did_you_mean`."""
+    """Return the other paths in the directory of a path, for `did_you_mean`."""
     return [str(other) for other in Path(path).parent.glob("*")]
 
 

@@ -23,11 +23,11 @@ HINTS = {  # by the names of huggingface_hub's exceptions, subclasses first
 def download(
     repo: str, patterns: Sequence[str], *, revision: str = "main", kind: str = "model", ignore: Sequence[str] = ()
 ) -> Path:
-    """Return the directory of a repository at a revision, from the hub's cache or downloaded into it.
+    """Return the local directory of a repository at a revision; download it to the hub's cache if needed.
 
     Args:
         repo: `owner/name`.
-        patterns: files to download, such as `*.json`. The directory may have more files, from other downloads.
+        patterns: files to download, such as `*.json`. The directory may contain more files from other downloads.
         revision: a commit, tag or branch.
         kind: `model` or `dataset`.
         ignore: files not to download.
@@ -37,7 +37,7 @@ def download(
     """
     from huggingface_hub import snapshot_download
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # no line for each retry of a download
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # no log line for each retry of a download
     try:
         path = snapshot_download(
             repo,

@@ -1,6 +1,6 @@
 """Presets: named configs, each with a description and the result to expect.
 
-Results are stated only if they were recorded (docs/performance.md, or the named source).
+Expected results are recorded measurements (docs/performance.md, or the cited source).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def command(name: str) -> str:
     return f"jaxgpt train {name} {PRESETS[name].options}".rstrip()
 
 
-# Our recipe for small models.
+# jaxgpt's recipe for small models.
 MODERN = ModelConfig(positions="rope", norm="rmsnorm", qk_norm=True, activation="relu2", bias=False, init="zero-proj")
 
 

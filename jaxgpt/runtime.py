@@ -25,7 +25,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
 
 
 class MiscompiledReductions(RuntimeWarning):
-    """XLA's CPU backend fuses reductions, some of which it miscompiles."""
+    """XLA's CPU backend fuses reductions, and miscompiles some of them."""
 
 
 def set_compiler_flags() -> None:
@@ -41,7 +41,7 @@ def set_compiler_flags() -> None:
     file = Path(flags) if flags and not flags.startswith("-") else None  # XLA reads flags from a file of this name
     known = file.read_text() if file and file.is_file() else flags
     missing = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if flag.split("=")[0] not in known]
-    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public way to ask whether a backend has started
+    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public function for this
     started = bridge is not None and bridge.backends_are_initialized()
     if not started and not file:
         os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
@@ -54,14 +54,14 @@ def set_compiler_flags() -> None:
 def keep_compiled() -> None:
     """Enable JAX's cache of compiled programs. JAX's own environment variables take precedence.
 
-    Compiled CPU programs use the instructions of that CPU, which JAX does not check when it loads one, so each kind of CPU
-    has its own directory.
+    Compiled CPU programs use the instructions of that CPU, which JAX does not check on loading, so each kind of CPU has
+    a separate directory.
     """
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     # cuDNN attention has a pointer in its cache key, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
     directory = str(cache_dir() / "compiled" / cpu_kind())
-    # Other programs may use a different directory without a limit, and so without the files that a limit needs.
+    # Other programs may use a different directory without a limit, which then lacks the files that a limit needs.
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", directory) == directory:
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(COMPILED_BYTES))
 
@@ -88,7 +88,7 @@ def tune_memory() -> None:
 
 
 def set_malloc(options: dict[int, int]) -> None:
-    """Set options of glibc's malloc, which Python has no function for. Does nothing with a different C library."""
+    """Set options of glibc's malloc through ctypes. Has no effect with a different C library."""
     if sys.platform.startswith("linux") and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         for name, value in options.items():
             libc.mallopt(name, value)

@@ -43,7 +43,7 @@ class Section:
     Numbers of any kind (Python's, NumPy's, 0-d arrays) become `int` and `float`, so that equal settings share a program.
     """
 
-    prefix = ""  # name in `config.json`; empty: named on the command line only, as in --top-k
+    prefix = ""  # section name in `config.json`; empty: command line only, as for --top-k
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
@@ -57,7 +57,7 @@ class Section:
             raise UserError(problem)
 
     def check(self) -> Iterable[str]:
-        """Yield an error for settings that depend on each other and do not fit; the first is raised."""
+        """Yield errors about settings that conflict with each other; the first is raised."""
         return ()
 
 
@@ -134,7 +134,7 @@ def _number(value: Any, kind: type) -> float | None:
 def _broken(value: float, limits: Limits) -> str:
     """Return the limits, such as "at least 0 and below 1", if `value` violates them, as NaN does; otherwise "".
 
-    A large limit is named only if it is violated: it is far from any sensible value.
+    A large limit is omitted unless violated, because it is far from any sensible value.
     """
     low, high, above, below = limits
     if low <= value <= high and above < value < below:

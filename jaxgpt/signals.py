@@ -1,4 +1,4 @@
-"""Stop on a signal: the first one requests a stop, pressing Ctrl-C twice within two seconds ends the process."""
+"""Stop on a signal: the first signal requests a stop; pressing Ctrl-C twice within two seconds ends the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOW_CURSOR = b"\r\x1b[2K\x1b[?25h"  # erase the progress line and show the curs
 
 
 def set_advice(advice: Callable[[], str]) -> None:
-    """Set the advice for a process that ends early: which checkpoint is kept, and how to resume."""
+    """Set the advice for a process that ends early: the checkpoint that is kept, and the command to resume."""
     global _advice
     _advice = advice
 
@@ -44,7 +44,7 @@ def stop_on_signal(notice: str = STOPPING, signals: Sequence[int] = SIGNALS) -> 
     """Turn signals into a request to stop; SIGINT after that raises KeyboardInterrupt.
 
     The first signal writes `notice` to standard error. A closing terminal sends SIGHUP several times, so only SIGINT counts.
-    Ignored signals stay ignored, as SIGHUP under `nohup`. Other threads than the main thread cannot set handlers.
+    Ignored signals stay ignored, such as SIGHUP under `nohup`. Only the main thread can set handlers.
     """
     stop = Stop()
 

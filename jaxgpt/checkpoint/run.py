@@ -1,4 +1,4 @@
-"""Run directory: created and replaced without a moment in which weights can be lost, with one writer.
+"""Run directory: created and replaced atomically, with one writer, so that a crash never loses weights.
 
 config.json             settings; written last: the run exists
 tokenizer.json
@@ -90,7 +90,7 @@ def open_run(path: Path) -> Run:
 
 
 def runs_near(path: Path) -> str:
-    """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" without runs."""
+    """Return " (did you mean RUN?)" or the newest runs next to a path and in runs/, or "" if there are no runs."""
     directories = {file.parent for home in (path.parent, Path("runs")) for file in home.glob("*/config.json")}
     found = [run for run in directories if (run / "checkpoints").is_dir()]
     runs = [str(run) for run in sorted(found, key=lambda run: -(run / "config.json").stat().st_mtime)]
@@ -147,7 +147,7 @@ def _locked(path: Path, overwrite: bool) -> Iterator[None]:
         with reported(f"cannot write the run to {path}"):
             path.mkdir(parents=True, exist_ok=True)
     with sole_writer(path):
-        check_free(path, overwrite)  # again, as the only writer
+        check_free(path, overwrite)  # repeated under the lock
         try:
             yield
         finally:

@@ -58,7 +58,7 @@ class Info:
     tokens: int = 0  # number of tokens trained on
     temporary: bool = False  # written by a signal or a timer, and kept until the next one is written
     about: Mapping[str, Any] = field(default_factory=dict)  # config, versions, data, base, best loss so far
-    sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file, by its path; also of checkpoint.json
+    sha256: Mapping[str, str] = field(default_factory=dict)  # digest of each file by path, including checkpoint.json
 
     def config(self) -> Config:
         """Return the settings of the run when the checkpoint was written."""
@@ -66,13 +66,15 @@ class Info:
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time, and deletes those that `kept` omits. Use as a context manager."""
+    """Writes checkpoints in the background, one at a time, and deletes checkpoints that `kept` omits. Use as a context
+    manager.
+    """
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        if is_leader():  # delete what killed processes left
+        if is_leader():  # delete leftovers of killed processes
             for path in directory.glob("*"):
                 if path.name.split(".orbax-checkpoint-tmp")[0].isdecimal() and not (path / SEAL).exists():
                     shutil.rmtree(path, ignore_errors=True)
@@ -154,7 +156,9 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
-    """Read the info of a run's checkpoints, by step, ascending. Those with a damaged checkpoint.json are omitted."""
+    """Read the info of a run's checkpoints, by step, ascending. Checkpoints with a damaged checkpoint.json are
+    omitted.
+    """
     infos = {}
     for step in saved_steps(directory):
         with suppress(UserError):  # `find_damage` returns the reason
@@ -185,7 +189,8 @@ def resolve_step(directory: Path, which: str) -> int:
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the last intact checkpoint, or None if the run has none yet. Damaged newer ones are renamed and noted.
+    """Return the last intact checkpoint, or None if the run has none yet. Damaged newer checkpoints are renamed and
+    reported.
 
     If all are damaged, they keep their names, and a `UserError` lists the reasons.
     """
@@ -236,7 +241,7 @@ def read_info(path: Path) -> Info:
 
 
 def _render(info: Info) -> str:
-    """Format the content of checkpoint.json, with its own digest among those of the files."""
+    """Format the content of checkpoint.json, including its own digest."""
     values = asdict(info)
     values["sha256"].pop(SEAL, None)
     values["sha256"][SEAL] = hashlib.sha256(json.dumps(values, allow_nan=False).encode()).hexdigest()

@@ -53,19 +53,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(reason: str, code: int) -> int:
-    print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # one line for any names
+    print(f"jaxgpt: {UserError(reason)}", file=sys.stderr)  # one line, regardless of control characters in names
     return code
 
 
 def entry(*before: str) -> None:
-    """Run the console script with these arguments and those of the command line, and a cache of compiled programs."""
+    """Run the console script with these arguments followed by the command line's, and with a cache of compiled
+    programs.
+    """
     tune_memory()
     skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for characters that the terminal's encoding lacks
-    with suppress(OSError, RuntimeError):  # no home directory, or one that is not writable: compile each time
+        sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks
+    with suppress(OSError, RuntimeError):  # no home directory, or a read-only one: compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
     # Only commands that run in several processes import this. A process that failed does not wait for the others.

@@ -79,7 +79,7 @@ def chat(
 
 
 def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[Any]]) -> int:
-    """Answer line by line; return 2 if a line of a pipe could not be answered."""
+    """Answer line by line; return 2 if a line from a pipe could not be answered."""
     terminal, answers, code = sys.stdin.isatty(), 0, 0
     if terminal:
         print(f"{model}: /help lists the commands", file=sys.stderr)
@@ -99,7 +99,7 @@ def _talk(model: str, conversation: Chat, answer: Callable[[str, int], Iterator[
 
 
 def _print(pieces: Iterator[Any]) -> None:
-    """Print an answer while it is generated. Ctrl-C stops it; the conversation keeps what has been printed."""
+    """Print an answer while it is generated. Ctrl-C stops it; the conversation keeps the printed part."""
     with stop_on_signal("", [signal.SIGINT]) as stop, closing(pieces):  # type: ignore[type-var]
         for piece in pieces:
             print(piece.text, end="", flush=True)

@@ -20,10 +20,10 @@ MIN_WINDOWS = 50  # validation windows below which losses are too noisy to compa
 def data_prepare(
     *sources: str, out: str, json: Json = False, params: Annotated[PrepareParams, FLAT] = PrepareParams()
 ) -> int:
-    """Tokenize documents to shards of token ids that jaxgpt, nanoGPT and llm.c read, with an index.
+    """Tokenize documents into shards of token ids for jaxgpt, nanoGPT and llm.c, with an index.
 
-    Memory is bounded. A killed command continues when it is run again, and ends
-    with the same bytes. Train on the result with jaxgpt train --data.path DIR.
+    Memory is bounded. Rerunning a killed command continues it, and produces the same bytes. Train on the result with
+    jaxgpt train --data.path DIR.
 
     jaxgpt data prepare books/ --out tokens --tokenizer gpt2
     jaxgpt data prepare a.jsonl.gz b.parquet --out tokens --tokenizer bpe --vocab-size 32768
@@ -53,7 +53,7 @@ class _Report:
     def __call__(self, index: Mapping[str, Any], read: int, total: int) -> None:
         if self._first < 0:
             self._activity.stage("tokenizing")
-            self._first = read  # what an earlier process has read
+            self._first = read  # bytes that earlier processes have read
         documents, tokens = (sum(split[key] for split in index["splits"].values()) for key in ("documents", "tokens"))
         self._activity.name = f"{plural(documents, 'document')}, {plural(tokens, 'token')}"
         self._activity(read - self._first, max(total - self._first, 0))

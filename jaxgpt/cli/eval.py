@@ -49,11 +49,11 @@ def eval(
         activity.stage("tokenizing")
         data = open_data(with_path(lm.config, path), lm.tokenizer, activity)
         activity.stage("evaluating")
-        # Its own mesh, attention kernel and rematerialization may need other hardware.
+        # The run's mesh, attention kernel and rematerialization may need different hardware.
         train = replace(lm.config.train, attention="auto", remat="none")
         program = build(replace(lm.config, mesh=MeshConfig(), train=train))
         result = evaluate(program, program.put_params(lm.params), data.val, progress=activity)
-        assert result is not None  # None means interrupted, which cannot happen here
+        assert result is not None  # None: interrupted, which cannot happen here
         cost: dict[str, float] = {}
         change = ""
         if weights != "float32":

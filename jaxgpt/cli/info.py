@@ -44,7 +44,7 @@ def info(target: str, /, *, json: Json = False) -> int:
         from jaxgpt.checkpoint.run import open_run
 
         run = open_run(Path(target))
-        run.tokenizer()  # an error if it is damaged
+        run.tokenizer()  # raises an error if it is damaged
         results |= {"run": state_of(run, config)}
         facts |= _run_facts(results, config)
     modules = columns(_module_rows(results["modules"], config.model.n_layer))
@@ -68,7 +68,7 @@ def describe(config: Config) -> dict[str, Any]:
 
 
 def state_of(run: Run, config: Config) -> dict[str, Any]:
-    """Return what is known of a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
+    """Describe a run: its step, checkpoints, data, time, and the settings that differ from its preset."""
     from jaxgpt.checkpoint.store import checkpoints, resolve_step, saved_steps
     from jaxgpt.trainer.metrics import read_metrics
 
@@ -117,7 +117,7 @@ def _run_facts(results: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _module_rows(modules: dict[str, int], n_layer: int) -> list[list[str]]:
-    """Return a row for each module, indented by its depth, and the first of the layers, which are alike."""
+    """Return a row for each module, indented by its depth; only the first of the identical layers is listed."""
     rows = []
     for name, count in modules.items():
         if name == "h_0":

@@ -75,12 +75,12 @@ class _Fleet:
         self.readers = list[threading.Thread]()
         self.errors = [deque[str](maxlen=STDERR_LINES) for _ in range(count)]
         self.forwarded = 0  # the last signal passed on
-        self.crashed = False  # a process was killed, and no process printed how to resume
+        self.crashed = False  # a process was killed before any process printed how to resume
 
     def start(self, command: Sequence[str], devices: int) -> None:
         """Start the processes, and pass signals on to them."""
         for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP under nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:  # such as SIGHUP under nohup
                 signal.signal(number, self._forward)
         variable = "JAX_NUM_CPU_DEVICES"
         each = devices or os.environ.get(variable) or max(cores() // self.count, 1)
@@ -99,7 +99,7 @@ class _Fleet:
             self.processes.append(process)
             self.readers.append(threading.Thread(target=self._read, args=(index, process.stderr), daemon=True))
             self.readers[-1].start()
-        if self.forwarded:  # while the processes were started
+        if self.forwarded:  # received while the processes were starting
             self._forward(self.forwarded, None)
 
     def wait(self) -> int:
@@ -107,7 +107,7 @@ class _Fleet:
         deadline = math.inf
         while any(process.poll() is None for process in self.processes):
             if any(process.poll() for process in self.processes):
-                # The others detect the failure and exit on their own.
+                # The other processes detect the failure and exit.
                 deadline = min(deadline, time.monotonic() + PATIENCE)
             if time.monotonic() > deadline:
                 for process in self.processes:
@@ -124,7 +124,7 @@ class _Fleet:
         for line in lines:
             self.errors[index].append(line)
             if index == 0:
-                with suppress(OSError):  # standard error is closed; a process whose errors are not read would wait
+                with suppress(OSError):  # keep reading: a full pipe would block the process
                     sys.stderr.write(line)
                     sys.stderr.flush()
 

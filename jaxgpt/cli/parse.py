@@ -59,14 +59,14 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
         UserError: if a command, option or argument is unknown, missing or invalid.
     """
     app = make_app(words)
-    if not HELP.isdisjoint(words):  # parse_args would take twice the time
+    if not HELP.isdisjoint(words):  # parse_args would take twice as long
         return app.help_print, signature(app.help_print).bind([word for word in words[:2] if not word.startswith("-")])
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as e:
         name, e.command_chain = " ".join(["jaxgpt", *(e.command_chain or ())]), ()
         reason = one_line(e)
-        if isinstance(e, UnknownOptionError):  # cyclopts would compare whole names: --train.dtype with --train.steps
+        if isinstance(e, UnknownOptionError):  # cyclopts would compare complete names: --train.dtype with --train.steps
             option = (e.token.keyword or e.token.value).partition("=")[0].replace("_", "-")
             known = [each for argument in e.argument_collection for each in argument.names]
             reason = f"Unknown option: {option}{similar_setting(option, known)}."
@@ -75,7 +75,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def make_app(words: Sequence[str]) -> App:
-    """Return the parser. Its help shows the defaults of the preset among the words, and only full names of settings."""
+    """Return the parser. The help shows the defaults of the given preset, and only full names of settings."""
     _declare_settings(next((word for word in words if word in PRESETS), DEFAULT), HELP.isdisjoint(words))
     app = App(
         name="jaxgpt",
@@ -115,7 +115,7 @@ def _declare_settings(base: str, short: bool) -> None:
 
 
 def _check_words(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Check words before cyclopts converts them: it would round 1.5 to an integer."""
+    """Check words before cyclopts converts them: cyclopts would round 1.5 to an integer."""
     for argument in arguments:
         name, kinds = argument.name, (argument.hint, *get_args(argument.hint))
         for word in [token.value for token in argument.tokens]:

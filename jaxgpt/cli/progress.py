@@ -1,4 +1,4 @@
-"""The terminal during long work: verbatim lines, and a progress line that is updated in place, or plain lines in a file."""
+"""Terminal output during long work: verbatim lines, and a progress line updated in place, or plain lines in a file."""
 
 from __future__ import annotations
 

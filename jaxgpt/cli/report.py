@@ -65,7 +65,7 @@ class TrainReport(Report):
         if is_leader():
             if not (run.path / "baselines.json").exists() and (found := baselines(data)):
                 write_json(run.path / "baselines.json", found)
-            self._stack.callback(self._draw)  # even if the run is stopped or fails
+            self._stack.callback(self._draw)  # runs even if the run is stopped or fails
 
     def stage(self, name: str, done: int = 0, total: int = 0) -> None:
         if self._stage is None or self._stage.name != name:
@@ -120,7 +120,7 @@ class TrainReport(Report):
                 with progress("compiling the sampler, and sampling"):
                     text = self._sample(params, ids)
                 self.console.write(f"\n--- a sample, after {prompt!r} ---\n{text}\n---\n")
-        except UserError as e:  # such as too little memory: the run is complete
+        except UserError as e:  # such as out of memory: the run is complete
             self.note(f"cannot sample: {e}")
         losses = ", ".join(f"{name} {loss:.2f}" for name, loss in read_baselines(self.run)["losses"].items())
         chats = config.data.conversations and self.data.tokenizer.special.chat_template is not None
@@ -180,7 +180,7 @@ class TrainReport(Report):
     def _draw(self) -> None:
         """Draw loss.png. A failure does not fail the run."""
         try:
-            with suppress(UserError):  # no losses yet
+            with suppress(UserError):  # the run has no losses yet
                 draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")
         except Exception as e:
             self.note(f"cannot draw {self.run.path / 'loss.png'}: {e}")

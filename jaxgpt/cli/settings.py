@@ -1,4 +1,4 @@
-"""Config of a command: that of a preset, run or file, with the settings of the command line."""
+"""Config of a command: the config of a preset, run or file, with the settings of the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def named_config(target: str) -> Config:
     """Return the config of a preset (empty: the default preset), of a run, or in a JSON file.
 
     Raises:
-        UserError: if there is none of that name.
+        UserError: if there is no preset, run or file of that name.
     """
     path = Path(target)
     if target in ("", *PRESETS):
@@ -35,7 +35,7 @@ def named_config(target: str) -> Config:
 
 
 def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
-    """Lay the settings of a command line over a config, and name the matrices that LoRA adapts.
+    """Override a config with the settings of a command line, and resolve the matrices that LoRA adapts.
 
     Raises:
         UserError: if a setting is invalid, or the settings do not fit.

@@ -97,9 +97,9 @@ def new_config(base: Config, source: str, init_from: str, settings: Mapping[str,
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
     if {"data.path", "data.mix"} & settings.keys():
-        settings = {"train.prompt": TrainConfig.prompt, **settings}  # a preset's prompt is for the text of the preset
+        settings = {"train.prompt": TrainConfig.prompt, **settings}  # a preset's prompt fits only its text
     if source and base.model.vocab_size == Run(Path(source)).tokenizer().vocab_size:
-        base = base.with_model(vocab_size=0)  # it came from the tokenizer, and the new run may have different data
+        base = base.with_model(vocab_size=0)  # set by the tokenizer, and the new run may have different data
     return with_settings(base, settings)
 
 
@@ -111,7 +111,7 @@ def resumed_config(
     from jaxgpt.trainer.start import why_finished
 
     run = open_run(path)
-    run.tokenizer()  # an error if it is damaged, even if the run is finished
+    run.tokenizer()  # raises an error if it is damaged, even if the run is finished
     old = run.config()
     if preset not in ("", old.preset):
         raise UserError(f"{path} is a run of preset {old.preset!r}, not {preset!r}: omit it, or choose another --out")

@@ -51,7 +51,7 @@ class Epochs:
                 f"block_size {block_size} needs at least {block_size + 1} ids for training, but there are {len(split)}"
             )
         self._seed, self._name = seed, name
-        stride = 1 if isinstance(split, Packed) else stride  # the starts of packed windows are their indices
+        stride = 1 if isinstance(split, Packed) else stride  # packed windows start at their indices
         self._stride = stride or block_size
         self._phases = 1 if stride else min(block_size, self.count)  # positions at which an epoch can start
         self.per_epoch = (self.count - self._phases) // self._stride + 1

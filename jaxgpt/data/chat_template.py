@@ -30,7 +30,7 @@ class Rendered(NamedTuple):
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Check a conversation: a list of messages with a role and a content, as in chat APIs.
+    """Check a conversation: a list of messages with `role` and `content`, as in chat APIs.
 
     Raises:
         UserError: if it is empty or not a list, or a message has an unknown role or no text.
@@ -82,7 +82,7 @@ class ChatTemplate:
                     raise ValueError(f"the result has more than {RENDERED:,} characters")
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
-        except Exception as e:  # a template can raise anything
+        except Exception as e:  # a template can raise any exception
             raise UserError(f"the chat template cannot render these messages: {e or type(e).__name__}") from None
         text, spans = "", list[tuple[int, int]]()
         for number, part in enumerate(marked.split(MARK)):
@@ -151,4 +151,4 @@ def _raise(message: str) -> None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # unlike Jinja's, escapes no <, > and &
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # unlike Jinja's filter, does not escape <, > and &

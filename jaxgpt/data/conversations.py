@@ -1,4 +1,6 @@
-"""Conversations for fine-tuning: JSON Lines -> ids and a mask of the assistant's -> windows of complete conversations."""
+"""Conversations for fine-tuning: JSON Lines -> ids and a mask of the assistant's ids -> windows of complete
+conversations.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from jaxgpt.data.tokens import Tokens
 from jaxgpt.errors import UserError, plural, reported, short_repr
 from jaxgpt.files import parse_json
 
-DATE = "2024-07-26"  # date for templates that write it: a batch is a function of (seed, step), not of the day
+DATE = "2024-07-26"  # date for templates that write it: fixed, because a batch is a function of (seed, step)
 PAIR = '{"prompt": "Hi", "completion": "Hello"}'
 EXAMPLE = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}'
 
@@ -41,7 +43,7 @@ def load_conversations(
         Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the file.
 
     Raises:
-        UserError: if the file cannot be read, a line is not a conversation, or none remains.
+        UserError: if the file cannot be read, a line is not a conversation, or no conversation remains.
     """
     source, size = tokenizer.special.chat_template, block_size + 1
     template = ChatTemplate(source, tokenizer.special.names, DATE) if source else None
@@ -100,7 +102,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     id of the tokenizer are concatenated.
 
     Raises:
-        UserError: if the value is neither, has no message of the assistant, or the template cannot render it.
+        UserError: if the value has neither form, has no assistant message, or the template cannot render it.
     """
     match value:
         case {"tools": [_, *_]}:

@@ -27,7 +27,7 @@ LLAMA3 = tuple(
 SPACE = r"(?<=\S)(?= )"
 IDEOGRAPH_END = r"(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])(?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 ANYWHERE = re.compile("")
-WHITESPACE = re.compile(r"\s")  # as in `str.split`
+WHITESPACE = re.compile(r"\s")  # white space as in `str.split`
 # GPT-2: only words of white space contain a newline.
 GPT2_CUTS = re.compile(rf"{SPACE}|(?<=\S)(?=\n)|{IDEOGRAPH_END}")
 # Llama 3: punctuation and `\s*[\r\n]+` include all newlines that follow; a letter or punctuation after them begins a word.

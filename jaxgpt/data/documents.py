@@ -1,7 +1,7 @@
-"""Read documents in a fixed order and bounded memory: text, JSON Lines and Parquet, also of a Hugging Face dataset.
+"""Read documents in a fixed order and bounded memory: text, JSON Lines and Parquet, including Hugging Face datasets.
 
-A suffix means one thing. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is UTF-8 text, and
-one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
+The suffix determines the format. `.jsonl` and `.ndjson`: one object per line; `.parquet`: a table. Any other file is
+UTF-8 text, and one document. Text and JSON Lines may be compressed: `.gz`, `.xz`, `.bz2`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxgpt.hub import download
 HUB = "hf:"  # prefix of the name of a Hugging Face dataset
 OPEN: dict[str, Callable[[Any], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 LINES = (".jsonl", ".ndjson")
-FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # of a dataset
+FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPEN)] + ["*.parquet"]  # default pattern
 BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
@@ -91,7 +91,7 @@ def find_source(name: str) -> Source:
         owner, repo, pattern = [*name.removeprefix(HUB).split("/", 2), "", ""][:3]
         patterns = [pattern] if pattern else FILES
         path = download(f"{owner}/{repo}", patterns, kind="dataset")
-        # The cache also has the files of other patterns.
+        # The cache may also contain files of other patterns.
         files = [p for p in visible_files(path) if any(fnmatch(str(p.relative_to(path)), x) for x in patterns)]
     elif not (path := Path(name)).exists():
         raise missing(name, f"; a Hugging Face dataset is {HUB}OWNER/NAME")
@@ -163,7 +163,7 @@ def _read_file(path: Path, field: str, cuts: Cuts) -> Iterator[Piece]:
 
 
 def _read_text(file: BinaryIO, where: str, cuts: Cuts) -> Iterator[Piece]:
-    """Yield a text in pieces of about `BLOCK` characters. Its beginning selects the split."""
+    """Yield a text in pieces of about `BLOCK` characters. The SHA-256 of its beginning selects the split."""
     rest, first, digest = "", True, b""
     with io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
         while block := text.read(BLOCK):

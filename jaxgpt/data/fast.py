@@ -1,4 +1,4 @@
-"""Encode with tiktoken if it gives the ids of `tokenizers`: it is three times as fast."""
+"""Encode with tiktoken, three times as fast as `tokenizers`, if both produce the same ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallbac
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
-    """Return a faster function with the results of `tokenizer.encode`, or None without such a function or without tiktoken."""
+    """Return a faster function with the results of `tokenizer.encode`, or None if there is none or tiktoken is not
+    installed.
+    """
     if not find_spec("tiktoken") or not isinstance(tokenizer, SubwordTokenizer):
         return None
     import tiktoken
@@ -31,7 +33,7 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     def encode(text: str) -> np.ndarray:
         try:
             return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
-        except UserError:  # its regular expressions have limits
+        except UserError:  # its regular expressions have limited features
             return tokenizer.encode(text)
 
     return encode

@@ -34,8 +34,8 @@ class Mixture:
         """Assign the rows of a run to the sources.
 
         For shares a, b and c, the first n rows contain round(n a) rows of the first source and m others; round(m b / (b + c))
-        of the m rows come from the second source, and so on. So a formula counts the rows of each source before any row,
-        shares are exact up to about one row at any time, and sources alternate as evenly as possible.
+        of the m rows come from the second source, and so on. A formula therefore counts the rows of each source before
+        any row; shares are exact to about one row at any time, and sources alternate as evenly as possible.
 
         Returns:
             The index of the source of each row, and the number of rows of that source before it.

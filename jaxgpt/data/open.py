@@ -30,7 +30,7 @@ class Data:
     """Training and validation data."""
 
     train: Split
-    val: Split  # the training ids if nothing was held out
+    val: Split  # equal to the training ids if nothing was held out
     held_out: bool  # whether `val` was held out
     tokenizer: Tokenizer
     source: str  # description in one line
@@ -56,7 +56,7 @@ class Data:
         return sum(sizes) if all(sizes) else 0
 
     def facts(self) -> dict[str, object]:
-        """Return what must be equal in all processes."""
+        """Return the facts that must be equal in all processes."""
         sizes = {"the number of training ids": len(self.train), "the number of validation ids": len(self.val)}
         tokenizer = hashlib.sha256(self.tokenizer.to_json().encode()).hexdigest()
         return sizes | {"the fingerprint of the data": self.fingerprint, "the SHA-256 of the tokenizer": tokenizer}
@@ -75,7 +75,7 @@ class Data:
         return self.tokenizer.decode(ids[ids != self.tokenizer.eos_id])
 
     def check(self, config: Config) -> None:
-        """Check that a model can be trained on the data.
+        """Check that a model can be trained on this data.
 
         Raises:
             UserError: if a split is shorter than a window, or no document ends.
@@ -157,7 +157,9 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Replace the data of a config with all of a path, not split, to evaluate on; an empty path changes nothing."""
+    """Replace the data of a config with the data at a path, not split, for evaluation; an empty path changes
+    nothing.
+    """
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 

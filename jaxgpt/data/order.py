@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 
-SORTED = 1 << 20  # maximum number of items for an order that is stored, in at most 8 MB
+SORTED = 1 << 20  # maximum number of items of a stored permutation (8 MB)
 ROUNDS = 8
 
 

@@ -86,7 +86,7 @@ class Packed:
         return self.take(0, 0 if self.is_target is None else int(np.argmax(self.is_target)))
 
     def fill(self, block_size: int) -> float:
-        """Return the fraction of the positions of all windows that hold a token."""
+        """Return the fraction of the positions of all windows that contain a token."""
         return int(self.lengths.sum(dtype=np.int64)) / max(self.starts(block_size) * block_size, 1)
 
 

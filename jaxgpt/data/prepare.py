@@ -35,7 +35,7 @@ BPE_SAMPLE = 200_000_000  # bytes of text to train a BPE tokenizer on
 BATCH = 1 << 20  # bytes of documents that a thread encodes at a time
 SAVE_EVERY = 30.0  # seconds between writes of index.json while no shard is complete
 SKIPPED = 10  # skipped documents to name in the index
-ANY_VALUE = ("workers", "on_error")  # parameters that the bytes do not depend on
+ANY_VALUE = ("workers", "on_error")  # parameters that do not affect the written bytes
 
 
 class Encoded(NamedTuple):
@@ -46,7 +46,7 @@ class Encoded(NamedTuple):
     size: int  # bytes of text
     first: bool  # whether a document starts with this piece
     read: int  # bytes of the sources read from disk so far
-    skipped: str = ""  # why the piece cannot be read; empty: it can
+    skipped: str = ""  # reason why the piece cannot be read; empty: readable
 
 
 def prepare(
@@ -108,7 +108,7 @@ def prepare(
         try:
             with closing(encoded):
                 _write(out, index, encoded, lambda read: report(index, read, total))
-        except OSError as e:  # a full disk
+        except OSError as e:  # such as a full disk
             raise OSError(e.errno, e.strerror, e.filename or str(out)) from None
         return index
 
@@ -150,7 +150,7 @@ def _named_tokenizer(name: str) -> Tokenizer:
 
 
 def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Read the index, or create it. Parameters may change until the first document is recorded."""
+    """Read the index, or create it. Parameters may change until the index records the first document."""
     settings: dict[str, Any] = {name: value for name, value in asdict(params).items() if name not in ANY_VALUE}
     settings["sources"] = [source._asdict() | {"files": len(source.files)} for source in sources]
     settings["tokenizer_sha256"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest() if tokenizer else ""
@@ -192,7 +192,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def _in_order(
     encode: Callable[[Sequence[Piece]], list[Encoded]], batches: Iterator[list[Piece]], workers: int
 ) -> Generator[list[Encoded]]:
-    """Encode batches in threads, which work a few batches ahead. The results are in the order of the batches."""
+    """Encode batches in threads, which work a few batches ahead. Results are yielded in the order of the batches."""
     waiting = deque["Future[list[Encoded]]"]()
     with ThreadPoolExecutor(workers) as pool:
         try:

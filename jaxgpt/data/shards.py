@@ -39,7 +39,8 @@ class ShardWriter:
     """Writes one split.
 
     In llm.c's format, every shard except the last has exactly `shard_tokens` ids: documents continue in the next shard.
-    nanoGPT's format is one file without a header. The entry of the split in the index is updated, and says where to continue.
+    nanoGPT's format is one file without a header. Updates the entry of the split in the index, which records where to
+    continue.
     """
 
     def __init__(self, directory: Path, index: Mapping[str, Any], split: str) -> None:
@@ -95,7 +96,7 @@ class ShardWriter:
         return self._directory / f"{self._split}{number}.bin"
 
     def _opened(self) -> BinaryIO:
-        """Open the current shard, without what was written after the index."""
+        """Open the current shard, truncated to the length recorded in the index."""
         size = self._offset + self._tokens * self._dtype.itemsize
         if self._tokens and not (self._path.is_file() and self._path.stat().st_size >= size):
             raise UserError(f"{self._path} is shorter than in {INDEX}: delete {self._directory} and start again")
@@ -119,7 +120,7 @@ def read_index(directory: Path) -> dict[str, Any] | None:
     """Read index.json; return None if the file is missing, or is not the index of this version of `jaxgpt data prepare`.
 
     Raises:
-        UserError: if the index was changed by something else.
+        UserError: if a different program has changed the index.
     """
     index = read_json(directory / INDEX) if (directory / INDEX).is_file() else {}
     if index.get("kind") != KIND:
@@ -156,7 +157,8 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
 
 
 def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None if the path is something else.
+    """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None if the path is not such a
+    directory.
 
     Raises:
         UserError: if the directory is unfinished, its index contradicts the files, or `given` makes different ids.
@@ -177,7 +179,7 @@ def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer 
 
 
 def same_ids(a: Tokenizer, b: Tokenizer) -> bool:
-    """Return whether two tokenizers give the same ids: equal vocabularies, merges, and ids of a probe."""
+    """Return whether two tokenizers produce the same ids: equal vocabularies, merges, and ids of a probe text."""
     one, other = (json.loads(each.to_json())["model"] for each in (a, b))
     is_equal = all(one.get(key) == other.get(key) for key in ("type", "vocab", "merges"))
     return is_equal and np.array_equal(a.encode(PROBE), b.encode(PROBE))

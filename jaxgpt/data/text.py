@@ -34,7 +34,7 @@ unittest/suite urllib/request uuid warnings wave weakref webbrowser zipapp
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-SHAKESPEARE_CHARACTERS = 65  # different ones, known without the download
+SHAKESPEARE_CHARACTERS = 65  # number of distinct characters, known without the download
 
 # The two questions of StatQuest's decoder-only transformer, each followed by its answer.
 STATQUEST = "what is statquest <EOS> awesome <EOS>\nstatquest is what <EOS> awesome <EOS>\n"
@@ -116,7 +116,7 @@ def read_path(path: Path) -> Text:
     """Read a text file, or all text files of a directory, sorted by path. Other files of a directory are skipped.
 
     Raises:
-        UserError: if the path is too large, is not text, or is a directory without text files.
+        UserError: if the path is too large, is not text, or a directory without text files.
     """
     if not path.is_dir():
         if not (data := _read_file(path)):
@@ -159,7 +159,7 @@ def _read_file(path: Path) -> bytes:
     if path.suffix.lower() in DOCUMENTS:
         raise NotText(f"{path} holds documents or compressed data, not plain text: {_prepare(path)}")
     if not path.is_file():
-        raise UserError(f"{path} is neither a file nor a directory")  # a pipe would never end
+        raise UserError(f"{path} is neither a file nor a directory")  # reading a pipe would never end
     with reported(f"cannot read {path}"), path.open("rb") as file:
         data = file.read(TEXT_BYTES + 1)
     is_complete = len(data) <= TEXT_BYTES

@@ -37,7 +37,7 @@ class SpecialTokens:
 
     @property
     def bos_id(self) -> int | None:
-        """The id that begins a text, even if the tokenizer does not add it."""
+        """Id of the beginning-of-text token, even if the tokenizer does not prepend it."""
         return next(iter(_ids_of(self.generation.get("bos_token_id"))), None)
 
     @property
@@ -52,13 +52,13 @@ class SpecialTokens:
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer, with the members that most of them share."""
+    """The interface of a tokenizer, with default implementations."""
 
     vocab_size: int  # V; all ids are smaller
     special: SpecialTokens = SpecialTokens()  # from the files of an imported model; empty for other tokenizers
     separator: str = ""  # joins two texts; not empty: decoding does not restore white space
     cuts: Cuts = ANYWHERE  # places to cut a text without changing its ids
-    byte_ids: Collection[int] = ()  # ids of single bytes; a run of them is decoded to characters as a whole
+    byte_ids: Collection[int] = ()  # ids of single bytes; consecutive byte ids are decoded to characters together
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ class Tokenizer(Protocol):
         return np.arange(vocab_size) < self.vocab_size
 
     def name(self, i: int) -> str:
-        """Return a name for a token that is not whole characters: its bytes, such as `<0xC3>`."""
+        """Return a name for a token of incomplete characters: its bytes, such as `<0xC3>`."""
         return self.decode([i])
 
     def to_json(self) -> str:
@@ -218,7 +218,8 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def special_library(self) -> Any:
-        """A copy that recognizes the names of special tokens; switching one tokenizer back and forth is not thread-safe.
+        """A copy that recognizes the names of special tokens: switching a single tokenizer between modes is not
+        thread-safe.
 
         It has no post-processor: GPT-NeoX's, for example, trims white space from the offsets of ids.
         """

@@ -29,7 +29,7 @@ from jaxgpt.hub import reachable
 FROM_TEXT = ("char", "word", "bpe")  # tokenizers that are made from the text
 TOKENIZERS = (*FROM_TEXT, "byte", "gpt2", "ids")
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"  # since transformers 5 a separate file
+TEMPLATE = "chat_template.jinja"  # a separate file since transformers 5
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FILE_BYTES = 1 << 27  # size limit of a tokenizer file: 4x the largest published file
 GPT2_REPO, GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
@@ -43,7 +43,7 @@ def make_tokenizer(
     Args:
         kind: char, word, byte, gpt2, bpe, ids, the path of a tokenizer.json, or a directory with one.
         text: one or several texts to build char, word and bpe from.
-        vocab_size: vocabulary size of bpe.
+        vocab_size: vocabulary size for bpe.
         model_vocab_size: vocabulary size of ids: the tokens are the numbers below it.
     """
     texts = [text] if isinstance(text, str) else text
@@ -185,7 +185,7 @@ def _check_ids(value: Any) -> None:
 
 
 def _known(library: Any) -> Tokenizer:
-    """Return the faster tokenizer with the same tokenizer.json, if there is one."""
+    """Return the faster tokenizer with the same tokenizer.json, if available."""
     vocab, value = library.get_vocab(), json.loads(library.to_str())
     if not vocab:
         raise ValueError("it has no tokens")

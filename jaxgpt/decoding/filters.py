@@ -65,7 +65,7 @@ def forbid_repeated_ngrams(
 
 
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
-    """Keep the most probable token, the first one of ties."""
+    """Keep the most probable token; of ties, the first."""
     best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
@@ -124,7 +124,7 @@ def keep_min_p(logits_BV: jax.Array, p: float) -> jax.Array:
 
 
 def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
-    """Sample by the inverse CDF: return the first id whose cumulative probability exceeds the random number.
+    """Sample by the inverse CDF: return the first id with a cumulative probability above the random number.
 
     Sums run over groups of 256 ids, then over the groups: a sequential float32 sum of 50,000 small numbers would lose the
     last ones to rounding.

@@ -2,7 +2,8 @@
 
 A pass over several tokens reads the weights once, as a pass over one token does, so each accepted token saves nearly a whole
 pass. Token i of a row is sampled with the row's key folded with i, regardless of the draft, and a drafted token is accepted if
-it equals the sampled token. The text is identical to that of `decode_steps`, and the sampling distribution is unchanged.
+it equals the sampled token. The text is identical to the text of `decode_steps`, and the sampling distribution is
+unchanged.
 
 Saxena, "Prompt Lookup Decoding" (2023); Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
 """
@@ -26,7 +27,7 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
     Args:
         text: one row.
         ngram: number of tokens that must match.
-        count: number of tokens to draft. If fewer follow, they repeat, as in a text with that period.
+        count: number of tokens to draft. If fewer tokens follow, they are repeated periodically.
 
     Returns:
         The draft, int32 `[count]`, and whether there is one, a bool scalar.

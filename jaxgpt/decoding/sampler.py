@@ -57,7 +57,7 @@ class SamplerState(NamedTuple):
     Attributes:
         text: the tokens so far; the last token of each row is not yet in the cache.
         cache: KV cache of the model.
-        done_B: rows that have ended; they repeat their last token, and what the model computes for it is not used.
+        done_B: rows that have ended; they repeat their last token, and the model's output for it is not used.
         made: int32 scalar, number of tokens generated so far.
     """
 

@@ -13,7 +13,7 @@ from jaxgpt.config import SamplingParams
 from jaxgpt.decoding import filters
 from jaxgpt.errors import UserError
 
-# Returned instead of a token id if the logits do not permit one:
+# Returned instead of a token id if no token can be sampled:
 ALL_REMOVED = -1  # every token is removed
 NOT_A_NUMBER = -2  # a logit is NaN
 
@@ -144,9 +144,9 @@ def row_uniform(key_B: jax.Array, index: jax.typing.ArrayLike) -> jax.Array:
 def sample_token(
     logits_BV: jax.Array, text: TokenBuffer, key_B: jax.Array, index: jax.Array, sampling: SamplingParams
 ) -> tuple[jax.Array, jax.Array]:
-    """Sample the next token of each row. Every row has its own key, so rows are independent of each other.
+    """Sample the next token of each row. Every row has a separate key, so rows are independent.
 
-    Uses inverse CDF sampling: the token is the first one whose cumulative probability exceeds a random number. This needs
+    Uses inverse CDF sampling: the token is the first with a cumulative probability above a random number. This needs
     one random number per row instead of one per token of the vocabulary, and can be verified by hand.
 
     Returns:

@@ -1,4 +1,6 @@
-"""Faster equals of `Ops` by backend, and `best`, which chooses them. Each entry is tested against its definition."""
+"""Faster equivalents of `Ops` by backend, and `best`, which chooses them. Each entry is tested against its
+definition.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
 
     Args:
         config: the run.
-        mesh: the devices, which may be absent (a topology of another machine); None: JAX's first device.
+        mesh: the devices, or a topology to compile for; None: JAX's first device.
 
     Raises:
         UserError: if `train.attention` names a kernel that cannot run.

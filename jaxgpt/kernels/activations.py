@@ -1,4 +1,4 @@
-"""Activation functions whose backward pass keeps their input alone."""
+"""Activation functions that save only their input for the backward pass."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jaxgpt.ops.activations import ACTIVATIONS, Activation, gelu, gelu_new, silu
 def keeping_input(f: Activation) -> Activation:
     """Define the derivative of an `f` with `f(x) - f(-x) = x`, as GELU and SiLU, as `1 - f'(-x)`, in float32 or better.
 
-    The backward pass computes erf, tanh or the sigmoid again, at -x. At x, XLA would keep them from the forward pass: a second
-    array of the MLP's width for every layer.
+    The backward pass recomputes erf, tanh or the sigmoid, at -x. At x, XLA would save them in the forward pass: a
+    second array of the MLP's width for every layer.
     """
     function = jax.custom_jvp(f)
 

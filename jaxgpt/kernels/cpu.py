@@ -1,4 +1,4 @@
-"""Operations for XLA's CPU backend: equal to their definitions, and written so that it vectorizes and does not copy.
+"""Operations for XLA's CPU backend: equal to their definitions, and written so that XLA vectorizes them without copies.
 
 Measurements are in benchmarks/LOG.md.
 """
@@ -60,7 +60,8 @@ product.defvjp(lambda x, w: (x @ w, (x, w)), _product_backward)
 def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
     """Compute `ops.linear.linear`, with the gradient of `product`.
 
-    If a mesh divides weights or sequences, the transposition could need data of other devices, which a small call cannot get.
+    If a mesh divides weights or sequences, the transposition could need data from other devices, which a small call
+    cannot access.
     """
     if not isinstance(w, Array) or not only_rows_are_divided():
         return products.linear(x, w, b, dtype)
@@ -69,7 +70,7 @@ def linear(x: Array, w: Any, b: Array | None, dtype: Any) -> Array:
 
 
 def rotation(position_BT: Array, frequency_h: Any) -> Rotation:
-    """Compute `ops.rotary.rope_rotation`. Inlined, cosine and sine would be computed again for each head."""
+    """Compute `ops.rotary.rope_rotation`. If inlined, cosine and sine would be recomputed for each head."""
     angle_BTh = position_BT.astype(jnp.float32)[..., None] * jnp.asarray(frequency_h, jnp.float32)[None, None]
     turned: Rotation = call_without_inlining(_cos_sin, angle_BTh)
     return turned
@@ -91,7 +92,9 @@ def attend(
 
 
 def attend_one(q_B1NH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
-    """Attend from one token. Inlined, the products would be fused with the write to the cache, which would be copied."""
+    """Attend from one token. If inlined, the products would be fused with the write to the cache, which would then be
+    copied.
+    """
     (B, _, N, H), K = q_B1NH.shape, k_BKSH.shape[1]
     alone = functools.partial(call_without_inlining, small=False)
     scores_BKGS = scale * alone(_scores, q_B1NH.reshape(B, K, N // K, H), k_BKSH)

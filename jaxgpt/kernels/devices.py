@@ -1,4 +1,6 @@
-"""Run functions on each device of a mesh separately, for what the compiler cannot partition or partitions slowly."""
+"""Run functions on each device of a mesh separately, where the compiler cannot partition them or partitions them
+badly.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from jaxgpt.ops import Array
 
-SMALL = 1 << 18  # elements: arrays up to this size are added over devices as one array
+SMALL = 1 << 18  # elements: arrays up to this size are all-reduced as one array
 
 
 def per_device(
@@ -45,7 +47,7 @@ def only_rows_are_divided() -> bool:
 
 
 def over_data(sums: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute `sums(params, rows)` on each device's rows and add the results over the mesh axis "data".
+    """Compute `sums(params, rows)` on each device's rows and all-reduce the results over the mesh axis "data".
 
     Arrays of up to `SMALL` elements are added as one array: each array costs one synchronization of the devices. No other mesh
     axis may divide the parameters or the rows.

@@ -1,7 +1,7 @@
 """Fused causal attention that never stores the T x T scores: cuDNN on NVIDIA GPUs, Pallas' splash attention on TPUs.
 
-Both compute `attend` among the tokens of a sequence, tile by tile with a running softmax (Dao et al. 2022). With a cache or an
-edit of the scores, the definition runs.
+Both compute `attend` within a sequence, tile by tile with a running softmax (Dao et al. 2022). Calls with a cache or an
+edit of the scores use the definition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Rematerialization policies: what the forward pass of a block saves. The backward pass recomputes everything else."""
+"""Rematerialization policies: the results that a block's forward pass saves. The backward pass recomputes everything
+else.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import jax
 
 _policies = jax.checkpoint_policies
-_named = _policies.save_only_these_names("attention")  # kernels are not dots, so their results are saved by name
+_named = _policies.save_only_these_names("attention")  # kernel results are not dots, so they are saved by name
 _offload_products = _policies.offload_dot_with_no_batch_dims("device", "pinned_host")
 
 

@@ -25,7 +25,7 @@ TILE = 256  # tokens per tile, within the limits of `TILES`
 TILES = 2, 8  # smallest and largest number of tiles; each is compiled separately
 SCORES = 2**15  # largest number of scores of a group of heads (128 KiB); groups amortize the overhead of each operation
 PARTS = 8  # with 16, the compiler would write the elements to memory before it combines them
-SHORT = 64  # elements left to a reduction: 32 or fewer would be computed again wherever their sum is used
+SHORT = 64  # elements left to a reduction: 32 or fewer would be recomputed wherever their sum is used
 LOWEST = jnp.finfo(jnp.float32).min
 
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -97,7 +97,7 @@ def _for_each_query(q: Array, *keys: Array) -> list[Array]:
 
 
 def _over_heads(function: Callable[..., Any], arrays: tuple[Any, ...]) -> Any:
-    """Map `function` over the largest groups of heads that `SCORES` allows."""
+    """Map `function` over groups of heads, as large as `SCORES` allows."""
     N, T = arrays[0].shape[:2]
     heads = max(n for n in range(1, N + 1) if N % n == 0 and (n == 1 or n * tile_size(T) * T <= SCORES))
     groups = jax.tree.map(lambda x: x.reshape(-1, heads, *x.shape[1:]), arrays)

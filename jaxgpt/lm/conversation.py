@@ -23,8 +23,8 @@ class Chat:
     """A conversation with a model. `answer` adds the user's message and streams the answer.
 
     Attributes:
-        messages: so far: dicts with `role` and `content`.
-        reused: number of tokens of the last prompt whose keys and values were kept from earlier turns.
+        messages: the messages so far, dicts with `role` and `content`.
+        reused: number of tokens of the last prompt with keys and values cached in earlier turns.
         prompt_tokens: number of tokens of the last prompt.
     """
 
@@ -60,7 +60,7 @@ class Chat:
         stop: str | Sequence[str] = (),
         key: int | jax.Array = SEED,
     ) -> Generator[Piece, None, None]:
-        """Answer a message; yield the answer in pieces, the last of which has `done` set.
+        """Answer a message; yield the answer in pieces. The last piece has `done` set.
 
         The message and the answer are added to `messages`. Closing the iterator early keeps the answer generated so far.
         Takes the arguments of `chat`, with the sampling parameters as one value.

@@ -60,11 +60,11 @@ class Prefix(NamedTuple):
 
 
 class DecodeSession:
-    """Generation of one batch. `next_tokens` generates, `finish` ends rows early.
+    """Generates one batch. `next_tokens` generates, `finish` ends rows early.
 
     Attributes:
         made: number of tokens generated so far per row; tokens after the end of a row are undefined.
-        reused: number of tokens of the prompt whose keys and values were kept from an earlier session.
+        reused: number of tokens of the prompt with keys and values cached in an earlier session.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class DecodeSession:
             lookup: draft tokens by prompt lookup with n-grams of this length; one prompt only, without `slide`. 0 disables.
             before: prefix of an earlier session, donated: the tokens that the prompt shares with it are not computed again.
         """
-        assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX would clamp
+        assert len(keys) == len(prompts) == len(limits), (keys.shape, len(prompts), len(limits))  # JAX clamps indices
         ids_BP, start_B = left_pad(prompts, context)
         B, self._prompt = ids_BP.shape
         fill = (0, B - len(prompts))  # rows without new tokens

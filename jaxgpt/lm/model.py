@@ -47,7 +47,7 @@ class LM(NamedTuple):
     source: str = ""
 
     def __repr__(self) -> str:
-        """One line instead of every weight."""
+        """One line instead of all weights."""
         return f"<LM: {self.config.model.parameters:,} parameters, {self.source or 'made in Python'}>"
 
 
@@ -121,7 +121,7 @@ def _as_path(path: str | Path) -> Path:
 
 
 def _difference(params: Any, model: ModelConfig) -> str:
-    """Return the first difference between weights and a model in name, shape or dtype, or ""."""
+    """Return the first difference in name, shape or dtype between weights and a model, or ""."""
     found, expected = (
         {name: f"{getattr(leaf, 'dtype', type(leaf).__name__)} {list(np.shape(leaf))}" for name, leaf in leaves.items()}
         for leaves in (flatten_params(params), flatten_params(abstract_params(model)))
@@ -224,7 +224,7 @@ def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
 
 
 def check_lm(lm: Any) -> None:
-    """Check that an argument is an LM, not the path of one."""
+    """Check that an argument is an LM, not a path."""
     if not isinstance(lm, LM):
         raise UserError(f"the model must be an LM, as jaxgpt.load(path) returns it: {short_repr(lm)}")
     if not isinstance(lm.config, Config) or not isinstance(lm.params, Mapping):
@@ -235,7 +235,8 @@ def check_lm(lm: Any) -> None:
 def for_decoding(lm: LM) -> LM:
     """Check that an argument is an LM, and prepare its weights: by layer, as a cache needs them, and converted.
 
-    Matrices get the dtype of their products, so that steps do not convert them again; the logits stay equal in every bit.
+    Matrices get the dtype of their products, so that steps do not convert them again; the logits are bit-for-bit
+    unchanged.
     """
     check_lm(lm)
     dtype, params = lm.config.train.compute_dtype, lm.params
@@ -245,7 +246,9 @@ def for_decoding(lm: LM) -> LM:
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Enter the mesh of the weights, if it has more than one device. It divides the rows of a batch if it can do so evenly."""
+    """Enter the mesh of the weights, if it has more than one device. The mesh divides the rows of a batch if it can do
+    so evenly.
+    """
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]

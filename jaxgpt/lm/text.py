@@ -15,7 +15,7 @@ FinishReason = Literal["stop", "length", "exhausted"]
 
 
 class TextStream:
-    """The new text of one row. The concatenated pieces do not depend on how the ids are split over calls.
+    """Incrementally decoded text of one row. The concatenated pieces do not depend on how the ids are split over calls.
 
     Prompt and new ids are decoded together, because a decoder may strip the first space of a text, or combine bytes from both
     into one character. The new text is what follows the text of the prompt.
@@ -84,7 +84,7 @@ class TextStream:
     def _settled(self) -> str:
         """Return the text that further ids cannot change."""
         ids = self._prompt + self.ids
-        while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of the whole run before it
+        while ids and ids[-1] in self._byte_ids:  # a new byte can change the text of all preceding bytes of the run
             ids.pop()
         text = self._decode(ids) if ids else ""
         # Up to three bytes of an incomplete character may be present, and some decoders show each of them.
@@ -94,12 +94,12 @@ class TextStream:
         return self._after_prompt(text[:end])
 
     def _stop(self, text: str) -> int | None:
-        """Return where the stop string that is completed first begins."""
+        """Return the start of the stop string that is completed first."""
         matches = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         return min(matches)[1] if matches else None
 
     def _trim_ids(self, text: str) -> None:
-        """Keep the fewest ids whose text begins with `text`."""
+        """Keep the shortest prefix of the ids with a text that begins with `text`."""
         fewest = len(self.ids)
         for n in range(len(self.ids) - 1, -1, -1):
             shorter = self._new(n)

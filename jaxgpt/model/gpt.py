@@ -66,9 +66,10 @@ class Block(Named):
 class GPT(Named):
     """A decoder-only transformer.
 
-    A GPT has no weights, so it is not called: `GPT(config).apply({"params": params}, tokens_BT)` returns `logits_BTV`, with
-    `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
-    `method="extend"` extends. Weights of `stack_layers` run as a scan over one block, which supports no cache.
+    A GPT holds no weights, so call it through `apply`: `GPT(config).apply({"params": params}, tokens_BT)` returns
+    `logits_BTV`, with `params` from `init_params` or a trained model. `method="prefill"` also returns a cache, which
+    `method="extend"` extends. Stacked weights (`stack_layers`) run as a scan over one block, which does not support a
+    cache.
 
     Attributes:
         config: the architecture, with `vocab_size` set.
@@ -118,7 +119,7 @@ class GPT(Named):
         """Compute the final hidden states `[B, T, D]`, the input of `head`. Arguments as for `__call__`."""
         chex.assert_rank(tokens_BT, 2)
         T, c = tokens_BT.shape[1], self.config
-        if c.positions == "learned" and c.block_size < T:  # a lookup out of range would return NaN
+        if c.positions == "learned" and c.block_size < T:  # an out-of-range lookup would return NaN
             raise ValueError(f"{T} tokens do not fit the context of {c.block_size} (model.block_size)")
         return self.stack(self.embed(tokens_BT), positions or row_positions(T), key=key)[0]
 

@@ -34,12 +34,14 @@ def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
 
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Attach the logical names of its axes to what an initializer returns, in a box that `init_params` removes."""
+    """Wrap an initializer so that its result carries the logical names of its axes, in a box that `init_params`
+    removes.
+    """
 
     def isolated(key: jax.Array, *args: Any) -> Any:
-        # Without the barrier, the compiler fuses the derivation of each key with the numbers drawn from it: the initializers
-        # of equal shapes become different programs, which take minutes to compile. The barrier is on the data of the key,
-        # because `JAX_DEBUG_KEY_REUSE` does not support barriers of keys.
+        # Without the barrier, the compiler fuses each key's derivation with the random numbers drawn from it: the
+        # initializers of equal shapes become different programs, which take minutes to compile. The barrier applies to
+        # the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
         data = jax.lax.optimization_barrier(jax.random.key_data(key))
         return init(jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), *args)
 

@@ -20,7 +20,8 @@ TARGETS = ("q_proj", "v_proj")
 
 
 def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = TARGETS) -> Any:
-    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))`, I the number of inputs; B is zero, so `merge` changes nothing.
+    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))`, with I the number of inputs; B is zero, so that `merge` does
+    not change the weights.
 
     Args:
         key: a random key.

@@ -43,8 +43,10 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Return every weight of a model by its path, such as "h_0/attn/q_proj/kernel", in the order of first use in a block."""
-    one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights: trace one
+    """Map the path of each weight of a model, such as "h_0/attn/q_proj/kernel", to the weight, in the order of first
+    use in a block.
+    """
+    one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
 
     def declare() -> None:
         # Within the trace, because functions of trees sort names.

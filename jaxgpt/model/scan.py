@@ -1,7 +1,8 @@
-"""Conversion between the two layouts of the blocks' weights.
+"""Convert between the two layouts of the blocks' weights.
 
-Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` whose leaves have a leading
-layer axis: `GPT` runs it as a `lax.scan` over one block, so that compile time does not depend on the number of layers.
+Unstacked (`h_0`, `h_1`, ...) is the layout of checkpoints, exports and decoding. Stacked is one `h` with a leading
+layer axis in each leaf: `GPT` runs it as a `lax.scan` over one block, so that compile time does not depend on the
+number of layers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def layer_name(layer: int) -> str:
 def stack_layers(tree: Any) -> Any:
     """Stack the layers of every parameter tree within `tree`, which may be an optimizer state.
 
-    `out["h"]["mlp"]... = stack([tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...])`, `[L, ...]`; the rest is unchanged.
+    `out["h"]["mlp"]... = stack([tree["h_0"]["mlp"]..., tree["h_1"]["mlp"]..., ...])`, `[L, ...]`; other entries are
+    unchanged.
     """
 
     def stack(node: Any) -> Any:

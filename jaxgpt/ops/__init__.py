@@ -1,4 +1,4 @@
-"""Functions of arrays, and `Ops`: the value that says how each operation of a decoder is computed."""
+"""Functions of arrays, and `Ops`: the implementation of each operation of a decoder, as one value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Ops(NamedTuple):
         activate: activation function by name.
         rotation: cosine and sine of the RoPE angles of positions.
         attend: `softmax(scale q k^T) v` over the visible keys.
-        edit: called with the path and array of each named activation; returns the array to use. None: no activation is read.
+        edit: called with the path and array of each named activation; returns the array to use. None: no activation is
+            read or replaced.
     """
 
     dtype: Any = jnp.dtype("float32")

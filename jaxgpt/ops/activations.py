@@ -37,5 +37,5 @@ ACTIVATIONS: Registry[Activation] = Registry(gelu=gelu, gelu_new=gelu_new, relu=
 
 
 def activate(name: str, x: jax.Array) -> jax.Array:
-    """Compute the activation function of this name, elementwise."""
+    """Apply the activation function of this name elementwise."""
     return ACTIVATIONS[name](x)

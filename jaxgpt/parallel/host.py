@@ -21,9 +21,9 @@ LARGE = 50_000_000  # parameters, without the embeddings: the vocabulary may not
 
 
 def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = None) -> None:
-    """Make every CPU core a device, or as many devices as the mesh has if it has no -1; one for a large model.
+    """Make every CPU core a device; use the mesh's number of devices if it has no -1, and one device for a large model.
 
-    `processes` share the mesh. Has no effect after JAX has used a device in this process.
+    The mesh is shared by `processes`. Has no effect after JAX has used a device in this process.
 
     If only the batch is split, each device holds and updates all weights. For a large model this costs more memory and time
     than parallel matrix products save (on two cores).
@@ -36,14 +36,16 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
     if -1 in sizes:
         large = model is not None and replace(model, vocab_size=0).parameters >= LARGE
         devices = max(devices, 1 if large and -1 not in (mesh.fsdp, mesh.tensor) else cores())
-    if devices > 1024:  # each is a few threads
+    if devices > 1024:  # each device has a few threads
         devices = cores()  # `resolve` then reports how many the mesh needs
     with contextlib.suppress(RuntimeError):  # JAX has been used
         jax.config.update("jax_num_cpu_devices", devices)
 
 
 def missing_platform() -> str:
-    """Return why the backend in JAX_PLATFORMS does not start, or "". It is called after a failure, as it starts the backend."""
+    """Return why the backend in JAX_PLATFORMS does not start, or "". Call it only after a failure, because it starts
+    the backend.
+    """
     if asked := os.environ.get("JAX_PLATFORMS"):
         try:
             jax.devices()
@@ -57,8 +59,8 @@ def keep_memory(config: Config) -> None:
     """Keep the memory that a training step frees, for the next step.
 
     XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, which
-    provides it again page by page, zeroed: 17% of a step of the default preset, 20% of a step of GPT-2 124M. In return, the
-    process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
+    provides it again page by page, zeroed: 17% of a step of the default preset, 20% of a step of GPT-2 124M. The cost:
+    the process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()

@@ -28,8 +28,8 @@ SAMPLING = 86_400  # seconds that finished processes wait for process 0, which s
 def joined(config: DistributedConfig) -> Iterator[None]:
     """Join the processes of the settings or the scheduler. Enter this before JAX first uses a device.
 
-    A process that fails exits without waiting for the others. They exit when they notice: immediately if they wait for it,
-    otherwise after `heartbeat_seconds`, when XLA ends them.
+    A process that fails exits without waiting for the others. The others exit when they detect the failure:
+    immediately if they wait for the process, otherwise after `heartbeat_seconds`, when XLA terminates them.
 
     Raises:
         UserError: if the other processes cannot be reached.
@@ -82,7 +82,7 @@ def _place(config: DistributedConfig) -> tuple[int, int]:
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
-    return jax.process_count(), jax.process_index()  # starts the backend, of accelerators in all other cases
+    return jax.process_count(), jax.process_index()  # otherwise this starts the backend of the accelerators
 
 
 def _number(name: str) -> int:
@@ -91,7 +91,7 @@ def _number(name: str) -> int:
 
 
 def _initialize(config: DistributedConfig) -> None:
-    # jaxgpt/signals.py handles SIGTERM; JAX would replace the handler.
+    # JAX would replace the SIGTERM handler of jaxgpt/signals.py.
     jax.config.update("jax_enable_preemption_service", False)
     named: dict[str, Any] = {}  # otherwise JAX finds the scheduler's coordinator
     if config.num_processes:

@@ -72,9 +72,9 @@ def microbatches(train: TrainConfig, ways: int) -> Microbatches:
 def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = False) -> tuple[MeshConfig, str]:
     """Resolve each -1 in a mesh.
 
-    `fsdp` or `tensor` takes as many of the remaining devices as divide both their number and the widths that it splits. `data`
-    takes all devices that these two leave, except those that would only compute padding: 12 windows on 8 devices are 2 for
-    each of 6. If every device must take part, it takes all.
+    `fsdp` or `tensor` takes the largest number of remaining devices that divides both their count and the widths it
+    splits. `data` takes the remaining devices, except devices that would only compute padding: 12 windows on 8
+    devices are 2 for each of 6. If every device must participate, `data` takes all.
 
     Args:
         config: a mesh, a batch and a model.
@@ -122,7 +122,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
 
 
 def _advice(config: Config, sizes: dict[str, int], idle: str) -> Iterator[str]:
-    """Yield what a mesh wastes, and how to avoid it."""
+    """Yield notes on devices or computation that a mesh wastes, each with a fix."""
     model, train, tensor = config.model, config.train, sizes["tensor"]
     if idle:
         larger = "a larger --train.batch-size or " if config.mesh.data == -1 else ""
@@ -176,18 +176,18 @@ def _on_torus(shape: tuple[int, ...], devices: list[Any]) -> np.ndarray:
     try:
         return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     except (AssertionError, NotImplementedError, ValueError):
-        # Part of a torus, or a shape that does not fit its sides.
+        # The devices are a part of a torus, or the shape does not fit its sides.
         return np.array(devices).reshape(shape)
 
 
 def change_rules(changes: Rules) -> Rules:
-    """Return the table with some of its rules replaced.
+    """Return the sharding table with some rules replaced.
 
     Raises:
         UserError: if a logical axis is unknown, is not split by a tuple of mesh axes, or is the batch.
     """
     for name, axes in changes.items():
-        if name == "batch" and axes != RULES[name]:  # data are read, and losses summed, by these rows
+        if name == "batch" and axes != RULES[name]:  # data loading and loss sums depend on this row layout
             raise UserError(f"the rule of batch must be {RULES[name]}, not {short_repr(axes)}: use --mesh.fsdp 1")
         if name not in RULES:
             raise UserError(f"no logical axis {short_repr(name)}{did_you_mean(name, RULES)}: one of {', '.join(RULES)}")

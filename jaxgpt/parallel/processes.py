@@ -26,7 +26,7 @@ T = TypeVar("T")
 # Parts of the errors of JAX, gloo and Orbax when the connection to a different process breaks.
 BROKEN = re.compile("Gloo|Connection|Socket closed|UNAVAILABLE|[Cc]oordination service|heartbeat|timed out|[Bb]arrier")
 
-_count, _index = 1, 0  # kept here, as JAX's functions start the backend
+_count, _index = 1, 0  # stored here, because JAX's functions start the backend
 
 
 def set_place(count: int, index: int) -> None:
@@ -103,9 +103,9 @@ def gather_to_host(tree: Any) -> Any:
 class Poll:
     """Exchange requests between processes without waiting for the devices.
 
-    Requests are small numbers, and the largest wins. All processes receive the same answer from the same call of `ask`, `lag`
-    calls later, so they act on it at the same step. A single process receives its own request immediately. JAX's
-    `reached_preemption_sync_point` reacts to SIGTERM only: neither to Ctrl-C nor to a timer.
+    Requests are small integers; the maximum over processes is used. All processes receive the same answer from the same
+    call of `ask`, `lag` calls later, so they act on it at the same step. A single process receives its own request
+    immediately. JAX's `reached_preemption_sync_point` reacts to SIGTERM only: neither to Ctrl-C nor to a timer.
     """
 
     def __init__(self, mesh: Mesh, lag: int) -> None:

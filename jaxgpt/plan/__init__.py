@@ -1,1 +1,1 @@
-"""Machines that are not here: topologies, compiled programs read as text, estimates."""
+"""Plan runs on absent hardware: topologies, analysis of compiled programs, estimates."""

@@ -26,16 +26,14 @@ class StepCost:
 
     memory: dict[str, float]  # bytes by kind
     available: float  # bytes of memory
-    model_flops: float  # by the formula for the model, without recomputation, as this device computes them
+    model_flops: float  # from the formula for the model, without recomputation, for this device
     hbm_bytes: float  # read from and written to memory
     traffic: dict[str, Traffic]  # collectives by kind
     compiled_flops: float = 0.0  # counted by the compiler; 0 for an estimate
     compiled: bool = False  # whether the numbers are the compiler's; otherwise they are estimates
     useful_share: float = 1.0  # share of model_flops that is neither padding nor computed by several devices
     loops_once: bool = False  # whether compiled_flops and hbm_bytes count some loop bodies only once
-    out_of_memory: bool = (
-        False  # whether the compiler found too little memory; only memory and available are known then
-    )
+    out_of_memory: bool = False  # whether the compiler ran out of memory; then only memory and available are known
 
     @property
     def total(self) -> float:

@@ -47,12 +47,12 @@ class _Counts(NamedTuple):
 
 
 def estimate(config: Config, topology: Topology) -> StepCost:
-    """Estimate the cost of a training step. Memory of parameters and optimizer is exact, the rest approximate.
+    """Estimate the cost of a training step. Memory of parameters and optimizer is exact; other memory is approximate.
 
-    Activations: the residuals of the backward pass, found by tracing, and with rematerialization those of one block, which it
-    recomputes. A compiled program needs less where it recomputes cheap operations, and more where it pads. Memory traffic:
-    state, gradients and activations are written and read once, weights are read twice per microbatch. Communication: the
-    collectives that the sharding table implies. The mesh of the config has to be resolved.
+    Activations: the residuals of the backward pass, found by tracing, and with rematerialization also the residuals of
+    one recomputed block. A compiled program needs less where it recomputes cheap operations, and more where it pads.
+    Memory traffic: state, gradients and activations are written and read once, weights are read twice per microbatch.
+    Communication: the collectives that the sharding table implies. The mesh of the config has to be resolved.
     """
     layers = config.model.n_layer
     one, two = (_counts(config, n) for n in (1, 2))  # faster to trace than all layers
@@ -70,7 +70,7 @@ def estimate(config: Config, topology: Topology) -> StepCost:
 
 
 def _counts(config: Config, layers: int) -> _Counts:
-    """Count for a model with this number of layers."""
+    """Count the costs of a model with this number of layers."""
     program = abstract_program(config, layers)
     part = one_device(program)
     gradients = shard_bytes(program.abstract_state.params)
@@ -118,7 +118,7 @@ def _meshes(config: Config, topology: Topology) -> list[tuple[str, Config]]:
     wide = replace(mesh, data=topology.slices, fsdp=mesh.fsdp * mesh.data // topology.slices)
     try:
         changed, _ = resolve_mesh(replace(config, mesh=wide), topology)
-    except UserError:  # the width may not be divisible
+    except UserError:  # the width may not be divisible by the mesh axis
         return []
     return [(f"--mesh.data {wide.data} --mesh.fsdp {wide.fsdp}", changed)] if wide != mesh else []
 

@@ -73,7 +73,7 @@ class Collective(NamedTuple):
 
     kind: str  # one of `COLLECTIVES`
     bytes: float  # size of its result on one device
-    group: int  # number of devices that take part together; between slices, number of slices
+    group: int  # number of participating devices; between slices, number of slices
     times: int = 1  # number of times it runs
     between_slices: bool = False  # whether it uses the network between slices, not the links within one
 
@@ -94,8 +94,8 @@ class Collective(NamedTuple):
 def read_program(text: str) -> tuple[list[Collective], bool]:
     """Return the collectives of a compiled program, and whether it has loops.
 
-    A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. One that it
-    turned into a ring of permutes counts as those permutes.
+    A collective that the compiler split (into start and done, or into fusions that share a channel) counts once. A
+    collective that it turned into a ring of permutes counts as these permutes.
 
     Raises:
         ValueError: unknown syntax of a device group.
@@ -132,10 +132,10 @@ def array_bytes(shape: str) -> list[float]:
 
 
 def group_size(line: str, devices: int) -> int:
-    """Return the number of devices that take part in a collective together, in any of XLA's notations.
+    """Return the number of devices that participate in a collective, from any of XLA's notations.
 
     `{{0,1},{2,3}}`; `{}`, all `devices` of the program; `[2,2]<=[4]`; `mesh['a'=2,'b'=4] {'b'}`, with split axes such as
-    `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, which all take part.
+    `'a':(1)2`; and `source_target_pairs={{0,1},{1,0}}`, with all devices participating.
     """
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", line):
         return len(set(re.findall(r"\d+", pairs[1])))
@@ -175,7 +175,7 @@ def _constant(body: Computation, name: str) -> int:
 
 
 def _collective(instruction: Instruction, computation: str, body: Computation, devices: int) -> Collective | None:
-    """Return the collective that an instruction is or starts, if any."""
+    """Return the collective that an instruction executes or starts, or None."""
     opcode, sizes = instruction.opcode, array_bytes(instruction.shape)
     # Collectives between TPU slices (MegaScale) are sends from each device to its host.
     if opcode == "send" and (kind := instruction.find(r'_xla_megascale_transfer_type="([A-Z_]+)"')):

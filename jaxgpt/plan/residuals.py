@@ -26,7 +26,7 @@ ELEMENTWISE = frozenset(
 
 @cache
 def abstract_program(config: Config, layers: int = 0) -> Program:
-    """Return the program on devices that are not here, with this number of layers; 0: the config's."""
+    """Return the program on absent devices with this number of layers; 0: the config's number."""
     config = config.with_model(n_layer=layers) if layers else config
     return Program(config, cast(Any, AbstractMesh(tuple(sizes_of(config.mesh).values()), AXES)))
 
@@ -35,8 +35,8 @@ def abstract_program(config: Config, layers: int = 0) -> Program:
 def one_device(program: Program) -> Program:
     """Return the program of one device's share: a microbatch of its rows, and its heads, hidden units and vocabulary.
 
-    The model is as wide as on the mesh: weights are gathered along fsdp. Where the sharding table cannot divide an axis by
-    `tensor`, every device computes all of it.
+    The model is as wide as on the mesh: weights are gathered along fsdp. If `tensor` does not divide an axis, every
+    device computes the complete axis.
     """
     config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]
     rules = rules_for(model, program.mesh, program.rules)

@@ -1,7 +1,7 @@
-"""Hardware topologies: parsing of their names, and devices to compile for.
+"""Hardware topologies: parse their names, and return devices to compile for.
 
 libtpu (`pip install -e '.[tpu]'`, Linux on x86-64) compiles for TPUs and needs no TPU. JAX's CUDA plugin (`'.[cuda13]'`)
-compiles for H100 and H200 and needs no GPU. Without these, and for other chips, there are only estimates.
+compiles for H100 and H200 and needs no GPU. Without these, and for other chips, only estimates are available.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxgpt.parallel.chips import CHIPS, Chip
 from jaxgpt.runtime import quiet_libtpu
 
 # Google Cloud's slice names, such as v5litepod-8, consist of a version and a number: TensorCores for v4 and v5p (two per chip),
-# chips for v5e and v6e. A number that several 3D grids share, such as that of 4x4x12, has to be written as a grid.
+# chips for v5e and v6e. A number shared by several 3D grids, including 4x4x12, must be written as a grid.
 # docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, "Configurations"
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
@@ -43,7 +43,7 @@ _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cl
 # Numbers of a chip in a topology, and the fields of `Chip`: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
-CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network as of an L4
+CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network of an L4
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _of_cloud(text: str) -> str:
 
 
 def compiler_missing(topology: Topology) -> str:
-    """Return why this machine cannot compile for a topology, with the fix, or ""."""
+    """Return why this machine cannot compile for a topology, including the fix, or ""."""
     if topology.name in HOPPER:
         if topology.slices > 1:
             return "several machines with GPUs are estimated only"

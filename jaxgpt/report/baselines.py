@@ -13,7 +13,7 @@ from jaxgpt.report.ngrams import MAX_BASE, cross_entropies, trigrams
 
 COUNTED = 1 << 23  # training tokens to count n-grams in: up to 0.7 GB of memory
 EVALUATED = 1 << 22  # held-out tokens to compute cross entropies on
-QUICK = 1 << 22  # both of these when a run starts
+QUICK = 1 << 22  # limit of both numbers when a run starts
 SAMPLED = 1 << 20  # tokens of a block of a sample
 COMPRESSED = 1 << 20  # bytes of held-out text to compress
 
@@ -73,7 +73,7 @@ def sample(length: int, limit: int) -> list[tuple[int, int]]:
 
 
 def _trigrams(split: Split, base: int, start: int, n: int) -> np.ndarray:
-    """Return the keys of the trigrams of one document whose last token is a target."""
+    """Return the keys of the trigrams within one document that end in a target."""
     if isinstance(split, Mixture):
         parts = split.parts(start, n)
         return np.concatenate([_trigrams(split.sources[index], base, *block) for index, *block in parts])

@@ -109,7 +109,9 @@ def find_memorized(
 
 
 def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
-    """Return the longest match in a block that begins at index `begin` of the corpus, or `best` if it is as long."""
+    """Return the longest match in a block that begins at index `begin` of the corpus, or `best` if no match is
+    longer.
+    """
     while match := _find(best.length + 1, sample, block):
         start, position = match
         n = min(len(sample) - start, len(block) - position)
@@ -153,7 +155,7 @@ def _memorized(ids: Sequence[int], match: Match, data: Data) -> Memorized:
 
 def _line(span: str, data: Data) -> str:
     """Return the file and line of the first occurrence of a span in a text; "" if it does not occur or there is no text."""
-    wanted = span.strip("\ufffd").encode()  # ids of bytes may begin and end within a character
+    wanted = span.strip("\ufffd").encode()  # a span of byte ids may begin and end within a character
     index = data.text.data.find(wanted) if data.text and wanted else -1
     if data.text is None or index < 0:
         return ""

@@ -73,7 +73,7 @@ def report_on(data: Data, progress: Progress = no_progress) -> dict[str, Any]:
 
 
 def _plain(split: Split) -> Split:
-    """Return the ids of packed documents in their own order."""
+    """Return the ids of packed documents in document order."""
     return split.tokens if isinstance(split, Packed) and split.is_target is None else split
 
 
@@ -89,7 +89,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return the hash of each conversation or document; of each file of a text without end tokens; None: unknown."""
+    """Return the hash of each conversation or document; or of each file of a text without end tokens; None: unknown."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):

@@ -11,7 +11,7 @@ import numpy as np
 from jaxgpt.config import ModelConfig
 from jaxgpt.model.params import flatten_params, forward_order
 
-BLOCK = re.compile(r"^h(?:_(\d+))?/")  # of one layer, or of all layers stacked
+BLOCK = re.compile(r"^h(?:_(\d+))?/")  # prefix of one layer, or of the stacked layers
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
@@ -35,7 +35,7 @@ def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[fl
 
     def use(path: str) -> tuple[int, int, int, str]:
         block = BLOCK.match(path)
-        name = BLOCK.sub("h_0/", path).split("+")[0]  # an adapter of several matrices is used with the first of them
+        name = BLOCK.sub("h_0/", path).split("+")[0]  # an adapter of several matrices ranks with the first one
         place = next((i for i, module in enumerate(modules) if f"{name}/".startswith(f"{module}/")), len(modules))
         return (first_block, int(block[1] or 0), place, path) if block else (place, 0, place, path)
 

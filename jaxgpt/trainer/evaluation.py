@@ -57,8 +57,8 @@ def evaluate(
 ) -> Evaluation | None:
     """Compute the loss of `params` on a split.
 
-    Windows do not overlap even if training windows do: each token is counted at most once, and the standard error assumes
-    independent windows. A larger stride, which keeps documents complete, is kept.
+    Evaluation windows do not overlap, even if training windows do: each token is counted at most once, and the standard
+    error assumes independent windows. A larger stride is kept, because it keeps documents complete.
 
     Args:
         program: the compiled functions.

@@ -48,7 +48,7 @@ class MetricsFile:
         self._file = path.open("a" if last else "w")
 
     def write(self, **values: Any) -> None:
-        """Write a line without non-finite values, which JSON cannot hold."""
+        """Write a line without non-finite values, which JSON cannot represent."""
         line = {k: v for k, v in values.items() if not isinstance(v, float) or math.isfinite(v)}
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()

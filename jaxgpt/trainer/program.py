@@ -215,7 +215,8 @@ class Program:
 
     def lower(self, state: TrainState, batches: Any) -> jax.stages.Lowered:
         """Lower the train step for a state and one or several batches, concrete or abstract, to inspect or compile it."""
-        # Abstract and with their sharding, as in a call: otherwise JAX would not find the compiled program there.
+        # Abstract and with their sharding, as in a call: otherwise JAX would not find the compiled program in its
+        # cache.
         rest = replicated(self.mesh)
         numbers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((), x.dtype, sharding=rest), self.numbers)
         function = self._train[self._several(batches)]
@@ -310,12 +311,12 @@ class Program:
 
     def _call(self, function: Any, *args: Any) -> Any:
         """Call a compiled function on the mesh, with the frozen weights as its last argument."""
-        frozen = self.frozen  # computed outside of the mesh
+        frozen = self.frozen  # computed outside the mesh
         with self.use_mesh():
             return block_on_cpu_mesh(self.mesh, function(*args, frozen))
 
     def _several(self, batches: Any) -> bool:
-        """Return whether there is an axis of steps."""
+        """Return whether the batch has an axis of steps."""
         return batches.ndim > len(self.batch().shape)
 
     def _fresh_per_layer(self, seed: jax.typing.ArrayLike) -> tuple[Any, Any, TrainState]:
@@ -332,7 +333,9 @@ class Program:
         return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), tree, shardings)
 
     def _sums_by_device(self) -> bool:
-        """Return whether devices add the gradients of their rows first: on CPUs, if each has all weights, without dropout."""
+        """Return whether each device first sums the gradients of its rows: on CPUs, without dropout, if it holds all
+        weights.
+        """
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False
@@ -407,7 +410,7 @@ def build(
     note = "; ".join(filter(None, [note, kernel_note]))
     program = Program(config, mesh, optimizer, model, objective, ops, change_rules(rules or {}), note=note)
     if rules:
-        _ = program.abstract_state, program.abstract_base  # applies the rules to every array, which checks them
+        _ = program.abstract_state, program.abstract_base  # validates the rules by applying them to every array
     if base is not None:
         program.base = base._replace(params=program.compute(program.stacked, base.params, program.abstract_base))
     return program

@@ -72,7 +72,9 @@ class Record:
         self._in_flight: deque[tuple[range, Metrics]] = deque()
 
     def steps(self, steps: range, metrics: Metrics) -> None:
-        """Add the metrics of a call, and read the metrics of the call `LAG` calls ago. Block on the first call."""
+        """Add the metrics of a call, and read the metrics of the call `LAG` calls ago. Block until the first call has
+        ended.
+        """
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()
@@ -144,7 +146,7 @@ class Record:
         return self.poll.ask(STOP if stop else SAVE if due else 0)
 
     def tokens(self, done: int) -> int:
-        """Return the number of tokens trained on, which counts steps before a resume with their own batch size."""
+        """Return the number of tokens trained on; steps before a resume count with the batch size of that time."""
         return self.first.tokens + (done - self.first.step) * self.speed.tokens_per_step
 
     def _check(self, step: int, metrics: dict[str, float], squared_norms: Any) -> None:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """Receives the events of a run, in every process. A subclass overrides the events that it uses; the others do nothing."""
+    """Receives the events of a run, in every process. A subclass overrides the events that it uses; other events are
+    ignored.
+    """
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         """Called before the step is compiled, with the step at which training starts or resumes."""
@@ -27,11 +29,11 @@ class Report(Protocol):
         """Called for every step, once its metrics have been read.
 
         Args:
-            metrics: as in metrics.jsonl, and `seconds_left`. Speeds and times are missing while they are unknown.
+            metrics: as in metrics.jsonl, and `seconds_left`. Unknown speeds and times are missing.
         """
 
     def evaluated(self, step: int, result: Evaluation) -> None:
         """Called after an evaluation."""
 
     def note(self, text: str) -> None:
-        """Called with a line for the user."""
+        """Called with a one-line message for the user."""

@@ -21,8 +21,8 @@ class Speed:
     def __init__(self, config: Config, mfu: float = 0.0) -> None:
         self.steps, self.mfu = config.train.steps, mfu
         self.tokens_per_step = config.train.batch_size * config.window
-        self._began, self._excluded = 0.0, 0.0  # end of the first call; seconds of evaluations
-        self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, without evaluations, and the steps done
+        self._began, self._excluded = 0.0, 0.0  # end time of the first call; seconds spent in evaluations
+        self._calls: deque[tuple[float, int]] = deque()  # end of recent calls, without evaluations; steps
 
     def call_ended(self, done: int) -> tuple[dict[str, float], dict[str, float]]:
         """Record that a call has ended with `done` steps.

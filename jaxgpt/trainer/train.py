@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
         state: the final state.
         step: steps taken.
         evaluation: the last evaluation; None: no evaluation.
-        stopped: whether the run ended before its last step and evaluation, and not by `train.patience`.
+        stopped: whether the run ended before its last step and evaluation, unless ended by `train.patience`.
     """
 
     state: TrainState
@@ -53,7 +53,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         UserError: if the data, the weights or the run cannot be read, or do not fit together.
         TrainingFailed: if loss or gradients diverge, memory is exhausted, or a file cannot be written.
     """
-    use_cores(start.config.mesh, process_count(), start.config.model)  # before JAX uses a device
+    use_cores(start.config.mesh, process_count(), start.config.model)  # must precede JAX's first use of a device
     keep_memory(start.config)
     config = same_on_all(lambda: start.config, lambda _: start.facts())
     on_leader(lambda: check(start))
@@ -73,7 +73,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
         report.started(program, data, run, first)
         with compiling(program, report):
             state = first_state(program, run, last, weights.params)
-        weights = Weights()  # the devices have copies
+        weights = Weights()  # free the host copies; the devices hold the weights
         calls = prefetched(batches_of(program, data, last), plan_calls(first, end, settings, last))
         with Saver(run.checkpoints, settings) as saver, MetricsFile(run.metrics, last) as file, calls as prepared:
             record = Record(program, data, saver, file, report, last)
@@ -87,7 +87,7 @@ def train(start: Start, report: Report, until: int | None = None) -> Outcome:
                     state, metrics = program.steps(state, batches, len(steps))
                     record.steps(steps, metrics)  # reads the metrics of two calls ago, which are ready
                 if is_evaluated(steps.stop, settings):
-                    record.read()  # raises if the run has diverged
+                    record.read()  # raises an error if the run has diverged
                     all_windows, progress = steps.stop == settings.steps, partial(report.stage, "evaluating")
                     params, interrupted = eval_params(state), lambda: record.ask(stop.requested) == STOP
                     result = evaluate(program, params, data.val, interrupted, all_windows, progress)
