@@ -184,11 +184,11 @@ class DataConfig(Section):
         if self.stride and (self.conversations or self.documents == "pack"):
             yield f"data.stride {self.stride} does not apply to packed documents or conversations: set it to 0"
         if self.path and self.mix:
-            yield f"data.path {self.path} and data.mix both name the data: omit one of them"
+            yield f"data.path {self.path} and data.mix both specify the data: omit one of them"
         paths = [each.path for each, _ in self.sources]
         if len(set(paths)) < len(paths):
             twice = next(path for path in paths if paths.count(path) > 1)
-            yield f"data.mix names {twice} twice: add up its weights"
+            yield f"data.mix lists {twice} twice: add up its weights"
 
     @property
     def sources(self) -> list[tuple[DataConfig, int]]:

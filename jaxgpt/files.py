@@ -154,7 +154,7 @@ def beside(path: Path | str) -> list[str]:
 
 
 def missing(path: Path | str, fix: str = "") -> UserError:
-    """Return the error for a path that does not exist; it names a similar path of the same directory."""
+    """Return the error for a path that does not exist; it suggests a similar path in the same directory."""
     return UserError(f"no such file or directory: {path}{did_you_mean(str(path), beside(path))}{fix}")
 
 

@@ -55,7 +55,7 @@ def chat(
         stop: strings that end an answer and are not part of it
     """
     if json and not once:
-        raise UserError("--json prints the answer to one message: give it with --once TEXT")
+        raise UserError("--json prints the answer to one message: pass it with --once TEXT")
     from jaxgpt.lm import Chat, load
 
     with progress("loading"):

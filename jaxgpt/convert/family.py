@@ -104,5 +104,5 @@ def canonical(config: ModelConfig) -> ModelConfig:
 
 
 def period(pattern: str) -> str:
-    """Return the shortest pattern that gives this one when it is repeated."""
+    """Return the shortest pattern that equals this pattern when repeated."""
     return next(pattern[:n] for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[:-n])

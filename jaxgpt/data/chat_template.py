@@ -51,8 +51,8 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 class ChatTemplate:
     """A chat template, rendered as by transformers' `apply_chat_template`.
 
-    A template is a program. It runs in Jinja's immutable sandbox, which gives it neither files nor attributes of Python. Its
-    result is limited to `RENDERED` characters; its time and memory are not. It is compiled when it is first used.
+    A template is a program. It runs in Jinja's immutable sandbox, without access to files or to Python's attributes.
+    Its result is limited to `RENDERED` characters; its time and memory are not. It is compiled when it is first used.
 
     Args:
         source: Jinja source.

@@ -13,8 +13,8 @@ from jaxgpt.data.tokens import Split
 class Mixture:
     """Sources of windows, each with a weight.
 
-    The ids of the sources are concatenated, and so are the starts of their windows: a start in source i is the number of ids
-    of the sources before it plus a start within it.
+    The ids and window starts of the sources are concatenated: a start in source i is the number of ids of the sources
+    before it plus a start within it.
 
     Attributes:
         sources: splits, all with or all without segment ids.

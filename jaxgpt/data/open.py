@@ -193,7 +193,9 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return the tokenizer of the data: of a prepared directory, `given`, named by the config, or made from all sources."""
+    """Return the tokenizer of the data: from a prepared directory, `given`, specified by the config, or built from all
+    sources.
+    """
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:

@@ -62,7 +62,7 @@ def on_leader(make: Callable[[], T]) -> T:
 def same_on_all(make: Callable[[], T], facts: Callable[[T], Mapping[str, Any]]) -> T:
     """Call a function in every process, and check that facts about the results are equal in all of them.
 
-    Unlike JAX's `assert_equal`, this names the difference, and handles an error of one process.
+    Unlike JAX's `assert_equal`, this reports the difference, and handles an error in one process.
 
     Raises:
         UserError: in every process, if one of them raises it, or a fact differs; the message has both values.

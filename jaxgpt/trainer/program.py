@@ -58,8 +58,9 @@ T = TypeVar("T")
 class Program:
     """Training and evaluation of a config on a mesh, compiled at the first call. Shapes and shardings need no devices.
 
-    With `train.scan_layers` the layers of a state are stacked (`model/scan.py`) from the start: stacking within the step would
-    copy weights and gradients each time, and the optimizer would be compiled for each layer. Checkpoints are per layer.
+    With `train.scan_layers` the layers of a state are stacked (`model/scan.py`) from the start: stacking within the
+    step would copy weights and gradients each time, and compile the optimizer for each layer. Checkpoints are per
+    layer.
 
     Attributes:
         config: settings of the run; the vocabulary is known.
@@ -394,7 +395,7 @@ def build(
         ops: operations to use instead of `jaxgpt.kernels.best(config, mesh)`.
 
     Raises:
-        UserError: if a rule has an unknown axis, or splits two axes of an array along the same mesh axis; or if the mesh or a
+        UserError: if a rule has an unknown axis, or splits an array twice along one mesh axis; or if the mesh or a
             setting does not fit the devices, the batch or the model.
     """
     sizes, note = resolve(config, jax.device_count(), process_count(), jax.default_backend() == "tpu")

@@ -61,8 +61,8 @@ train --model.window-pattern X -> model.window_pattern must consist of
 train --model.sliding-window 0 --model.window-pattern LG -> model.window_pattern needs a model.sliding_window
 train --model.n-embd 1000000 --model.n-layer 1000 -> are allowed; lower model.n_embd
 train --data.stride 4 --data.documents pack -> data.stride 4 does not apply to packed documents
-train --data.path a --data.mix b=1 -> data.path a and data.mix both name the data: omit one of them
-train --data.mix a=1 a=2 -> data.mix names a twice: add up its weights
+train --data.path a --data.mix b=1 -> data.path a and data.mix both specify the data: omit one of them
+train --data.mix a=1 a=2 -> data.mix lists a twice: add up its weights
 train --data.mix a=0 -> data.mix needs PATH=WEIGHT with a weight above 0, at most 1e6: 'a=0'
 train --optim.spike-factor 0.5 -> optim.spike_factor must be 0 (off) or above 1, not 0.5
 train --optim.min-lr 1 -> optim.min_lr 1 is above optim.learning_rate 0.004: lower it
@@ -103,7 +103,7 @@ bench python-char --seconds 0 -> "0.0" for --seconds. Must be > 0
 bench python-char --seconds nan -> "nan" for --seconds
 bench python-char --mesh.tensor 3 -> mesh.tensor 3 does not divide model.n_head 4
 bench python-char --model.block-size 2 -> model.block_size of at least 3, not 2: use --no-decode
-chat run --json -> --json prints the answer to one message: give it with --once TEXT
+chat run --json -> --json prints the answer to one message: pass it with --once TEXT
 data prepare src -> --out
 data prepare --out out -> missing argument: the documents to tokenize
 data prepare src more --out out -> no such file or directory: more

@@ -142,4 +142,4 @@ def test_a_mixture_of_packed_documents() -> None:
     for options in (["--data.path", "a.txt"], []):
         result = jaxgpt("train", "nanogpt-cpu", *options, "--data.mix", *(["b.txt=1"] if options else []))
         assert result.code == 2
-        assert ("both name the data" if options else "--data.mix is empty") in result.err
+        assert ("both specify the data" if options else "--data.mix is empty") in result.err
