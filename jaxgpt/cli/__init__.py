@@ -70,7 +70,7 @@ def entry(*before: str) -> None:
     with suppress(OSError, RuntimeError):  # no home directory, or a read-only one: compile each time
         keep_compiled()
     code = main([*before, *sys.argv[1:]])
-    # Only commands that run in several processes import this. A process that failed does not wait for the others.
+    # Only commands that run in several processes import this. A failed process does not wait for the other processes.
     if code and "jaxgpt.parallel.join" in sys.modules:
         from jaxgpt.parallel.join import exit_process
 

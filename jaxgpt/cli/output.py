@@ -35,7 +35,7 @@ def aligned(facts: Mapping[str, str | Sequence[str]]) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Format a table: the first column is aligned left, the others right."""
+    """Format a table: the first column is left-aligned, the other columns are right-aligned."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = []
     for name, *cells in rows:

@@ -37,7 +37,7 @@ class Packed:
     ) -> Packed:
         """Pack pieces of 1 to T inputs, deterministically: every epoch has the same windows.
 
-        Full windows are single pieces; the others are packed by best fit, at most `PACKED_PIECES` at a time.
+        Full windows are single pieces; other pieces are packed by best fit, at most `PACKED_PIECES` at a time.
         """
         full, short = np.flatnonzero(lengths == block_size), np.flatnonzero(lengths < block_size)
         order, counts = [full], [np.ones(len(full), np.int64)]

@@ -210,8 +210,8 @@ def _encoder(tokenizer: Tokenizer, params: PrepareParams) -> Callable[[Sequence[
     """Return a function that encodes pieces, and selects the split of each document.
 
     A document is for validation if the first 64 bits of its SHA-256 are below `val_fraction`. An unreadable document has no
-    ids; if only a piece of it is unreadable, the others are written. The function runs in threads: both libraries release
-    the GIL while they encode.
+    ids; if only one piece is unreadable, the other pieces are written. The function runs in threads: both libraries
+    release the GIL while they encode.
     """
     encode = fast_encoder(tokenizer) or tokenizer.encode
     end = np.array([tokenizer.eos_id], shards.token_dtype(tokenizer.vocab_size))

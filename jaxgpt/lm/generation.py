@@ -76,7 +76,7 @@ def generate(
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> list[Generation]:
-    """Continue each prompt. Prompts may differ in length; in float32, no text depends on the others.
+    """Continue each prompt. Prompts may differ in length; in float32, a text does not depend on the other texts.
 
     Always returns a list: one `Generation` per prompt and sequence, in the order of the prompts. A string, or a sequence of
     ids, is one prompt.

@@ -28,7 +28,7 @@ SAMPLING = 86_400  # seconds that finished processes wait for process 0, which s
 def joined(config: DistributedConfig) -> Iterator[None]:
     """Join the processes of the settings or the scheduler. Enter this before JAX first uses a device.
 
-    A process that fails exits without waiting for the others. The others exit when they detect the failure:
+    A process that fails exits without waiting for the other processes. They exit when they detect the failure:
     immediately if they wait for the process, otherwise after `heartbeat_seconds`, when XLA terminates them.
 
     Raises:
@@ -58,7 +58,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exit; as one of several processes, without waiting for the others to finish."""
+    """Exit; with several processes, do not wait for the other processes to finish."""
     if process_count() == 1:
         sys.exit(code)
     sys.stdout.flush()

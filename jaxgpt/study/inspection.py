@@ -37,7 +37,7 @@ class Inspection(NamedTuple):
     source: str  # run and step of the model, as `LM.source`
     ids: list[int]  # `[T]`
     tokens: list[str]  # their texts
-    prompt: int  # number of tokens of the prompt; the others are generated greedily
+    prompt: int  # number of tokens of the prompt; the remaining tokens are generated greedily
     top_ids: np.ndarray  # the most probable next tokens after each token, `[T, k]`
     top_probabilities: np.ndarray
     top_tokens: list[list[str]]
