@@ -1,4 +1,4 @@
-"""Run directory: created and replaced atomically, with one writer, so that a crash never loses weights.
+"""Run directory: created and replaced so that a crash never loses weights, with one writer.
 
 config.json             settings; written last: the run exists
 tokenizer.json

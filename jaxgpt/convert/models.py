@@ -185,7 +185,7 @@ def _tokenizer(source: Path, named: str, model: ModelConfig, weights: Weights) -
 
 
 def _special_tokens(tokenizer: Tokenizer, block_size: int) -> SpecialTokens:
-    """Return the model's own special tokens; those that transformers requires are added from the tokenizer."""
+    """Return the model's own special tokens; missing tokens that transformers requires come from the tokenizer."""
     eos, bos = tokenizer.eos_id, next(iter(tokenizer.bos_ids), None)
     generation = {"bos_token_id": eos if bos is None else bos, "eos_token_id": eos}
     named = {"eos_token": eos, "bos_token": bos}

@@ -141,8 +141,8 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _paths_around(name: str, parts: Mapping[str, _Part]) -> list[str]:
-    """Return the paths of the operands and users of an instruction; operands and users without a path are searched
-    recursively.
+    """Return the paths of the operands and users of an instruction, and of the neighbors of operands and users without
+    a path.
     """
     near, without_path = {name}, {name}
     for _ in range(2):
