@@ -71,8 +71,11 @@ def bench(
     steps.run(1, each=1)
     start["first_step"] = clock()
     say(f"training for {seconds:g} s")
-    expected = statistics.median(steps.run(3))
-    times = steps.run(max(round(seconds / expected / steps.each), 5))
+    steps.run(1)  # compiles the call of several steps
+    clock()
+    steps.run(3)
+    expected = clock() / 3  # of a call; the times of single calls would omit steps that end while a batch is prepared
+    times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)
     profile = record_trace(lambda: steps.run(calls), trace)

@@ -158,6 +158,7 @@ def test_the_command(each: int) -> None:
     assert step["mfu"] == pytest.approx(rate / limits["flops_per_second"])
     assert step["range"][0] <= step["seconds"] <= step["range"][1]
     assert step["steps"] % each == 0
+    assert step["steps"] <= max(5 * each, 10 * 0.1 / step["seconds"]), "about --seconds, even if a batch takes longer"
     assert set(figures["where"]) == {*WORK, "idle"}
     assert sum(figures["where"].values()) == pytest.approx(1)
     assert all(0 <= share < 1 for share in figures["where"].values())
