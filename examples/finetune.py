@@ -15,7 +15,7 @@ import optax
 import jaxgpt
 from jaxgpt.checkpoint.base import weights_at
 from jaxgpt.checkpoint.run import Run
-from jaxgpt.config import DataConfig, LoraConfig, TrainConfig
+from jaxgpt.config import DataConfig, LoraConfig, OptimConfig, TrainConfig
 from jaxgpt.data import Data, open_data
 from jaxgpt.errors import UserError
 from jaxgpt.trainer.evaluation import Evaluation, evaluate
@@ -48,6 +48,7 @@ def main(run: str, text: str, steps: int, out: str) -> tuple[Outcome, Losses]:
         init_from=str(weights_at(run).absolute()),
         data=DataConfig(path=text, tokenizer=str(Path(run, "tokenizer.json").absolute())),
         lora=LoraConfig(rank=4, targets="q_proj,v_proj"),
+        optim=OptimConfig(),  # not the base's, which may be Muon
         train=TrainConfig(steps=steps, batch_size=8, eval_every=25),
     )
     data = open_data(config, base.tokenizer)

@@ -15,6 +15,7 @@ import optax
 
 from jaxgpt.config import Config, DataConfig, ModelConfig, TrainConfig
 from jaxgpt.data import open_data
+from jaxgpt.errors import UserError
 from jaxgpt.kernels import best
 from jaxgpt.model import GPT
 from jaxgpt.train.loss import RowSums, cross_entropy, split_windows
@@ -67,4 +68,7 @@ if __name__ == "__main__":
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", default="")
-    main(**vars(parser.parse_args()))
+    try:
+        main(**vars(parser.parse_args()))
+    except UserError as e:
+        parser.error(str(e))

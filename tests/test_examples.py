@@ -30,9 +30,23 @@ def test_a_model_is_trained_and_then_fine_tuned(capsys: pytest.CaptureFixture[st
         assert jaxgpt("sample", run, "--prompt", "3 plus", "--max-new-tokens", "4").code == 0
 
 
-def test_a_missing_run_is_one_line() -> None:
-    command = [sys.executable, str(repository() / "examples/finetune.py"), "nowhere", "text.txt"]
+@pytest.mark.ci
+def test_a_run_trained_with_muon_is_fine_tuned() -> None:
+    Path("text.txt").write_text(TEXT)
+    size = ("--model.n-layer", "1", "--model.n-embd", "32", "--model.n-head", "2", "--model.block-size", "32")
+    steps = ("--train.steps", "1", "--train.batch-size", "8", "--optim.name", "muon", "--data.path", "text.txt")
+    assert jaxgpt("train", "python-char", *size, *steps, "--out", "runs/a").code == 0
+    tuned, _ = runpy.run_path(str(repository() / "examples/finetune.py"))["main"]("runs/a", "text.txt", 1, "runs/b")
+    assert tuned.step == 1
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "message"),
+    [("finetune", ["nowhere", "text.txt"], "no run at nowhere"), ("pretrain", ["no.txt"], "directory: no.txt")],
+)
+def test_missing_files_are_one_line(example: str, arguments: list[str], message: str) -> None:
+    command = [sys.executable, str(repository() / f"examples/{example}.py"), *arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
-    assert "no run at nowhere" in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
