@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import repository
 
-# As in design.md, "The layout".
+# From the bottom up; docs/code.md describes each.
 ORDER = """
     errors files hub signals runtime settings config presets
     ops model train decoding
