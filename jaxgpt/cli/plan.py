@@ -132,7 +132,9 @@ def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
     facts["memory traffic"] = f"{_si(cost.hbm_bytes)}B"
     for kind, traffic in cost.traffic.items():
         between = f", {_si(traffic.sent_between_slices)}B to other slices" if traffic.sent_between_slices else ""
-        facts[kind] = f"{traffic.count:,} calls, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
+        facts[kind] = (
+            f"{plural(traffic.count, 'call')}, {_si(traffic.bytes)}B total, {_si(traffic.sent)}B sent{between}"
+        )
     bounds = cost.bounds(topology.chip)
     low, high = bounds["seconds_overlapped"], bounds["seconds_serial"]
     seconds = cost.seconds(topology.chip)
@@ -165,6 +167,7 @@ def _head(target: str, config: Config, topology: Topology, remark: str) -> dict[
 def _si(value: float) -> str:
     """Format 1.5e9 as `1.5 G`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
+        # A value just below the unit would be rounded to 1e+03 of the smaller one.
+        if value >= 0.9995 * size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g} "

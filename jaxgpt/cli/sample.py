@@ -50,7 +50,9 @@ def sample(
         check_memorized: find the longest span of each sample that occurs verbatim in the training data
     """
     if stream and (json or beams.num_beams > 1 or len(prompt) * beams.num_return_sequences > 1):
-        raise UserError("--stream prints one sample: omit --json, --num-beams and --num-return-sequences")
+        raise UserError(
+            "--stream prints one sample: pass one --prompt, without --json, --num-beams and --num-return-sequences"
+        )
     from jaxgpt.lm import generate, load
     from jaxgpt.lm.arguments import encode_prompt
 

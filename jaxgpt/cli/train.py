@@ -50,7 +50,7 @@ def train(
         raise UserError("--resume needs a run directory: jaxgpt train --resume --out DIR")
     if source and not (out or resume):
         raise UserError(f"{source} is a run: repeat its settings with --out NEW, or resume it with --resume")
-    if source and resume and out not in ("", source):
+    if source and resume and out and Path(out) != Path(source):
         raise UserError(f"--out {out} cannot be resumed with the settings of {source}: omit one of them")
 
     from jaxgpt.checkpoint.run import Run, check_free
@@ -63,7 +63,8 @@ def train(
         with TrainReport() as report:
             path = Path(out or source)
             if resume and Run(path).exists():
-                wanted = resumed_config(path, "" if source else target, settings, init_from, report.note)
+                named = base.preset if target and not source else ""
+                wanted = resumed_config(path, named, settings, init_from, report.note)
                 if wanted is None:
                     return 0  # the run is finished
                 begin = Start(wanted, run=Run(path))
@@ -93,7 +94,7 @@ def new_config(base: Config, source: str, init_from: str, settings: Mapping[str,
 
     if init_from:
         return with_weights(base, init_from, keep, lambda config: with_settings(config, settings))
-    if base.preset == "finetune" or "lora.rank" in settings:
+    if base.preset == "finetune" or settings.get("lora.rank", base.lora.rank):
         name = "finetune" if base.preset == "finetune" else "--lora.rank"
         raise UserError(f"{name} needs the weights of a run: add --init-from RUN")
     if {"data.path", "data.mix"} & settings.keys():

@@ -70,7 +70,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
 
 def imported_config(target: Path, model: ModelConfig, **settings: Any) -> Config:
     """Return the config of an imported run at `target`."""
-    data = DataConfig(dataset="none", tokenizer=str(target / "tokenizer.json"))
+    data = DataConfig(dataset="none", tokenizer=str(target.absolute() / "tokenizer.json"))
     return Config(preset="imported", model=model, data=data, train=TrainConfig(batch_size=4), **settings)
 
 

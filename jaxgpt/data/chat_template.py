@@ -83,7 +83,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as e:
             raise UserError(f"the chat template has an error: line {e.lineno}: {e.message}") from None
         except Exception as e:  # a template can raise any exception
-            raise UserError(f"the chat template cannot render these messages: {e or type(e).__name__}") from None
+            raise UserError(f"the chat template cannot render these messages: {str(e) or type(e).__name__}") from None
         text, spans = "", list[tuple[int, int]]()
         for number, part in enumerate(marked.split(MARK)):
             if number % 2:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -27,7 +28,7 @@ def put(mesh: Mesh, batches: Sequence[Any], shape: tuple[int, ...], several: boo
         int32 of that shape; float32 for a batch of floating-point numbers.
     """
     axis = int(several)
-    real = any(np.issubdtype(getattr(batch, "dtype", np.int32), np.floating) for batch in batches)
+    real = any(jnp.issubdtype(getattr(batch, "dtype", np.int32), jnp.floating) for batch in batches)
 
     @cache
     def part(first: int, last: int) -> np.ndarray:

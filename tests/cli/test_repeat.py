@@ -51,6 +51,22 @@ def test_a_run_is_repeated(trained: list[Config]) -> None:
     assert trained[-1] == replace(old, train=TrainConfig(steps=9))
 
 
+def test_a_file_of_settings_starts_a_run_and_resumes_it(trained: list[Config]) -> None:
+    run = run_folder(Path("a run"), SMALL)
+    shutil.copy(run / "config.json", "my.json")
+    args = ["train", "my.json", "--out", "new", "--resume", "--train.steps", "9"]
+    assert "no run at new yet" in jaxgpt(*args).err
+    started = Run(run_folder(Path("new"), SMALL))
+    write_settings(started, trained[-1].with_model(vocab_size=Run(run).config().model.vocab_size), started.tokenizer())
+    shutil.rmtree("new/checkpoints/0")
+    assert jaxgpt(*args).code == 0
+    assert trained[-1].train.steps == 9
+    Path("my.json").write_text('{"lora": {"rank": 2}}')
+    done = jaxgpt("train", "my.json", "--out", "other")
+    assert (done.code, len(trained)) == (2, 2)
+    assert "--lora.rank needs the weights of a run: add --init-from RUN" in done.err
+
+
 def test_a_run_that_started_from_another_is_repeated_from_it(trained: list[Config]) -> None:
     run_folder(Path("base"), SMALL)
     Path("text.txt").write_text(TEXT)
