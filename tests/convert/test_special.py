@@ -209,8 +209,3 @@ def test_commands(folders, capsys):
     expected = jaxgpt.generate(lm, named, max_new_tokens=2, temperature=0)[0]
     assert json.loads(capsys.readouterr().out)["samples"][0]["ids"] == expected.ids
     assert expected != jaxgpt.generate(lm, chat[1], max_new_tokens=2, temperature=0)[0]
-    assert main(["info", run]) == 0
-    out = capsys.readouterr().out
-    assert "begin with '<s>' (1)" in out
-    assert f"end with '<|im_end|>' ({END}), '</s>' (2)" in out
-    assert "chat template" in out
