@@ -20,7 +20,6 @@ import logging
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from jaxgpt.config import Config, TrainConfig, from_json
 from jaxgpt.errors import TrainingFailed, UserError, one_line
@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 
 SEAL = "checkpoint.json"
 PARTS = ("params", "opt_state", "skip", "ema")
-# Orbax logs the errors that it raises, and abandons its coroutines.
+# Orbax logs the errors that it raises.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
-warnings.filterwarnings("ignore", "coroutine '_read_array_index", RuntimeWarning)
 
 
 @dataclass(frozen=True)
@@ -310,12 +309,25 @@ def _load(path: Path, part: str, like: Any) -> Any:
     from orbax.checkpoint import v1 as ocp
 
     try:
+        # While arrays are read, an error about their shapes leaves threads behind, which fail when the process ends.
+        _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata[part], like)
         return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):
             raise
         cause = e.__cause__ or e  # Orbax's own error lists the known kinds of files
         raise UserError(f"{path} does not match the run's settings: {part} ({_reason(cause)})") from None
+
+
+def _check_shapes(saved: Any, like: Any) -> None:
+    """Raise `ValueError` if an array has different shapes in two trees."""
+    shapes, wanted = (
+        {keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves if hasattr(leaf, "shape")}
+        for leaves in map(tree_leaves_with_path, (saved, like))
+    )
+    for name in sorted(shapes.keys() & wanted.keys()):
+        if shapes[name] != wanted[name]:
+            raise ValueError(f"{name} has the shape {list(shapes[name])}, not {list(wanted[name])}")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -311,6 +312,8 @@ def test_a_peer_failure_while_reading_is_not_a_damaged_checkpoint(monkeypatch: p
     def fail(*_: object) -> None:
         raise error
 
+    empty = SimpleNamespace(metadata={"params": {}})
+    monkeypatch.setattr("orbax.checkpoint.v1.checkpointables_metadata", lambda path: empty)
     monkeypatch.setattr("orbax.checkpoint.v1.load_checkpointables", fail)
     with pytest.raises(UserError, match="1 does not match the run's settings: params"):
         checkpoint._load(Path("1"), "params", None)
