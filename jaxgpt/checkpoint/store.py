@@ -65,9 +65,7 @@ class Info:
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time, and deletes checkpoints that `kept` omits. Use as a context
-    manager.
-    """
+    """Writes checkpoints in the background, one at a time, and deletes those that `kept` omits: a context manager."""
 
     def __init__(self, directory: Path, train: TrainConfig) -> None:
         self.directory, self.train = directory, train
@@ -155,9 +153,7 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def checkpoints(directory: Path) -> dict[int, Info]:
-    """Read the info of a run's checkpoints, by step, ascending. Checkpoints with a damaged checkpoint.json are
-    omitted.
-    """
+    """Read the info of a run's checkpoints, by step, ascending, without those with a damaged checkpoint.json."""
     infos = {}
     for step in saved_steps(directory):
         with suppress(UserError):  # `find_damage` returns the reason
@@ -188,8 +184,7 @@ def resolve_step(directory: Path, which: str) -> int:
 
 
 def latest_valid(directory: Path, note: Callable[[str], None]) -> Info | None:
-    """Return the last intact checkpoint, or None if the run has none yet. Damaged newer checkpoints are renamed and
-    reported.
+    """Return the last intact checkpoint, or None without a checkpoint; rename and report damaged newer ones.
 
     If all are damaged, they keep their names, and a `UserError` lists the reasons.
     """
@@ -310,7 +305,7 @@ def _load(path: Path, part: str, like: Any) -> Any:
 
     try:
         # While arrays are read, an error about their shapes leaves threads behind, which fail when the process ends.
-        _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata[part], like)
+        _check_shapes(ocp.checkpointables_metadata(path.absolute()).metadata.get(part, {}), like)
         return ocp.load_checkpointables(path.absolute(), {part: like})[part]
     except Exception as e:
         if is_peer_failure(e) or "RESOURCE_EXHAUSTED" in str(e):

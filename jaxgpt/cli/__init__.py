@@ -58,9 +58,7 @@ def _fail(reason: str, code: int) -> int:
 
 
 def entry(*before: str) -> None:
-    """Run the console script with these arguments followed by the command line's, and with a cache of compiled
-    programs.
-    """
+    """Run the console script: these arguments, then the command line's, with a cache of compiled programs."""
     tune_memory()
     skip_missing_tpus()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors

@@ -1,6 +1,4 @@
-"""Conversations for fine-tuning: JSON Lines -> ids and a mask of the assistant's ids -> windows of complete
-conversations.
-"""
+"""Conversations for fine-tuning: JSON Lines -> ids and a mask of the assistant's ids -> windows."""
 
 from __future__ import annotations
 

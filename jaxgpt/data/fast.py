@@ -17,9 +17,7 @@ UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallbac
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
-    """Return a faster function with the results of `tokenizer.encode`, or None if there is none or tiktoken is not
-    installed.
-    """
+    """Return a faster equivalent of `tokenizer.encode`, or None if there is none or tiktoken is not installed."""
     if not find_spec("tiktoken") or not isinstance(tokenizer, SubwordTokenizer):
         return None
     import tiktoken

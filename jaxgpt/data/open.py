@@ -157,9 +157,7 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Replace the data of a config with the data at a path, not split, for evaluation; an empty path changes
-    nothing.
-    """
+    """Replace the data of a config with the data at a path, not split, for evaluation, unless the path is empty."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
@@ -193,9 +191,7 @@ def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> D
 
 
 def _tokenizer(config: Config, given: Tokenizer | None = None) -> Tokenizer:
-    """Return the tokenizer of the data: from a prepared directory, `given`, specified by the config, or built from all
-    sources.
-    """
+    """Return the tokenizer: of a prepared directory, `given`, from the config, or built from all sources."""
     data = config.data
     sources, texts = [each for each, _ in data.sources], list[str]()
     for each in sources:

@@ -157,8 +157,7 @@ def check_files(directory: Path, index: Mapping[str, Any], checksums: bool = Fal
 
 
 def prepared_tokenizer(path: Path, given: Tokenizer | None = None) -> Tokenizer | None:
-    """Return the tokenizer of a directory written by `jaxgpt data prepare`, or None if the path is not such a
-    directory.
+    """Return the tokenizer of a directory written by `jaxgpt data prepare`; None for any other path.
 
     Raises:
         UserError: if the directory is unfinished, its index contradicts the files, or `given` makes different ids.

@@ -218,8 +218,7 @@ class SubwordTokenizer(Tokenizer):
 
     @cached_property
     def special_library(self) -> Any:
-        """A copy that recognizes the names of special tokens: switching a single tokenizer between modes is not
-        thread-safe.
+        """A copy that recognizes special tokens: switching a single tokenizer between modes is not thread-safe.
 
         It has no post-processor: GPT-NeoX's, for example, trims white space from the offsets of ids.
         """

@@ -143,8 +143,7 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Return the split of a token file, `train` or `val`, from a word of its name (a run of letters); "" if there is no
-    such word.
+    """Return the split of a token file, `train` or `val`, from a word (run of letters) of its name; "" if it has none.
 
     `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
     """

@@ -1,6 +1,4 @@
-"""Faster equivalents of `Ops` by backend, and `best`, which chooses them. Each entry is tested against its
-definition.
-"""
+"""Faster equivalents of `Ops` by backend, each tested against its definition, and `best`, which chooses them."""
 
 from __future__ import annotations
 

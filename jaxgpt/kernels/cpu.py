@@ -92,9 +92,7 @@ def attend(
 
 
 def attend_one(q_B1NH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
-    """Attend from one token. If inlined, the products would be fused with the write to the cache, which would then be
-    copied.
-    """
+    """Attend from one token, not inlined: otherwise the cache would be copied before it is written."""
     (B, _, N, H), K = q_B1NH.shape, k_BKSH.shape[1]
     alone = functools.partial(call_without_inlining, small=False)
     scores_BKGS = scale * alone(_scores, q_B1NH.reshape(B, K, N // K, H), k_BKSH)

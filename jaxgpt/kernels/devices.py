@@ -1,6 +1,4 @@
-"""Run functions on each device of a mesh separately, where the compiler cannot partition them or partitions them
-badly.
-"""
+"""Run functions on each device of a mesh separately, where the compiler partitions badly or not at all."""
 
 from __future__ import annotations
 

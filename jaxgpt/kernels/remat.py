@@ -1,6 +1,4 @@
-"""Rematerialization policies: the results that a block's forward pass saves. The backward pass recomputes everything
-else.
-"""
+"""Rematerialization policies: which results of a block the forward pass saves; the others are recomputed."""
 
 from __future__ import annotations
 

@@ -246,9 +246,7 @@ def for_decoding(lm: LM) -> LM:
 
 
 def placed(lm: LM, rows: int) -> AbstractContextManager[None]:
-    """Enter the mesh of the weights, if it has more than one device. The mesh divides the rows of a batch if it can do
-    so evenly.
-    """
+    """Enter the mesh of weights on several devices, which divides the rows of a batch if it can do so evenly."""
     sharding = getattr(jax.tree.leaves(lm.params)[0], "sharding", None)
     if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1:
         return use_mesh(sharding.mesh, lm.config.model, rows=rows)  # type: ignore[arg-type]

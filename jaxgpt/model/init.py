@@ -34,9 +34,7 @@ def boxed_params(model: nn.Module, seed: jax.typing.ArrayLike) -> Any:
 
 
 def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Callable[..., Any]:
-    """Wrap an initializer so that its result carries the logical names of its axes, in a box that `init_params`
-    removes.
-    """
+    """Wrap an initializer to box its result with the logical names of its axes; `init_params` removes the box."""
 
     def isolated(key: jax.Array, *args: Any) -> Any:
         # Without the barrier, the compiler fuses each key's derivation with the random numbers drawn from it: the

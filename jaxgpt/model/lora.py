@@ -20,8 +20,7 @@ TARGETS = ("q_proj", "v_proj")
 
 
 def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = TARGETS) -> Any:
-    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))`, with I the number of inputs; B is zero, so that `merge` does
-    not change the weights.
+    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))` with I inputs, and B = 0: `merge` changes nothing yet.
 
     Args:
         key: a random key.

@@ -43,9 +43,7 @@ class Weight(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def weights(config: ModelConfig) -> dict[str, Weight]:
-    """Map the path of each weight of a model, such as "h_0/attn/q_proj/kernel", to the weight, in the order of first
-    use in a block.
-    """
+    """Map paths such as "h_0/attn/q_proj/kernel" to the weights of a model, in order of first use in a block."""
     one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
 
     def declare() -> None:

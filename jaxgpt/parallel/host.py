@@ -43,9 +43,7 @@ def use_cores(mesh: MeshConfig, processes: int = 1, model: ModelConfig | None = 
 
 
 def missing_platform() -> str:
-    """Return why the backend in JAX_PLATFORMS does not start, or "". Call it only after a failure, because it starts
-    the backend.
-    """
+    """Return why the backend in JAX_PLATFORMS does not start, or ""; starts it, so call this after a failure."""
     if asked := os.environ.get("JAX_PLATFORMS"):
         try:
             jax.devices()

@@ -74,7 +74,8 @@ def bench(
     steps.run(1)  # compiles the call of several steps
     clock()
     steps.run(3)
-    expected = clock() / 3  # of a call; the times of single calls would omit steps that end while a batch is prepared
+    # The mean of three calls: the time of a single call omits steps that end while a batch is prepared.
+    expected = clock() / 3
     times = steps.run(max(round(seconds / expected), 5))
     step = statistics.median(times)
     calls = min(max(round(TRACED / (step * steps.each)), 2), 10)

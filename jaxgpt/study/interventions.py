@@ -168,8 +168,7 @@ def _sweep(
     axis: int,
     metric: Metric,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute a metric, and the metric with each slice along an axis of each named activation replaced with the same
-    slice of `values`.
+    """Compute a metric, and the metric with each slice along an axis of each activation taken from `values`.
 
     Returns:
         A scalar, and `[len(names), n]`, n the size of the axis.

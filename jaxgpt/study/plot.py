@@ -118,8 +118,7 @@ def lens(
 def patching(
     effect: ArrayLike, tokens: Sequence[str], *, label: str = "effect of the patch", title: str = ""
 ) -> Figure:
-    """Draw effects around zero at each layer and position, such as activation patching effects: negative blue, positive
-    red.
+    """Draw effects at each layer and position, such as of activation patching: negative blue, positive red.
 
     Args:
         effect: a number for each layer and position, `[L, T]`.
@@ -200,9 +199,7 @@ def losses(
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and replace characters missing from matplotlib's font
-    with a box.
-    """
+    """Make white space visible, escape unprintable characters, and box those missing from matplotlib's font."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 

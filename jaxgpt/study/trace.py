@@ -116,9 +116,7 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 class _Part(NamedTuple):
-    """An instruction with the path and kind of its work: the instruction's own, or taken from a fusion's most important
-    instruction.
-    """
+    """An instruction with the path and kind of its work; a fusion has those of its most important instruction."""
 
     instruction: Instruction
     path: str
@@ -141,9 +139,7 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _paths_around(name: str, parts: Mapping[str, _Part]) -> list[str]:
-    """Return the paths of the operands and users of an instruction, and of the neighbors of operands and users without
-    a path.
-    """
+    """Return the paths of an instruction's operands and users, or of the neighbors of those without a path."""
     near, without_path = {name}, {name}
     for _ in range(2):
         operands = {each for other in without_path for each in parts[other].instruction.operands if each in parts}

@@ -1,6 +1,4 @@
-"""Objectives: a summed loss and a count for each row of a batch. Sums, unlike means, can be added over microbatches and
-devices.
-"""
+"""Objectives: a summed loss and a count per row, which can be added over microbatches and devices."""
 
 from __future__ import annotations
 

@@ -106,9 +106,7 @@ def orthogonal(updates: Any, steps: int, model: ModelConfig) -> Any:
 
 
 def _by_width(x_NIO: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Transpose matrices, if needed, so that the residual stream's width comes first; the function is its own
-    inverse.
-    """
+    """Transpose matrices, if needed, so that the residual stream's width comes first; an involution."""
     return x_NIO if axes[0] == "embed" else x_NIO.mT
 
 

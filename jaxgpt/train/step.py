@@ -1,6 +1,4 @@
-"""One optimizer step, as a pure function of state and batch. The caller compiles it, shards its arguments and donates
-the state.
-"""
+"""One optimizer step: a pure function of state and batch, which the caller compiles and shards."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ BLOCK = re.compile(r"^h(?:_(\d+))?/")  # prefix of one layer, or of the stacked 
 
 
 def first_non_finite(model: ModelConfig, params: Any, squared_norms: Sequence[float] | np.ndarray) -> str:
-    """Name the first non-finite gradient of the backward pass, and count the other non-finite gradients; "" if all are
-    finite.
+    """Return the first non-finite gradient of the backward pass and the number of others; "" if all are finite.
 
     If no gradient is finite, the forward pass failed, and no gradient is named.
 

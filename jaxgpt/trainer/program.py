@@ -334,9 +334,7 @@ class Program:
         return jax.tree.map(lambda x, each: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=each), tree, shardings)
 
     def _sums_by_device(self) -> bool:
-        """Return whether each device first sums the gradients of its rows: on CPUs, without dropout, if it holds all
-        weights.
-        """
+        """Return whether devices sum the gradients of their rows first: on CPUs with all weights, without dropout."""
         mesh = self.mesh
         if isinstance(mesh, AbstractMesh) or mesh.devices.flat[0].platform != "cpu" or self.config.model.dropout:
             return False

@@ -72,9 +72,7 @@ class Record:
         self._in_flight: deque[tuple[range, Metrics]] = deque()
 
     def steps(self, steps: range, metrics: Metrics) -> None:
-        """Add the metrics of a call, and read the metrics of the call `LAG` calls ago. Block until the first call has
-        ended.
-        """
+        """Add the metrics of a call, and read those of `LAG` calls ago; block on the first call."""
         self._in_flight.append((steps, metrics))
         self.done = steps.stop
         self.saver.check()

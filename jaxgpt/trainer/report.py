@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """Receives the events of a run, in every process. A subclass overrides the events that it uses; other events are
-    ignored.
-    """
+    """Receives the events of a run, in every process. A subclass overrides the events that it uses."""
 
     def started(self, program: Program, data: Data, run: Run, step: int) -> None:
         """Called before the step is compiled, with the step at which training starts or resumes."""

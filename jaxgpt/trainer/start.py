@@ -232,8 +232,7 @@ def check_resume(old: Config, new: Config, step: int = 0) -> None:
 
 
 def why_finished(run: Run, config: Config) -> str:
-    """Return why a run is finished, or "". With `train.epochs`, the number of steps is known once the data
-    is read.
+    """Return why a run is finished, or "". The steps of `train.epochs` are known once the data is read.
 
     Raises:
         UserError: if a setting must not change.

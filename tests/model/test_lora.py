@@ -128,7 +128,7 @@ def test_targets_are_checked() -> None:
     ):
         with pytest.raises(UserError, match=message):
             init_lora(KEY, params, 2, (target,))
-    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):  # of one size
+    with pytest.raises(UserError, match=r"q_proj\+o_proj have different inputs"):  # but equally many
         jax.eval_shape(lambda: init_lora(KEY, boxed_params(GPT(small("gpt2")), 0), 2, ("q_proj+o_proj",)))
 
 
