@@ -232,7 +232,7 @@ class OptimConfig(Section):
         "adamw", "muon: Muon for matrices of the blocks, AdamW for the remaining weights"
     )
     learning_rate: float = setting(
-        1e-3, "peak; muon: of embeddings, head and vectors; adafactor: relative to a weight's RMS", above=0.0, high=1e3
+        1e-3, "peak rate; muon: for embeddings, head and vectors; adafactor: times a weight's RMS", above=0.0, high=1e3
     )
     min_lr: float = setting(1e-4, "final learning rate of the schedule", 0.0, 1e6)
     schedule: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: stable, then linear decay")
@@ -244,13 +244,13 @@ class OptimConfig(Section):
     eps: float = setting(1e-8, "AdamW: epsilon added to the root of the second moment", above=0.0, high=1e3)
     weight_decay: float = setting(0.1, "decoupled weight decay of matrices and embeddings", 0.0, 1e6)
     grad_clip: float = setting(1.0, "clip gradients to this global norm; 0: off", 0.0, 1e6)
-    muon_ratio: float = setting(5.0, "Muon: learning rate of matrices, times learning_rate", above=0.0, high=1e3)
+    muon_ratio: float = setting(5.0, "Muon: learning rate of matrices, relative to learning_rate", above=0.0, high=1e3)
     muon_momentum: float = setting(0.95, "Muon: momentum decay rate", 0.0, below=1.0)
     muon_steps: int = setting(5, "Muon: Newton-Schulz iterations", 1, 100)
     momentum_dtype: Literal["float32", "bfloat16"] = setting("float32", "storage type of the first moment or momentum")
     ema_decay: float = setting(0.0, "decay rate of an EMA of the weights, for evaluation; 0: off", 0.0, below=1.0)
     not_finite: Literal["stop", "skip"] = setting("stop", "on a non-finite loss or gradient: stop or skip")
-    spike_factor: float = setting(0.0, "skip steps with a loss or norm above this x its mean; 0: off", 0.0, 1e6)
+    spike_factor: float = setting(0.0, "skip steps with loss or gradient norm above this x its mean; 0: off", 0.0, 1e6)
     skip_limit: int = setting(10, "stop training after this many consecutive skipped steps", 1)
 
     def check(self) -> Iterator[str]:
@@ -345,7 +345,8 @@ class LoraConfig(Section):
 class SamplingParams(Section):
     """Sampling parameters. `jaxgpt.generate` and `jaxgpt sample` have the same defaults.
 
-    Filters apply in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p, min-p.
+    Filters are applied in this order, as in transformers: repetition penalty, n-grams, temperature, top-k, top-p,
+    min-p.
     """
 
     temperature: float = setting(0.8, "divide the logits by this; 0: take the most probable token (greedy)", 0.0)
@@ -374,7 +375,7 @@ class TextParams(Section):
     overflow: Literal["auto", "error", "slide"] = setting(
         "auto", "beyond the context: error, slide the window, or auto: continue with RoPE, otherwise error"
     )
-    lookup: int = setting(0, "draft what followed the last N tokens earlier in the text; 0: off", 0, 64)
+    lookup: int = setting(0, "prompt lookup: length of the n-grams that draft the next tokens; 0: off", 0, 64)
 
     def check(self) -> Iterator[str]:
         object.__setattr__(self, "stop_ids", tuple(as_int("a stop id", i, -(2**63), 2**63 - 1) for i in self.stop_ids))
@@ -415,7 +416,7 @@ class PrepareParams(Section):
     val_fraction: float = setting(0.005, "fraction of the documents for validation", 0.0, below=1.0)
     field: str = setting("text", "field or column with the text")
     workers: int = setting(0, "threads; 0: one for each core", 0, 4096)
-    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or count them")
+    on_error: Literal["fail", "skip"] = setting("fail", "on unreadable documents: fail, or skip and count them")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,7 +502,7 @@ class Config(Section):
         A given data.path drops data.mix, and vice versa.
 
         Raises:
-            UserError: if a setting is unknown, its value is invalid, or the settings do not fit.
+            UserError: if a setting is unknown, its value is invalid, or settings conflict.
         """
         given, known = dict(given), flat(self)
         for name, other, empty in (("data.path", "data.mix", ()), ("data.mix", "data.path", "")):

@@ -56,10 +56,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(target)
     except OSError as e:
-        raise OSError(e.errno, e.strerror, str(path)) from None  # instead of the path of the temporary file
+        raise OSError(e.errno, e.strerror, str(path)) from None  # report this path, not the path of the temporary file
     finally:
         with suppress(OSError):
-            temporary.unlink()  # raises an error unless the write failed
+            temporary.unlink()  # left over only if the write failed
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -77,8 +77,9 @@ def sha256_file(path: Path) -> str:
 def sole_writer(directory: Path) -> Iterator[None]:
     """Keep other processes from writing to a directory. The kernel releases the lock when the process exits or is killed.
 
-    If another process holds the lock, a `UserError` has its id, host and start time. The lock file is not deleted while the
-    directory exists: a process could lock the deleted file while a different process locks its successor.
+    If another process holds the lock, the `UserError` contains its id, host and start time. The lock file is not
+    deleted while the directory exists: a process could lock the deleted file while a different process locks its
+    successor.
     """
     path = directory / LOCK
     with reported(f"cannot write to {directory}"):

@@ -91,7 +91,7 @@ PRESETS = {
         "validation loss 1.59 in 2.5 minutes on 2 cores",
     ),
     "shakespeare-fast": Preset(
-        "The loss of nanoGPT's CPU recipe in seconds: a small model, an untied head and high learning rates for Muon.",
+        "Reaches the loss of nanoGPT's CPU recipe in seconds: a small model, an untied head and high learning rates for Muon.",
         Config(
             model=replace(_modern(n_layer=2, n_head=4, n_embd=64, block_size=64), tie_embeddings=False),
             data=SHAKESPEARE,

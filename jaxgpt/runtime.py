@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxgpt.files import cache_dir
 
 # XLA's CPU backend in these versions of jaxlib miscompiles some fused reductions: sum((E @ full_like(E, c)) * E, -1) under
-# jit gives NaN or 1e31. `jaxgpt verify` shows whether a different version does, too.
+# jit gives NaN or 1e31. `jaxgpt verify` shows whether other versions do.
 MISCOMPILING = ("0.10", "0.11", "0.12")
 SAFE_FLAG = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 # LLVM compiles a train step in 20% less time without unrolling loops, and steps are as fast (benchmarks/LOG.md).
@@ -41,7 +41,7 @@ def set_compiler_flags() -> None:
     file = Path(flags) if flags and not flags.startswith("-") else None  # XLA reads flags from a file of this name
     known = file.read_text() if file and file.is_file() else flags
     missing = [flag for flag in (SAFE_FLAG, QUICK_FLAG) if flag.split("=")[0] not in known]
-    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public function for this
+    bridge = sys.modules.get("jax._src.xla_bridge")  # JAX has no public function to query this
     started = bridge is not None and bridge.backends_are_initialized()
     if not started and not file:
         os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
@@ -61,7 +61,8 @@ def keep_compiled() -> None:
     # cuDNN attention has a pointer in its cache key, which differs between processes.
     os.environ.setdefault("JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY", "true")
     directory = str(cache_dir() / "compiled" / cpu_kind())
-    # Other programs may use a different directory without a limit, which then lacks the files that a limit needs.
+    # Limit only this directory: a directory that other programs have filled without a limit lacks the files that a
+    # limit needs.
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", directory) == directory:
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(COMPILED_BYTES))
 

@@ -93,12 +93,12 @@ def _checked(name: str, value: Any, kind: Any, limits: Limits) -> Any:
 
 
 def as_int(name: str, value: Any, low: int, high: int) -> int:
-    """Convert an integer of any kind (Python's, NumPy's, a 0-d array), but no bool or float, from `low` to `high` to `int`."""
+    """Convert an integer from `low` to `high` (Python's, NumPy's, a 0-d array) to `int`; bools and floats are errors."""
     return int(_checked(name, value, int, Limits(low, high)))
 
 
 def similar_setting(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean train.steps?)", comparing the last parts of names, or the settings of a section, or "".
+    """Return a suggestion such as " (did you mean train.steps?)", a list of a section's settings, or "".
 
     Names are dotted, or options such as --train.steps.
     """

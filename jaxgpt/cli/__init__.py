@@ -1,4 +1,4 @@
-"""The command line: one module per command, with a function of its name that `parse` turns into options and help."""
+"""The command line: one module per command, with a function of the same name; `parse` derives options and help from it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def entry(*before: str) -> None:
     """Run the console script: these arguments, then the command line's, with a cache of compiled programs."""
     tune_memory()
     skip_missing_tpus()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA logs a slow compilation as an error; it raises real errors
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # XLA also logs slow compilation; errors raise exceptions
     exit_on_second_signal()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # replace characters that the terminal's encoding lacks

@@ -51,7 +51,7 @@ def chat(
         run: run with the model
         once: answer this message and exit
         system: system message
-        max_new_tokens: maximum length of an answer; by default 512, or fewer where the context ends
+        max_new_tokens: maximum number of tokens in an answer; by default 512, or what fits the context
         stop: strings that end an answer and are not part of it
     """
     if json and not once:

@@ -30,7 +30,7 @@ def export(
         run: run to convert
         directory: directory to write
         adapter: write the adapters of a LoRA run for PEFT, without their base, instead of the merged model
-        base: as --adapter, with the name or directory of the base in transformers; empty: the run of the base
+        base: like --adapter, but record this name or directory of the base model; empty: the run of the base
     """
     from jaxgpt.convert.models import export_model
     from jaxgpt.convert.peft import export_adapter
@@ -43,7 +43,7 @@ def export(
     facts = {
         "model": f"{run}, {done.family}, {done.parameters:,} parameters",
         "directory": directory,
-        "computed by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
+        "supported by": ", ".join(done.engines) + (" only: see docs/models.md" if len(done.engines) == 1 else ""),
         "largest logit difference after reloading": f"{done.max_logit_change:.1e}",
     }
     return print_result(json, {"run": run, "directory": directory} | asdict(done), facts)

@@ -53,8 +53,10 @@ def import_(
     from jaxgpt.convert.peft import CONFIG, import_adapter
 
     adapter = (folder / CONFIG).is_file()
-    if adapter != bool(init_from):
-        raise UserError(f"--init-from RUN is the base of a LoRA adapter, a directory with {CONFIG}: {source}")
+    if adapter and not init_from:
+        raise UserError(f"{source} is a LoRA adapter: pass the run of its base model with --init-from RUN")
+    if init_from and not adapter:
+        raise UserError(f"--init-from applies to LoRA adapters, but {source} has no {CONFIG}: omit it")
     if adapter and (tokenizer or accept_option):
         raise UserError("an adapter has the settings of its base: omit --tokenizer and --accept-option")
     with progress("importing"):

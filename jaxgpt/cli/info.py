@@ -23,8 +23,8 @@ OF_DATA = ("model.vocab_size", "init_from")  # set by the data and by --init-fro
 def info(target: str, /, *, json: Json = False) -> int:
     """Print the state of a run or the settings of a preset, the parameters of each module, FLOPs per token, and bytes.
 
-    A run has its step, checkpoints with their losses, data, time, and the settings
-    that differ from its preset.
+    For a run, it prints the step, the checkpoints with their losses, data, time,
+    and the settings that differ from the preset.
 
     jaxgpt info gpt2
     jaxgpt info runs/shakespeare

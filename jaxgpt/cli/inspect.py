@@ -24,10 +24,10 @@ def inspect(
     html: str = "",
     json: Json = False,
 ) -> int:
-    """Show what a model computes for a text: predictions after each token, by layer, attention and norms.
+    """Show what a model computes for a text: predictions after each token and at each layer, attention and norms.
 
-    With --html, write them as one page that needs no network: point at a token to
-    see where each head looks.
+    With --html, write one page that needs no network: point at a token to see the
+    tokens that each head attends to.
 
     jaxgpt inspect runs/shakespeare --prompt ROMEO:
     jaxgpt inspect runs/shakespeare --prompt ROMEO: --html page.html

@@ -33,7 +33,7 @@ class Settings(TypedDict, total=False):
 
 
 def shown(default: Any) -> str | None:
-    """Format the default of an option; one that is empty or off is not shown."""
+    """Format the default of an option; empty and disabled defaults are not shown."""
     return repr(default).strip("'") if default and default != ("",) else None
 
 
@@ -93,7 +93,7 @@ def make_app(words: Sequence[str]) -> App:
         usage = f"Usage: jaxgpt {name} [ARGUMENTS] [OPTIONS]"
         parent.command(f"jaxgpt.cli.{function}:{function}", name=last, usage=usage)
         if [word for word in words if not word.startswith("-")] in ([], group):
-            parent[last]  # import it: a list of commands shows the first lines of their docstrings
+            parent[last]  # import the command: the list of commands shows the first line of each docstring
     return app
 
 

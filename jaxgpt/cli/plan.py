@@ -44,7 +44,7 @@ def plan(
     tpu7x:2x2x1; or the name of a Google Cloud slice: v5e-8, v5litepod-16, v6e-8
     (chips), v5p-128, v4-32 (TensorCores, two per chip). GPUs are a100, b200, h100,
     h200, l4, l40s and mi300x, at most 8 per machine: h100:8 --slices 4 is four
-    machines. Any other device is custom, with its numbers:
+    machines. For any other device, use custom with its specifications:
     custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G (FLOP/s, bytes,
     bytes/s).
 
@@ -118,7 +118,7 @@ def plan(
 
 
 def table(cost: StepCost, topology: Topology, steps: int = 0) -> str:
-    """Format the cost of a step on one device, and the time of a run of this number of steps; 0: omit it."""
+    """Format the cost of a step on one device, and the time of a run of `steps` steps; 0: omit the time."""
     facts: dict[str, str | list[str]] = {kind: f"{size / GIB:9.3f} GiB" for kind, size in cost.memory.items()}
     verdict = "fits" if cost.fits else "DOES NOT FIT"
     if not cost.compiled and cost.fits and cost.total > CLOSE * cost.available:

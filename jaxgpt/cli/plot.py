@@ -31,9 +31,9 @@ def plot(*runs: str, out: str = "losses.png", x: Literal["all", "step", "tokens"
     Prints a table of the runs: the lowest validation loss, its bits per byte of
     text and its step, tokens/s, and the settings that differ. Bits per byte compare
     runs with different tokenizers. Training losses, each of a single batch, are
-    pale; validation losses are marked by dots. The baselines are the losses of
-    `jaxgpt data report`, which training stores in the run; they are omitted if they
-    differ between runs.
+    drawn pale; validation losses are marked by dots. The baselines are the losses
+    of `jaxgpt data report`, which training stores in the run; they are omitted if
+    they differ between runs.
 
     jaxgpt plot runs/shakespeare
     jaxgpt plot runs/shakespeare runs/shakespeare-2 --out compare.svg

@@ -31,7 +31,7 @@ from jaxgpt.trainer.program import Program
 from jaxgpt.trainer.report import Report
 from jaxgpt.trainer.train import Outcome
 
-LINE, WORDS, LETTERS = 256, 4, 40  # tokens that contain a line; words and characters of a prompt
+LINE, WORDS, LETTERS = 256, 4, 40  # tokens decoded to find a line; maximum words and characters of a prompt
 PLOT_EVERY = 30.0  # seconds between two drawings of loss.png, which takes 0.1 s
 
 
@@ -178,7 +178,7 @@ class TrainReport(Report):
         }
 
     def _draw(self) -> None:
-        """Draw loss.png. A failure does not fail the run."""
+        """Draw loss.png; print a note if this fails."""
         try:
             with suppress(UserError):  # the run has no losses yet
                 draw_run(self.run, f"{self.program.config.preset}: {self.run.path}")

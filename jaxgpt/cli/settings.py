@@ -38,7 +38,7 @@ def with_settings(base: Config, settings: Mapping[str, Any]) -> Config:
     """Override a config with the settings of a command line, and resolve the matrices that LoRA adapts.
 
     Raises:
-        UserError: if a setting is invalid, or the settings do not fit.
+        UserError: if a setting is invalid, or settings conflict.
     """
     config = base.with_settings(settings)
     if config.lora.rank:

@@ -143,7 +143,7 @@ class Tokens:
 
 
 def split_of(path: Path) -> str:
-    """Return the split of a token file, `train` or `val`, from a word (run of letters) of its name; "" if it has none.
+    """Return the split of a token file, `train` or `val`, from a word (run of letters) in its name, or "".
 
     `train.bin`, `fineweb_val_000000.bin` and `retrieval-train.bin` match, `constraint.bin` does not.
     """

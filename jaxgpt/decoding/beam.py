@@ -169,9 +169,8 @@ class BeamSearch:
             [gather_beams(state.ids_BWS[:, :, :P], beam_BW), gather_beams(ids_BKn, next_BW)], axis=-1
         )
 
-        # Finished sequences count only if they are among the W best candidates, and do not continue a finished
-        # sequence.
-        finishes_BK = ends_BK & (jnp.arange(K) < W)[None, :] & ~(top_BK < WORST / 2)  # NaN counts: it is reported
+        # A sequence finishes only if it is among the W best candidates and does not continue a finished sequence.
+        finishes_BK = ends_BK & (jnp.arange(K) < W)[None, :] & ~(top_BK < WORST / 2)  # NaN is included, to report it
         closed_B1 = ~state.active_B[:, None]
         if self.beams.early_stopping is True:
             closed_B1 = closed_B1 | state.finished_BW.all(-1, keepdims=True)
@@ -184,7 +183,7 @@ class BeamSearch:
         )
         finished_BW = gather_beams(jnp.concatenate([state.finished_BW, finishes_BK], axis=1), from_BW)
 
-        # Whether the best running sequence can still beat the worst finished one.
+        # Whether the best running sequence can still beat the worst finished sequence.
         far = self.beams.early_stopping == "never" and weigh > 0
         farthest_B = jnp.maximum(state.limit_B, 1) if far else jnp.full((B,), made)
         worst_BW = jnp.where(finished_BW, best_BW.min(-1, keepdims=True), NO_SCORE)

@@ -31,14 +31,14 @@ def forbid_repeated_ngrams(
 ) -> jax.Array:
     """Forbid tokens that would complete an n-gram that is already in the text.
 
-    The last n - 1 tokens are compared with all earlier ones, one token of the n-gram at a time, until no position matches.
-    This is a loop on the device, so the size of the program does not depend on n.
+    The last n - 1 tokens are compared with all earlier tokens, one token of the n-gram at a time, until no position
+    matches. This is a loop on the device, so the size of the program does not depend on n.
 
     Args:
         logits_BV: float32.
-        ids_BS: int32, the text, its last token at `length - 1` in every row.
+        ids_BS: int32, the text, with the last token of every row at `length - 1`.
         start_B: int32, the slot of each row's first token.
-        length: int32 scalar, slots in use.
+        length: int32 scalar, number of slots in use.
         n: size of the n-gram; 1 forbids every token of the text.
 
     Source: Paulus et al. 2017, section 2.5.
@@ -65,7 +65,7 @@ def forbid_repeated_ngrams(
 
 
 def keep_argmax(logits_BV: jax.Array) -> jax.Array:
-    """Keep the most probable token; of ties, the first."""
+    """Keep the most probable token; among ties, the first."""
     best_B1 = jnp.argmax(logits_BV, axis=-1)[:, None]
     return jnp.where(jnp.arange(logits_BV.shape[-1])[None, :] == best_B1, logits_BV, NEVER)
 
@@ -90,7 +90,7 @@ def keep_top_k(logits_BV: jax.Array, k: int) -> jax.Array:
 
 
 def keep_top_p(logits_BV: jax.Array, p: float) -> jax.Array:
-    """Keep the smallest set of tokens with total probability >= p, at least one.
+    """Keep the smallest set of tokens with total probability >= p, at least one token.
 
     Ties at the boundary keep the largest ids. Only the top `SORTED` tokens are sorted, or 16 times as
     many if their probabilities do not reach p, and so on.
@@ -139,8 +139,8 @@ def inverse_cdf_sample(logits_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     B, V = logits_BV.shape
     width = 256
     max_B1 = _max(logits_BV)
-    # Set the weight of the maximum to 1 instead of exp(l - max): if the compiler fuses the division by the temperature with
-    # this subtraction, l has digits that max has lost, and for large logits the weight would be 0 or infinite.
+    # Set the weight of the maximum to 1 instead of exp(l - max): if the compiler fuses the division by the temperature
+    # with this subtraction, l is more precise than max, and for large logits the weight would be 0 or infinite.
     weight_BV = jnp.where(logits_BV >= max_B1, 1.0, jnp.exp(logits_BV - max_B1))
     weight_BGW = jnp.pad(weight_BV, ((0, 0), (0, -V % width))).reshape(B, -1, width)
     groups_BG = weight_BGW.sum(-1)
@@ -159,8 +159,8 @@ def _max(logits_BV: jax.Array) -> jax.Array:
 def _first_above(weight_BN: jax.Array, target_B: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the index of a positive weight at which the sum first exceeds the target, and the target minus the sum before it.
 
-    Sums are rounded, and a parallel prefix sum may even fall: an index without weight is never returned, and if no sum exceeds
-    the target, the last positive weight is.
+    Sums are rounded, and a parallel prefix sum may even decrease. Therefore an index without weight is never returned,
+    and if no sum exceeds the target, the index of the last positive weight is returned.
     """
     slot_1N, positive_BN = jnp.arange(weight_BN.shape[-1])[None, :], weight_BN > 0
     last_B1 = jnp.max(jnp.where(positive_BN, slot_1N, 0), axis=-1, keepdims=True)

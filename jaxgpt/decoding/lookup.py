@@ -30,7 +30,7 @@ def draft_tokens(text: TokenBuffer, ngram: int, count: int) -> tuple[jax.Array, 
         count: number of tokens to draft. If fewer tokens follow, they are repeated periodically.
 
     Returns:
-        The draft, int32 `[count]`, and whether there is one, a bool scalar.
+        The draft, int32 `[count]`, and whether an earlier occurrence exists, a bool scalar.
     """
     ids_S, start, length = text.ids_BS[0], text.start_B[0], text.length
     slot_S = jnp.arange(ids_S.shape[0])
@@ -51,7 +51,7 @@ def lookup_steps(
         sampler: model, sampling parameters and stop ids.
         params: the weights.
         state: state of one row, returned by `prefill` or this function.
-        rows: key and limit.
+        rows: key and limit of the row.
         steps: int32 scalar, number of tokens to generate: up to `DRAFT` more are returned, but not more than the row's limit.
         ngram: number of tokens that must match to draft.
     """
@@ -71,7 +71,7 @@ def lookup_steps(
             return sample_token(logits_V[None], seen, rows.key_B, state.made + t, sampler.sampling)[0][0]
 
         token_T = jax.vmap(sample)(logits_1TV[0], jnp.arange(DRAFT + 1))
-        accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # the token after them is sampled from the text with them
+        accepted = jnp.cumprod(token_T[:-1] == draft_G).sum()  # one more token is sampled after the accepted tokens
         ended_T = jnp.isin(token_T, jnp.asarray(sampler.stop_ids, jnp.int32)) | (token_T < 0)
         count = jnp.minimum(accepted, jnp.where(ended_T.any(), jnp.argmax(ended_T), DRAFT)).astype(jnp.int32) + 1
         made = state.made + count

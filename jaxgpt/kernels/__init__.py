@@ -24,7 +24,7 @@ def best(config: Config, mesh: Mesh | AbstractMesh | None = None) -> Ops:
     """Return the fastest operations for a config on the devices of a mesh.
 
     Args:
-        config: the run.
+        config: settings of the run.
         mesh: the devices, or a topology to compile for; None: JAX's first device.
 
     Raises:
@@ -41,7 +41,7 @@ def of_device(device: jax.Device, dtype: str = "float32") -> Ops:
     return (CPU if device.platform == "cpu" else PLAIN)._replace(dtype=jnp.dtype(dtype))
 
 
-# Attention kernels by the name in `train.attention`: the platform, and the entry of `Ops`.
+# Attention kernels by their name in `train.attention`: the required platform, and the function for `Ops.attend`.
 KERNELS: dict[str, tuple[str, Attend]] = {
     "cudnn": ("gpu", cudnn_attention),
     "splash": ("tpu", splash_attention),

@@ -22,7 +22,7 @@ from jaxgpt.ops.rotary import Rotation
 
 
 def call_without_inlining(function: Callable[..., Any], *args: Array, small: bool = True) -> Any:
-    """Compute `function(*args)` in an XLA call that is neither inlined nor fused; the CPU backend removes barriers first.
+    """Compute `function(*args)` in an XLA call that is neither inlined nor fused; barriers do not prevent fusion on CPUs.
 
     Args:
         function: a module-level function, so that JAX caches its trace.
@@ -92,7 +92,7 @@ def attend(
 
 
 def attend_one(q_B1NH: Array, k_BKSH: Array, v_BKHS: Array, visible: Visible, scale: float) -> Array:
-    """Attend from one token, not inlined: otherwise the cache would be copied before it is written."""
+    """Attend from one token, in a call that is not inlined: otherwise the cache would be copied before it is written."""
     (B, _, N, H), K = q_B1NH.shape, k_BKSH.shape[1]
     alone = functools.partial(call_without_inlining, small=False)
     scores_BKGS = scale * alone(_scores, q_B1NH.reshape(B, K, N // K, H), k_BKSH)

@@ -34,7 +34,7 @@ def cudnn_attention(
     cuDNN attention does not support document ids.
 
     Args:
-        implementation: "xla": the same function without cuDNN.
+        implementation: "cudnn", or "xla" for the same function without cuDNN.
     """
     if edit or visible.key or visible.query.document_BT is not None:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)
@@ -70,7 +70,7 @@ def splash_attention(
     Args:
         interpret: run the kernel in Pallas' interpreter, which works on a CPU.
     """
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # takes a second to import
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # this import takes a second
 
     if edit or visible.key:
         return attend(q_BTNH, k_BKSH, v_BKHS, visible, scale, edit)

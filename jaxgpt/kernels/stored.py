@@ -1,4 +1,4 @@
-"""Weights stored for decoding: transposed, and optionally in lower precision. They multiply like the arrays they replace.
+"""Weights stored for decoding: transposed, and optionally in lower precision. They support the same products as arrays.
 
 Products with few rows are limited by memory bandwidth. XLA's CPU backend reads a matrix stored as `[outputs, inputs]` faster
 than `[inputs, outputs]`, and int8 weights as int8.
@@ -101,10 +101,11 @@ def dequantize(params: Any) -> Any:
 
 
 def _product(x_RI: jax.Array, values_OI: jax.Array) -> jax.Array:
-    """Compute `x V^T` from V in the type of x, stored as `[outputs, inputs]`: `[R, I]` to `[R, O]` in float32."""
+    """Compute `x V^T`, with V `[outputs, inputs]` converted to the dtype of x: `[R, I]` to `[R, O]` in float32."""
     values_OI = values_OI.astype(x_RI.dtype)
     if 1 < len(x_RI) <= FEW_ROWS:
-        # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps them again.
+        # XLA's CPU backend copies the right operand: here x, the smaller one. Without the barrier, XLA swaps the
+        # operands again.
         return jax.lax.optimization_barrier(_dot(values_OI, x_RI, jnp.float32)).T
     return _dot(x_RI, values_OI, jnp.float32)
 

@@ -60,7 +60,7 @@ def tile_size(T: int) -> int:
 
 
 def tiles(T: int, window: int) -> list[tuple[int, int, int, int]]:
-    """Return for each tile, in tokens: its begin and end, its first key, and the end of the queries that attend to its keys."""
+    """Return for each tile, in tokens: its start and end, its first key, and the end of the queries that attend to its keys."""
     size = tile_size(T)
     reach = math.ceil((window or T) / size) * size  # whole tiles
     return [(a, min(a + size, T), max(a - reach, 0), min(a + size + reach, T)) for a in range(0, T, size)]

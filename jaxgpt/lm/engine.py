@@ -147,7 +147,7 @@ class DecodeSession:
         return Prefix(np.asarray(state.text.ids_BS)[0, start:length].tolist(), state)
 
     def _extend_prefix(self, before: Prefix, prompt: Sequence[int]) -> SamplerState | None:
-        """Keep the cached tokens shared with an earlier text and add the remaining ones; None if none is shared."""
+        """Keep the cached tokens shared with an earlier text and add the remaining tokens; None if no token is shared."""
         text, cache, start = before.state.text, before.state.cache, int(before.state.text.start_B[0])
         same = (i for i, (a, b) in enumerate(zip(before.ids, prompt, strict=False)) if a != b)
         self.reused = done = min(next(same, min(len(before.ids), len(prompt))), len(prompt) - 1)

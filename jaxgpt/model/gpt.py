@@ -74,7 +74,8 @@ class GPT(Named):
     Attributes:
         config: the architecture, with `vocab_size` set.
         ops: functions that compute each operation; `Ops()`: the definitions.
-        remat: policy of `jax.checkpoint` for the blocks: the results that the forward pass saves; None: all.
+        remat: policy of `jax.checkpoint` for the blocks, which selects the results that the forward pass saves; None:
+            all.
     """
 
     ops: Ops = Ops()
@@ -155,8 +156,8 @@ class GPT(Named):
     def embed(self, tokens_BT: jax.Array) -> jax.Array:
         """Look up the embeddings of tokens, `[B, T, D]`.
 
-        If the table's columns are sharded, each device looks up its columns for the tokens of all of them: exchanging ids and
-        vectors is cheaper than gathering the table and its gradient.
+        If the table's columns are sharded, each device looks up its columns for the tokens of all devices: exchanging
+        ids and vectors is cheaper than gathering the table and its gradient.
         """
         tokens_BT = constrain(tokens_BT, ("lookup", "length"))
         x_BTD = constrain(self.wte(tokens_BT), ("lookup", "length", "embed"))

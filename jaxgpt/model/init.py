@@ -37,7 +37,7 @@ def partitioned(init: nn.initializers.Initializer, axes: tuple[str, ...]) -> Cal
     """Wrap an initializer to box its result with the logical names of its axes; `init_params` removes the box."""
 
     def isolated(key: jax.Array, *args: Any) -> Any:
-        # Without the barrier, the compiler fuses each key's derivation with the random numbers drawn from it: the
+        # Without the barrier, the compiler fuses each key's derivation with the random numbers drawn from it, so
         # initializers of equal shapes become different programs, which take minutes to compile. The barrier applies to
         # the key's data, because `JAX_DEBUG_KEY_REUSE` does not support barriers on keys.
         data = jax.lax.optimization_barrier(jax.random.key_data(key))

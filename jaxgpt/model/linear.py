@@ -16,7 +16,7 @@ class Linear(nn.Module):
 
     Attributes:
         shape: number of inputs and outputs.
-        axes: logical names of both, for the sharding table.
+        axes: logical names of the two axes, for the sharding table.
         bias: whether to add b.
         residual: whether the result is added to the residual stream; initial weights are then smaller.
     """

@@ -20,7 +20,7 @@ TARGETS = ("q_proj", "v_proj")
 
 
 def init_lora(key: jax.Array, params: Any, rank: int, targets: Sequence[str] = TARGETS) -> Any:
-    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))` with I inputs, and B = 0: `merge` changes nothing yet.
+    """Initialize adapters: `A ~ U(-1/sqrt(I), 1/sqrt(I))` with I inputs, and B = 0, so `merge` initially changes nothing.
 
     Args:
         key: a random key.
@@ -114,7 +114,7 @@ def abstract_trained(model: ModelConfig, lora: LoraConfig) -> Any:
 def _init_adapter(key: jax.Array, kernels: dict[str, Any], rank: int) -> dict[str, Any]:
     shapes = {name: nn.unbox(kernel).shape for name, kernel in kernels.items()}
     fan_in = next(iter(shapes.values()))[0]
-    # In boxes, axes have names. q_proj and o_proj may have inputs of the same length, but the names differ.
+    # Boxed weights have axis names. The inputs of q_proj and o_proj may have equal lengths, but their names differ.
     inputs = {(shapes[name][0], *getattr(kernel, "names", ())[:1]) for name, kernel in kernels.items()}
     if len(inputs) > 1:
         raise UserError(f"{'+'.join(kernels)} have different inputs and cannot share an A: use {','.join(kernels)}")

@@ -47,7 +47,7 @@ def weights(config: ModelConfig) -> dict[str, Weight]:
     one, first = replace(config, n_layer=1), dict[str, Weight]()  # all blocks have the same weights, so trace only one
 
     def declare() -> None:
-        # Within the trace, because functions of trees sort names.
+        # Record the order here, within the trace: tree functions, such as eval_shape's flattening, sort names.
         boxes = flatten_dict(boxed_params(GPT(one), 0), sep="/")
         first.update({path: Weight(box.value.shape, box.names) for path, box in boxes.items()})
 
@@ -68,7 +68,7 @@ def weight_at(path: tuple[Any, ...], config: ModelConfig) -> Weight | None:
 
 
 def map_weights(function: Callable[[Weight | None, Any], Any], params: Any, config: ModelConfig) -> Any:
-    """Apply `function(weight, leaf)` to every leaf, with the weight of `weight_at`. Matrices of `kernels` are leaves."""
+    """Apply `function(weight, leaf)` to every leaf, with the weight of `weight_at`. Stored weights are leaves."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: function(weight_at(path, config), leaf), params, is_leaf=lambda leaf: hasattr(leaf, "astype")
     )

@@ -38,10 +38,10 @@ class Norm(Protocol):
 
 
 class Ops(NamedTuple):
-    """The functions that compute each operation. Defaults are definitions; `jaxgpt.kernels.best` chooses faster ones.
+    """The functions that compute each operation. Defaults are the definitions; `jaxgpt.kernels.best` selects faster ones.
 
-    Models with equal configs and equal operations are equal and share compiled programs. Therefore an entry is a module-level
-    function, or a value with `__call__` that compares by its settings.
+    Models with equal configs and equal operations are equal and share compiled programs. Therefore an entry must be a
+    module-level function, or an object with `__call__` that compares by value.
 
     Attributes:
         dtype: dtype of matrix products and of the residual stream; parameters, norms, softmax and loss are float32.

@@ -1,4 +1,4 @@
-"""Products with weights, and the sums of losses and gradients."""
+"""Linear layers, log probabilities of ids, and sums of squares, accumulated in float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalization over the last axis, of float32 inputs. `edit` receives each row's factor, "scale" (std_norm: the divisor)."""
+"""Normalization over the last axis, of float32 inputs. `edit` receives a row's factor as "scale" (std_norm: divisor)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ F = TypeVar("F")
 
 
 class Registry(UserDict[str, F]):
-    """Functions by name. Replacing a function clears JAX's caches: JAX finds a compiled program by the name of the function."""
+    """Functions by name. Replacing a function clears JAX's caches: they are keyed by the function's name."""
 
     def __setitem__(self, name: str, function: F) -> None:
         if name in self.data:

@@ -13,7 +13,7 @@ Rotation = tuple[jax.Array, jax.Array]  # cosine and sine of the angles, each [B
 
 
 class Llama3Scaling(NamedTuple):
-    """RoPE scaling of Llama 3: stretch long wavelengths, for contexts longer than the one trained on.
+    """RoPE scaling of Llama 3: stretch long wavelengths, for contexts longer than the trained context.
 
     Attributes:
         factor: multiplies long wavelengths; 1 disables scaling.
@@ -57,7 +57,7 @@ def rope_rotation(positions_BT: jax.Array, frequency_h: np.ndarray) -> Rotation:
 
 
 def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
-    """Rotate each pair `(x[i], x[i + R/2])` by its angle, so that `q . k` depends only on the distance of positions.
+    """Rotate each pair `(x[i], x[i + R/2])` by its angle, so that `q . k` depends only on the distance between positions.
 
     `y1 = x1 cos a - x2 sin a`, `y2 = x2 cos a + x1 sin a`, where x1 and x2 are the halves of the first R channels of a head
     ("rotate half"); the other channels are unchanged.

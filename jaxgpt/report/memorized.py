@@ -109,7 +109,7 @@ def find_memorized(
 
 
 def _improve(best: Match, sample: Grams, block: Grams, begin: int) -> Match:
-    """Return the longest match in a block that begins at `begin` in the corpus, or `best` if none is longer."""
+    """Return the longest match in a block that begins at `begin` in the corpus, or `best` if no match is longer."""
     while match := _find(best.length + 1, sample, block):
         start, position = match
         n = min(len(sample) - start, len(block) - position)

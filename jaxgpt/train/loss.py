@@ -42,7 +42,7 @@ def next_token_loss(apply_fn: Callable[..., Any], chunk: int = 0) -> Objective:
             with the methods `hidden` and `head`); 0: all.
 
     Returns:
-        An objective of windows (see `split_windows`).
+        An objective for batches of windows (see `split_windows`).
     """
 
     def objective(params: Any, windows_BT1: jax.Array, key: jax.Array | None) -> RowSums:
@@ -64,8 +64,8 @@ def split_windows(windows: jax.Array) -> tuple[jax.Array, ...]:
 
     Args:
         windows: `[B, T + 1]`: T inputs and, shifted by one, T targets; or `[B, T, 3]`: input, target and document id of each
-            position. A negative target is not counted. A negative input, such as the same id in the first form, is read as
-            id 0.
+            position. A negative target is not counted. A negative input (in the first form, a target is also the next
+            input) is replaced with id 0.
     """
     parts = (windows[:, :-1], windows[:, 1:]) if windows.ndim == 2 else tuple(jnp.moveaxis(windows, -1, 0))
     return jnp.maximum(parts[0], 0), *parts[1:]

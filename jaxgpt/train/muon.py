@@ -20,8 +20,8 @@ from jaxgpt.config import ModelConfig
 from jaxgpt.model.params import weight_at
 from jaxgpt.ops.sharding import constrain
 
-# Logical axes of a stack of matrices on the way to one device per matrix, one collective at a time: the compiler does not find
-# this schedule.
+# Logical axes of a stack of matrices while it is resharded to one device per matrix, one collective at a time; the
+# compiler does not find this schedule.
 TO_DEVICES = ("matrix_shards", None, None), ("matrices", None, None)
 EPS = 1e-8  # added to the norm of a matrix before the division
 QUINTIC = (3.4445, -4.7750, 2.0315)  # a polynomial that is steep at zero and then stays within 0.7 and 1.2

@@ -19,7 +19,7 @@ from jaxgpt.train.skip import skip_bad_updates
 
 
 class Rates(NamedTuple):
-    """The numbers of a learning-rate schedule. `range` is stored, because a float32 difference is rounded.
+    """The rates of a learning-rate schedule. `range` is stored, because a difference of float32 numbers is rounded.
 
     Attributes:
         peak: highest rate.
@@ -33,9 +33,10 @@ class Rates(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """The numbers of `config.optim` that are arguments of the compiled step: other values need no new compilation.
+    """The values of `config.optim` that are arguments of the compiled step, so that changing them does not recompile it.
 
-    Betas and epsilons are constants of the program: rounded to float32, `1 - beta` would change every moment.
+    Betas and epsilons are constants of the program: as float32 arguments, their rounding would change `1 - beta` and
+    every moment.
 
     Attributes:
         rate: learning rates.
@@ -51,7 +52,7 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(optim: OptimConfig) -> Numbers:
-    """Return the numbers of an optimizer, as Python floats."""
+    """Return these values of an optimizer config, as Python floats."""
 
     def rates(peak: float) -> Rates:
         low = optim.min_lr / optim.learning_rate * peak
@@ -112,7 +113,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Make the optimizer that `config.optim` describes: clip by the global norm, then update by optax's transformation.
 
-    With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, else 0) and gradient `g`:
+    With learning rate `r` (`schedule`), decoupled weight decay `d` (for `decay_mask`'s weights, otherwise 0) and
+    gradient `g`:
 
     - adamw: `w <- w - r (m / (sqrt(v) + eps) + d w)`, bias-corrected moments `m`, `v` (Loshchilov & Hutter 2019).
     - muon: `train/muon.py` for the matrices of the blocks (`groups`), AdamW for all others (Jordan et al. 2024).

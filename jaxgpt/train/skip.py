@@ -51,7 +51,7 @@ def skip_bad_updates(
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer so that it skips non-finite updates and spikes.
 
-    A skipped update changes neither the weights nor the state of the optimizer, its schedule included. Unlike
+    A skipped update changes neither the weights nor the state of the optimizer, including its schedule. Unlike
     `optax.apply_if_finite`, it is never applied, no matter how many are skipped in a row.
 
     Args:
@@ -119,7 +119,7 @@ def should_apply(
         applied = finite & (values <= highest).all()
         clipped = jnp.minimum(values, highest)
     seen = statistics.seen + finite
-    weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # integers would divide to float64 under x64
+    weight = 1 / jnp.clip(seen, 1, HORIZON).astype(means.dtype)  # dividing integers would give float64 under x64
     means = jnp.where(finite, means + (clipped - means) * weight, means)
     in_a_row = jnp.where(applied, 0, statistics.in_a_row + 1)
     return applied, SkipStatistics(in_a_row, statistics.total + ~applied, seen, means[0], means[1])

@@ -16,7 +16,7 @@ from jaxgpt.train.loss import Objective
 from jaxgpt.train.skip import skip_state
 
 Sums = tuple[jax.Array, jax.Array, Mapping[str, jax.Array]]  # loss, count and others of `RowSums`, added over the rows
-# (params, batch) -> sums over rows, turned into a function that adds the sums over the devices
+# Transforms (params, batch) -> sums over rows into a function that also adds the sums over devices
 OverDevices = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -61,11 +61,12 @@ def gradients(
 ) -> tuple[dict[str, jax.Array], Any]:
     """Compute the mean loss of a batch, the means of the objective's other sums, and the gradient of the mean loss.
 
-    Sums are added over microbatches and devices, and divided once by the count: the result does not depend on their number.
+    Sums are added over microbatches and devices and divided once by the count, so the result does not depend on the
+    number of either.
     """
     sums = partial(gradient_sums, key=key, objective=objective, accumulation=accumulation)
     (loss, count, others), grads = (over_devices(sums) if over_devices else sums)(params, batch)
-    count = jnp.maximum(count, 1)  # loss and gradients are 0 without a counted target
+    count = jnp.maximum(count, 1)  # loss and gradients are 0 if no target is counted
     inverse = 1 / count
     means = {"loss": loss / count} | {name: total / count for name, total in others.items()}
     return means, jax.tree.map(lambda g: g * inverse, grads)
@@ -132,8 +133,8 @@ def train_step(
         learning_rate: schedule of the rate, for the metrics only; None: no `lr` in the metrics.
         seed: seed of the dropout masks, which are a function of (seed, step, microbatch).
         accumulation: number of microbatches; divides the number of rows. Without dropout, the result does not depend on it.
-        over_devices: adds the sums of the gradient over devices, for a step without dropout: all devices would draw the same
-            masks. None: the compiler adds them.
+        over_devices: transformation that all-reduces the sums and their gradient over devices; None: the compiler does
+            so. It does not support dropout, because all devices would draw the same masks.
         dropout: whether the objective receives a key.
         ema_decay: `ema <- ema_decay ema + (1 - ema_decay) params`, if the state has an EMA. A skipped update
             (`skip_bad_updates`) changes neither the weights nor the optimizer state nor the EMA.
@@ -159,7 +160,8 @@ def train_step(
         ema = jax.tree.map(lambda old, new: ema_decay * old + (1 - ema_decay) * new, ema, params)
     if (skip := skip_state(opt_state)) is not None:
         metrics |= {"skipped": skip.statistics.total, "skipped_in_a_row": skip.statistics.in_a_row}
-        # For the weights this changes only rounding: the sum compiles as without the wrapper.
+        # The updates of the weights are already 0; selecting the old weights keeps the rounding of a step without the
+        # wrapper.
         keep = partial(jnp.where, skip.applied)
         params, ema = jax.tree.map(keep, (params, ema), (state.params, state.ema))
     return TrainState(state.step + 1, params, opt_state, ema), metrics
@@ -172,6 +174,6 @@ def _schedule_step(state: TrainState) -> jax.Array:
 
 
 def eval_step(params: Any, batch: Any, *, objective: Objective) -> tuple[jax.Array, jax.Array]:
-    """Compute the summed loss and the token count of each row, both `[B]`, and 0 for a row of -1."""
+    """Compute the summed loss and the token count of each row, both `[B]`; both are 0 for a row of -1."""
     sums = objective(params, batch, None)
     return sums.loss_B, sums.count_B

@@ -116,7 +116,7 @@ data report text.txt --data.path text.txt -> text.txt is the path of the data: o
 data report nosuch -> no preset, run, file or directory 'nosuch'; jaxgpt presets lists the presets
 data report ids.bin --data.tokenizer ids -> data report needs the tokenizer of the ids: --data.tokenizer gpt2 or PATH
 import hf new --revision x -> --revision applies to models on the Hub, but hf is a local path
-import hf new --init-from run -> --init-from RUN is the base of a LoRA adapter, a directory with adapter_config.json: hf
+import hf new --init-from run -> --init-from applies to LoRA adapters, but hf has no adapter_config.json: omit it
 import peft new --init-from run --tokenizer gpt2 -> omit --tokenizer and --accept-option
 import list new -> list/config.json: expected an object, found list
 inspect run --max-new-tokens 900 -> exceed the limit of

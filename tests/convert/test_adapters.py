@@ -197,10 +197,10 @@ def test_tensors_that_do_not_fit_are_refused(written: Path, case: str) -> None:
 
 def test_commands_that_need_other_arguments(written: Path) -> None:
     for args, message in (
-        (["import", str(written / "adapter"), "run"], "--init-from RUN is the base of a LoRA adapter"),
+        (["import", str(written / "adapter"), "run"], "adapter is a LoRA adapter: pass the run of its base model"),
         (
             ["import", str(written / "llama"), "run", "--init-from", "x"],
-            "--init-from RUN is the base of a LoRA adapter",
+            "--init-from applies to LoRA adapters, but ",
         ),
         (
             ["export", str(written / "llama"), "out", "--adapter"],
