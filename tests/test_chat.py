@@ -186,7 +186,7 @@ def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(lm: LM) -> None:
 
 def test_what_cannot_be_answered_is_one_line(lm: LM) -> None:
     cases = [
-        (tiny(), HI, "has no chat template: import an instruction-tuned one, or continue text"),
+        (tiny(), HI, "has no chat template: import an instruction-tuned model, or continue text"),
         (lm, [*HI, {"role": "assistant", "content": "Yes?"}], "the last message must have the role user"),
         (
             lm,

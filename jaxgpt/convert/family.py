@@ -20,15 +20,16 @@ class Family(NamedTuple):
 
     Attributes:
         name: `model_type` in config.json.
-        architectures: its classes; the first has a head. A file may contain the model without its head, if the head is tied.
+        architectures: class names in config.json; the first class has a head. A file may contain the model without its
+            head, if the head is tied.
         form: the names of its tensors.
-        options: by option of config.json, its setting and the default of the config class.
+        options: for each option of config.json, its setting and the default of the config class.
         settings: settings common to all its models.
-        fills: settings that any model can have, because they only add biases of 0 and gains of 1; or no effect.
+        fills: settings that any model can have, because they only add biases of 0 or gains of 1, or have no effect.
         read: returns the settings in the other options, given the config so far. It must read every option that can
         change the logits.
         write: the inverse of `read`.
-        served: activations that vLLM and llama.cpp compute in this family, according to their sources.
+        served: activations that vLLM and llama.cpp support in this family, according to their source code.
         form_of: returns the names of the tensors for the content of a config.json and its model, if they depend on it.
     """
 
@@ -62,7 +63,7 @@ class Family(NamedTuple):
         return fixed | {"initializer_range": config.init_std} | values | self.write(config)
 
     def express(self, config: ModelConfig) -> ModelConfig:
-        """Return the config that the family reads for a model of the same function.
+        """Return the config of the same function that the family reads back.
 
         Raises `UserError` with the first setting that the family cannot express.
         """
@@ -74,13 +75,13 @@ class Family(NamedTuple):
         for name, value in asdict(canonical(found)).items():
             if name not in TRAINING and value != (actual := getattr(wanted, name)):
                 raise UserError(
-                    f"model.{name} {short_repr(actual)} has no {self.name} equivalent, only {short_repr(value)} has"
+                    f"model.{name} {short_repr(actual)} has no {self.name} equivalent: it must be {short_repr(value)}"
                 )
         return found
 
 
 def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
-    """Return the programs that compute an exported model; others may reject it, or ignore a setting of config.json."""
+    """Return the programs that support an exported model; others may reject it, or ignore a setting of config.json."""
     untied = family.name == "gpt2" and not config.tie_embeddings  # vLLM does not read a head
     if config.activation not in family.served or untied:
         return ("transformers",)
@@ -90,7 +91,7 @@ def engines(family: Family, config: ModelConfig) -> tuple[str, ...]:
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Write out sizes, and drop settings without effect, so that the same function has the same config."""
+    """Set sizes explicitly and reset settings without effect, so that equal functions have equal configs."""
     pattern = period("".join("L" if window else "G" for window in config.windows))
     same = config.rope_factor == 1.0 and config.rope_local_theta == config.rope_theta
     rope = linear(config.block_size) if config.rope_factor != 1.0 and is_linear(config) else {}

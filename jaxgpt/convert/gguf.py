@@ -126,7 +126,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
     if kind != "llama":
         raise UserError(f"{path}: general.architecture {short_repr(kind)} is not supported: expected llama")
     metadata = {k.removeprefix("llama."): v for k, v in weights.metadata.items() if k.startswith("llama.")}
-    metadata.pop("vocab_size", None)  # the embedding has the size, which may be padded
+    metadata.pop("vocab_size", None)  # the embedding determines the size, which may be padded
     embedding = weights.tensors.get(FORM.tied)
     values = {option: metadata.pop(name, None) for option, name in OPTIONS.items()} | {
         "vocab_size": (embedding.shape[0] or None) if embedding and embedding.shape else None,
@@ -149,7 +149,7 @@ def open_gguf(path: Path, accept: Collection[str] = ()) -> tuple[ModelConfig, Gg
 
 
 def _rope_scaling(weights: GgufWeights) -> dict[str, Any] | None:
-    """Return Llama 3 scaling, which the file stores as a divisor for each frequency, in a tensor that is removed."""
+    """Return Llama 3 scaling from the tensor of frequency divisors, and remove this tensor from `weights`."""
     if ROPE_FREQS not in weights.tensors:
         return None
     divisors, theta = weights.read(ROPE_FREQS).reshape(-1), weights.metadata.get("llama.rope.freq_base", 10_000.0)

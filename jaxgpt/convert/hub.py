@@ -33,6 +33,6 @@ def fetch_model(name: str, revision: str = "") -> tuple[Path, str]:
     """
     repo = ALIASES.get(name, name)
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
-        raise UserError(f"{name} is no file, no directory, and not the name of a hub repository (owner/name)")
+        raise UserError(f"{name} is not a file, a directory or a hub repository (owner/name)")
     path = download(repo, PATTERNS, revision=revision or PINNED.get(repo, "main"), ignore=SECOND_COPY)
     return path, path.name

@@ -131,7 +131,7 @@ def read_windows(options: Options, n_layer: int, window: int, pattern: str) -> d
     if "L" not in pattern:
         return {}
     if window < 1:
-        raise options.refuse("sliding_window", window, "layers of type sliding_attention need one of at least 1")
+        raise options.refuse("sliding_window", window, "layers of type sliding_attention need a window of at least 1")
     return {"sliding_window": window, "window_pattern": pattern}
 
 

@@ -38,7 +38,7 @@ class Converted:
         family: a name in `FAMILIES`, nanogpt or lora.
         parameters: number of parameters.
         max_logit_change: largest logit difference between the model and its exported files; 0 for an import.
-        engines: programs that compute the exported model; other programs may reject or silently change it.
+        engines: programs that support the exported model; other programs may reject or silently change it.
     """
 
     family: str
@@ -63,7 +63,7 @@ def import_model(source: Path, target: Path, tokenizer: str = "", accept: Collec
     family, model, form, weights = open_model(source, accept)
     own = without_ids_from(_tokenizer(source, tokenizer, model, weights), model.vocab_size)
     if own.vocab_size > model.vocab_size:
-        raise UserError(f"{source}: its tokenizer has {own.vocab_size} ids, its model only {model.vocab_size}")
+        raise UserError(f"{source}: the tokenizer has {own.vocab_size} ids, but the model only {model.vocab_size}")
     save(LM(imported_config(target, model), load_weights(weights, model, form), own), target)
     return Converted(family, model.parameters)
 
@@ -101,7 +101,7 @@ def export_model(run: str | Path, target: Path, checkpoint: str = "best") -> Con
 
 
 def exported_form(model: ModelConfig) -> tuple[Family, ModelConfig]:
-    """Return the transformers family of a model, and the config of the same function that it reads.
+    """Return the transformers family of a model, and the config of the same function that the family reads.
 
     Raises `UserError` if a setting has no equivalent in the supported families.
     """

@@ -122,7 +122,7 @@ class Options:
             self._left.pop(name, None)
 
     def inner(self, name: str, values: Mapping[str, Any]) -> Options:
-        """Return the options of an object in the file, with the same accepted options."""
+        """Return the options of a nested object, with the same accepted options."""
         return Options(values, f"{self.where}: {name}", self._accept)
 
     def done(self) -> None:

@@ -67,7 +67,7 @@ class Module(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Its matrices in `lora.targets`."""
+        """Names of this module's matrices in `lora.targets`."""
         return "+".join(self.outputs)
 
     @property
@@ -76,7 +76,7 @@ class Module(NamedTuple):
         return f"{PREFIX}{self.name}.lora_A.weight", f"{PREFIX}{self.name}.lora_B.weight"
 
     def adapters(self, tree: Any) -> list[Any]:
-        """Return the adapters of its matrices in a tree, each `{"a": A, "b": {name: B}}`."""
+        """Return the adapters of this module's matrices in a tree, each `{"a": A, "b": {name: B}}`."""
         siblings = functools.reduce(lambda node, name: node.get(name, {}), self.parents, tree)
         return [each for each in siblings.values() if not self.outputs.keys().isdisjoint(each.get("b", {}))]
 
@@ -118,7 +118,7 @@ def import_adapter(source: Path, target: Path, init_from: str) -> Converted:
         init_from: the run of the base model, or one of its checkpoints.
 
     Raises:
-        UserError: as `read_adapter`, or if there is no such base.
+        UserError: as in `read_adapter`, or if there is no such base.
     """
     check_new(target)
     path, which = parse_checkpoint(init_from)

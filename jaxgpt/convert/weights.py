@@ -42,7 +42,7 @@ class Format(NamedTuple):
 
 
 def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[str, str]:
-    """Check that files contain a model, and return the name in the files of each name in the table.
+    """Check that files contain a model, and map each name in the table to its name in the files.
 
     Raises `UserError` if a tensor is missing, unexpected, or of a different shape or type, or a tied head differs.
     """
@@ -66,7 +66,7 @@ def check_weights(weights: Weights, config: ModelConfig, form: Format) -> dict[s
 
 
 def load_weights(weights: Weights, config: ModelConfig, form: Format) -> Any:
-    """Load the tree of a model's weights on the first device, with at most one tensor of the files in memory besides."""
+    """Load the tree of a model's weights on the first device, with at most one additional tensor in memory."""
     names, shapes = check_weights(weights, config, form), leaf_shapes(config)
     leaves: dict[str, jax.Array] = {}
     for row in expand(form.table, config):
@@ -97,7 +97,7 @@ def check_change(before: np.ndarray, after: np.ndarray) -> float:
     """Return the largest logit difference between a model and its reloaded export; raise an error above `TOLERANCE`."""
     change = float(np.abs(before - after).max())
     if not change <= TOLERANCE * max(1.0, float(np.abs(before).max())):
-        raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: nothing was kept")
+        raise TrainingFailed(f"the logits of the written files differ by {change:.2e}: the files were deleted")
     return change
 
 

@@ -57,7 +57,7 @@ class Epochs:
         self.per_epoch = (self.count - self._phases) // self._stride + 1
 
     def starts(self, rows: np.ndarray) -> np.ndarray:
-        """Return the starts of rows, by their index from the start of the run."""
+        """Return the window starts of the rows with these indices, counted from the start of the run."""
         epochs, positions = np.divmod(rows, self.per_epoch)
         starts = np.empty(len(rows), np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -137,15 +137,15 @@ def batches(
         block_size: inputs of each window (T).
         batch_size: windows of each batch (B).
         seed: seed of the order.
-        sampling: `epoch` uses every window once before any twice; `random` draws each independently.
+        sampling: `epoch` uses every window once per epoch; `random` draws each window independently.
         stride: ids between the starts of windows; 0: T, from a start drawn for each epoch.
 
     Returns:
         A function of the step that returns int32 `[B, T + 1]`: T inputs and, shifted by one, T targets, as for `train_step`.
 
     Raises:
-        UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1, or an argument or step is
-            not valid.
+        UserError: if the ids are not one-dimensional, not integers, negative, or fewer than T + 1, or an argument or
+            step is invalid.
     """
     row = ids if isinstance(ids, np.memmap) else np.asarray(ids)
     if row.ndim != 1 or row.dtype.kind not in "iu":

@@ -71,7 +71,8 @@ class ChatTemplate:
             add_generation_prompt: end with the header of an assistant message.
 
         Raises:
-            UserError: if the messages are malformed, or the template rejects them, has an error or writes too much.
+            UserError: if the messages are malformed, or the template rejects them, has an error or renders too much
+                text.
         """
         variables = self.variables | {"tools": None, "documents": None, "messages": check_messages(messages)}
         marked = ""
@@ -94,11 +95,12 @@ class ChatTemplate:
     def assistant_spans(self, messages: Sequence[Message]) -> Rendered:
         """Render a complete conversation, and locate the assistant's text, the targets of training.
 
-        If the template has no `{% generation %}`, each prefix of the conversation is rendered: the text of a message is the
-        rendering up to it, minus the rendering before it with the generation prompt, without trailing white space.
+        If the template has no `{% generation %}`, each prefix of the conversation is rendered. The text of a message is
+        then the difference of two renderings, without trailing white space: the prefix that ends with this message, and
+        the prefix before it with the generation prompt.
 
         Raises:
-            UserError: as `render`; or if the template changes earlier messages when later ones follow.
+            UserError: as in `render`, or if the template changes earlier messages when later messages follow.
         """
         whole = self.render(messages, add_generation_prompt=False)
         if whole.spans:

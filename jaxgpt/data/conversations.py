@@ -35,7 +35,7 @@ def load_conversations(
 ) -> tuple[Packed, Packed, str, str]:
     """Read, encode, split and pack the conversations of a file.
 
-    Conversations of more than T + 1 ids are truncated, then those without a token of the assistant are dropped.
+    Conversations of more than T + 1 ids are truncated; conversations without assistant tokens are then dropped.
 
     Returns:
         Training data; validation data, which may be empty; a one-line description; and the SHA-256 of the file.
@@ -120,7 +120,7 @@ def encode_conversation(value: Any, tokenizer: Tokenizer, template: ChatTemplate
     if any(message.get("weight", 1) != 1 for message in check_messages(messages)):
         raise UserError("a message has a weight other than 1, which is not supported: omit the conversation")
     if all(message["role"] != "assistant" for message in messages):
-        raise UserError("no message has the role assistant, and only those are trained on: add one")
+        raise UserError("no message has the role assistant, but only assistant messages are trained on: add one")
     rendered = template.assistant_spans(messages)
     return Conversation(*encode_spans(tokenizer, rendered.text, rendered.spans))
 

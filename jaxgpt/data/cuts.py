@@ -51,7 +51,7 @@ def split_by(pattern: str) -> dict[str, Any]:
 
 
 def word_pattern(value: Mapping[str, Any]) -> str:
-    """Return the word pattern of a tokenizer.json: GPT-2's, Llama 3's or Qwen's; "" for a different one."""
+    """Return the word pattern of a tokenizer.json: GPT-2's, Llama 3's or Qwen's; otherwise ""."""
     match value["pre_tokenizer"]:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
             return GPT2

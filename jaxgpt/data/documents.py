@@ -32,7 +32,7 @@ FILES = [f"*{kind}{packed}" for kind in (".txt", *LINES) for packed in ("", *OPE
 BLOCK = 1 << 20  # characters of a text file to read at a time
 ROWS = 64  # rows of a table to read at a time
 UNCUT = 1 << 21  # maximum characters of a text file without a place to cut them; encoding them takes 0.4 GB
-TRAIN = b"\xff" * 32  # digest of a document that is for training at any fraction for validation
+TRAIN = b"\xff" * 32  # digest of the first document: selects training for any `val_fraction`
 CONVERT = "convert it to UTF-8 text, JSON Lines (.jsonl) or Parquet (.parquet)"
 
 

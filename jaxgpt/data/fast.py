@@ -17,7 +17,7 @@ UNSUPPORTED = "dropout continuing_subword_prefix end_of_word_suffix byte_fallbac
 
 
 def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
-    """Return a faster equivalent of `tokenizer.encode`, or None if there is none or tiktoken is not installed."""
+    """Return a faster equivalent of `tokenizer.encode`; None if its ids would differ or tiktoken is not installed."""
     if not find_spec("tiktoken") or not isinstance(tokenizer, SubwordTokenizer):
         return None
     import tiktoken
@@ -25,13 +25,13 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
     value = json.loads(tokenizer.to_json())
     if not word_pattern(value) or not (ranks := _ranks(tokenizer, value)):
         return None
-    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # tiktoken needs one; below, it is ordinary text
+    special = {EOS_NAMES[0]: max(ranks.values()) + 1}  # required by tiktoken; `encode` treats its name as ordinary text
     encoding = tiktoken.Encoding("jaxgpt", pat_str=word_pattern(value), mergeable_ranks=ranks, special_tokens=special)
 
     def encode(text: str) -> np.ndarray:
         try:
             return call_tokenizers(lambda: encoding.encode_to_numpy(text, disallowed_special=()), "this text")
-        except UserError:  # its regular expressions have limited features
+        except UserError:  # tiktoken's regular expressions have limits
             return tokenizer.encode(text)
 
     return encode
@@ -40,9 +40,10 @@ def fast_encoder(tokenizer: Tokenizer) -> Callable[[str], np.ndarray] | None:
 def _ranks(tokenizer: SubwordTokenizer, value: dict[str, Any]) -> dict[bytes, int]:
     """Return the ids of the tokens by their bytes, or {} if tiktoken would merge them differently.
 
-    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. They agree if every
-    token, encoded alone by `tokenizers`, is itself: take the first pair (x, y) that only tiktoken merges, into a token t. So
-    far, no merge crossed the ends of t, so encoding t alone also reaches (x, y). It ends as t, so (x, y) is a listed pair.
+    `tokenizers` merges a pair of tokens if the pair is listed, tiktoken if their concatenation is a token. They agree
+    if `tokenizers` encodes the text of every token to this token alone. Proof: take the first pair (x, y) that only
+    tiktoken merges, into a token t. So far, no merge crossed the ends of t, so encoding t alone also reaches (x, y).
+    This encoding ends with t, so (x, y) is a listed pair.
     """
     model, plain = value["model"], all(token["special"] for token in value["added_tokens"])
     if not plain or value["normalizer"] or model["type"] != "BPE" or any(map(model.get, UNSUPPORTED)):

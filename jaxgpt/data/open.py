@@ -157,7 +157,7 @@ def encode_text(tokenizer: Tokenizer, text: str, progress: Progress = no_progres
 
 
 def with_path(config: Config, path: str) -> Config:
-    """Replace the data of a config with the data at a path, not split, for evaluation, unless the path is empty."""
+    """For evaluation, replace the data of a config with all data at a path; an empty path changes nothing."""
     return replace(config, data=replace(config.data, path=path, mix=(), train_fraction=1.0)) if path else config
 
 
@@ -176,7 +176,7 @@ def vocab_size(config: Config) -> int:
 
 
 def _open_mixture(config: Config, tokenizer: Tokenizer, progress: Progress) -> Data:
-    """Open each source. Validation uses all of them regardless of their weights, so that losses are comparable."""
+    """Open each source. Validation uses all sources regardless of their weights, so that losses are comparable."""
     sources, weights = zip(*config.data.sources, strict=True)
     parts = tuple(open_data(replace(config, data=each), tokenizer, progress) for each in sources)
     if len({part.train.segmented for part in parts}) > 1:

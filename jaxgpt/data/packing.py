@@ -98,7 +98,7 @@ def pack_documents(tokens: Tokens, block_size: int) -> Packed:
     """
     bounds = np.unique(np.concatenate([[0], *(ends + 1 for ends in tokens.ends()), [len(tokens)]]))
     inputs = np.diff(bounds) - 1
-    pieces = -(-inputs // block_size)  # number per document
+    pieces = -(-inputs // block_size)  # number of pieces per document
     firsts = np.cumsum(pieces) - pieces
     begins = np.repeat(bounds[:-1], pieces)
     offsets = (np.arange(len(begins)) - np.repeat(firsts, pieces)) * block_size  # offset of each piece in its document

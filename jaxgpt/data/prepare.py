@@ -58,7 +58,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Tokenize documents to shards of ids with an index, and return the index.
 
-    A call with the same arguments continues a killed one, and compares the files of a complete directory with their checksums.
+    A call with the same arguments continues an interrupted call; if the directory is complete, it compares the files
+    with their checksums.
 
     Args:
         out: directory to write; new, empty, or from an earlier call with the same parameters.
@@ -177,7 +178,7 @@ def _begin(out: Path, params: PrepareParams, sources: Sequence[Source], tokenize
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces to about `BATCH` bytes."""
+    """Group pieces into batches of about `BATCH` bytes."""
     batch, size = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)

@@ -1,4 +1,4 @@
-"""Texts: Python's standard library, small texts to learn from, or the user's file or directory."""
+"""Texts: Python's standard library, small built-in texts, or the user's file or directory."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_path(path: Path) -> Text:
     """Read a text file, or all text files of a directory, sorted by path. Other files of a directory are skipped.
 
     Raises:
-        UserError: if the path is too large, is not text, or a directory without text files.
+        UserError: if the text is too large, a file is not text, or a directory has no text files.
     """
     if not path.is_dir():
         if not (data := _read_file(path)):
@@ -140,7 +140,7 @@ def read_path(path: Path) -> Text:
 
 
 def visible_files(directory: Path) -> Iterator[Path]:
-    """Yield the files of a directory and its subdirectories, sorted by path, without hidden ones and links to directories."""
+    """Yield the files of a directory and its subdirectories, sorted by path; skip hidden files and links to directories."""
     with reported(f"cannot read {directory}"):
         paths = sorted(path for path in directory.iterdir() if not path.name.startswith("."))
     for path in paths:

@@ -23,7 +23,7 @@ Ids = Sequence[int] | np.ndarray
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Special tokens of a model. Export writes both files again."""
+    """Special tokens of a model: the contents of two files, which export writes back."""
 
     # Content of generation_config.json, with the ids of config.json that it lacks.
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -56,13 +56,13 @@ class Tokenizer(Protocol):
 
     vocab_size: int  # V; all ids are smaller
     special: SpecialTokens = SpecialTokens()  # from the files of an imported model; empty for other tokenizers
-    separator: str = ""  # joins two texts; not empty: decoding does not restore white space
+    separator: str = ""  # separator between two texts; if it is not empty, decoding does not restore white space
     cuts: Cuts = ANYWHERE  # places to cut a text without changing its ids
     byte_ids: Collection[int] = ()  # ids of single bytes; consecutive byte ids are decoded to characters together
 
     @property
     def bos_ids(self) -> tuple[int, ...]:
-        """Ids to put before a text."""
+        """Ids to prepend to a text."""
         return ()
 
     @property
@@ -109,7 +109,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer(Tokenizer):
-    """A tokenizer with one id per UTF-8 byte, its value."""
+    """A tokenizer with one id per UTF-8 byte: the value of the byte."""
 
     vocab_size = 256
 
@@ -302,7 +302,7 @@ def byte_vocab() -> dict[str, int]:
 
 
 def _ids_of(value: Any) -> list[int]:
-    """Return the ids of an id, a list of ids, or None; negative ids mean none."""
+    """Convert an id, a list of ids or None to a list of ids, without negative ids."""
     ids = value if isinstance(value, list) else [-1 if value is None else value]
     return [i for i in ids if i >= 0]
 

@@ -26,7 +26,7 @@ LLMC: dict[int, tuple[int, np.dtype[Any]]] = {
 
 
 class Split(Protocol):
-    """Token ids of a split, read in windows: `Tokens`, which documents the members, `Packed` or `Mixture`."""
+    """The interface of the token ids of a split: `Tokens` (which documents the members), `Packed` and `Mixture`."""
 
     @property
     def segmented(self) -> bool: ...
@@ -60,7 +60,7 @@ class Tokens:
         return bool(self.end_ids)
 
     def pieces(self, start: int, n: int) -> Iterator[np.ndarray]:
-        """Yield views of the ids `start` to `start + n`, one for each part that has any of them."""
+        """Yield views of the ids `start` to `start + n`, one for each part that overlaps this range."""
         index = bisect_right(self._ends, start)
         while n > 0:
             part = self.parts[index]
@@ -79,7 +79,7 @@ class Tokens:
         """Return a copy of the ids `start` to `start + n`, int32.
 
         Raises:
-            UserError: if an id is outside the vocabulary. JAX would silently use a different one.
+            UserError: if an id is outside the vocabulary. JAX would silently use a different id.
         """
         out, end = np.empty(n, np.int32), 0
         for piece in self.pieces(start, n):
@@ -159,10 +159,12 @@ def is_token_path(path: Path) -> bool:
 def open_splits(path: Path, train_fraction: float, vocab_size: int) -> tuple[Tokens, Tokens, str]:
     """Map training and validation ids from a token file, or from a directory with the split in the names of its files.
 
-    A single file, or a directory without validation files, is split at `train_fraction`. The third result describes both.
+    A single file, or a directory without validation files, is split at `train_fraction`. The third result is a
+    description of both.
 
     Raises:
-        UserError: if a file is missing, empty, damaged, or has 16-bit ids without a header and the vocabulary is larger.
+        UserError: if a file is missing, empty, damaged, or has 16-bit ids without a header and the vocabulary needs
+            more bits.
     """
     files = {"train": [path], "val": list[Path]()}
     if path.is_dir():

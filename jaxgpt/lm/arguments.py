@@ -68,7 +68,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
     """Encode a prompt.
 
     A string is preceded by the tokenizer's `bos_ids`, unless it begins with them; an empty string becomes the ids that
-    `start_ids` returns. Ids are used as they are.
+    `start_ids` returns. Ids are used unchanged.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -77,7 +77,7 @@ def encode_prompt(tokenizer: Tokenizer, vocab_size: int, prompt: Any, special: b
         special: encode the names of special tokens in a string as their ids.
 
     Raises:
-        UserError: if there are no ids, ids that are not integers, or ids outside the vocabulary.
+        UserError: if the prompt has no ids, non-integer ids, or ids outside the vocabulary.
     """
     if isinstance(prompt, str):
         text_ids = (tokenizer.encode_special if special else tokenizer.encode)(prompt).tolist()
@@ -116,7 +116,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
         new = text.max_length - length
         if new < 1:
             raise UserError(
-                f"the prompt of {length} tokens leaves no room for new ones: raise max-length {text.max_length}"
+                f"the prompt of {length} tokens leaves no room for new tokens: raise max-length {text.max_length}"
             )
     else:
         new = text.max_new_tokens or (min(NEW_TOKENS, max(fitting - 1, 1)) if bounded else NEW_TOKENS)
@@ -129,7 +129,7 @@ def max_new(model: ModelConfig, length: int, text: TextParams) -> int:
 
 
 def row_keys(key: Any, rows: int) -> jax.Array:
-    """Return a key for each row: an array of keys, one per row, as it is; one key or seed is folded with the row's index."""
+    """Return a key for each row: the given keys, or a single key or seed folded with the row's index."""
     keys = as_keys(key)
     if keys.shape == (rows,):
         return keys

@@ -1,4 +1,4 @@
-"""Conversations: render the messages, generate an answer, and keep the key/value cache for the next one."""
+"""Conversations: render the messages, generate an answer, and keep the key/value cache for the next answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Chat:
         special = lm.tokenizer.special
         if special.chat_template is None:
             raise UserError(
-                f"{lm.source or 'the model'} has no chat template: import an instruction-tuned one, or continue "
+                f"{lm.source or 'the model'} has no chat template: import an instruction-tuned model, or continue "
                 f"text with jaxgpt sample RUN --prompt TEXT"
             )
         self._template = ChatTemplate(special.chat_template, special.names)
@@ -87,7 +87,7 @@ class Chat:
     def _pieces(
         self, messages: list[dict[str, Any]], request: Request, sampling: SamplingParams, key_1: jax.Array
     ) -> Generator[Piece, None, None]:
-        before, self._before = self._before, None  # its cache is donated
+        before, self._before = self._before, None  # donated: cannot be used again if this call fails
         self.prompt_tokens = len(request.rows[0])
         session = request.session(sampling, key_1, before)
         self.reused, answer, failed = session.reused, "", False
@@ -121,7 +121,7 @@ def chat(
     Args:
         lm: model with a chat template.
         messages: dicts with a `role` (system, user, assistant) and a `content`; the last one is the user's.
-        max_new_tokens: maximum number of tokens of the answer; None: 512, or fewer where the context ends.
+        max_new_tokens: maximum number of tokens of the answer; None: 512, or what fits the context.
         stop: strings that end the answer; not part of it. The model's own end tokens always end it.
         key: a seed, or a `jax.random.key`.
         **sampling: fields of `SamplingParams`.

@@ -111,7 +111,7 @@ class DecodeSession:
     def next_tokens(self, steps: int) -> np.ndarray:
         """Generate up to `steps` more tokens per row, int32 `[B, new]`, or none if all rows have ended.
 
-        With `lookup`, a few more than `steps` are possible. A row ends at a negative token: `sampling.ALL_REMOVED` or
+        With `lookup`, a few more tokens are possible. A row ends at a negative token: `sampling.ALL_REMOVED` or
         `NOT_A_NUMBER`.
         """
         before, end = self.made, min(self._limit, self.made + steps)
@@ -139,7 +139,7 @@ class DecodeSession:
         self._state = self._state._replace(done_B=jax.device_put(done_B, self._state.done_B.sharding))
 
     def prefix(self) -> Prefix | None:
-        """End this session of one row, and return its tokens and cache; None if a call failed or none was made."""
+        """End this session of one row, and return its tokens and cache; None before the first call, or if a call failed."""
         state, self._state = self._state, None
         if state is None:
             return None
@@ -156,7 +156,7 @@ class DecodeSession:
         slots = bucket(start + len(prompt) + self._limit, LEAST_SLOTS)
         cache = cache if cache.size >= slots else _grow(cache, slots - cache.size)
         while (left := len(prompt) - 1 - done) > 0:
-            # Stay within the context: the padding of a chunk also looks up positions.
+            # Keep the chunk within the context: positions are also looked up for its padding.
             T = bucket(min(left, CHUNK), 8, min(CHUNK, cache.size - start - done, max(self._context - done, left)))
             new = prompt[done : done + T][:left]
             ids_1T = np.zeros((1, T), np.int32)

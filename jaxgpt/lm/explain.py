@@ -72,7 +72,7 @@ def explain(
         lm: model.
         prompt: a string, or ids.
         filters: custom filters, as for `generate`.
-        key: a seed or a `jax.random.key`; an array of one key is used unchanged, such as `np.uint32([choice.key])`.
+        key: a seed or a `jax.random.key`; an array of one key, such as `np.uint32([choice.key])`, is used unchanged.
         **sampling: fields of `SamplingParams`.
 
     Raises:

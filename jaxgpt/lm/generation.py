@@ -85,7 +85,7 @@ def generate(
         lm: model.
         prompts: a string or ids, or a list of them.
         filters: pure functions `(logits_BV, text) -> logits_BV`, with `text` a `TokenBuffer`, applied before the temperature.
-            -inf forbids a token. Define each once: every new function is compiled.
+            -inf forbids a token. Define each filter once: every new function is compiled.
         key: a seed, a `jax.random.key` (folded with the index of each text), or an array of keys, one per text.
         progress: called with the number of tokens generated so far and the maximum, for the longest text.
         **settings: fields of `TextParams` (max_new_tokens, max_length, stop, stop_ids, overflow, lookup), of `SamplingParams`
@@ -200,7 +200,7 @@ class Request(NamedTuple):
 
 
 def read_request(lm: LM, prompts: Prompts, params: TextParams, sequences: int = 1) -> Request:
-    """Encode prompts, each for a number of texts, and check that these fit the model: lengths, stop ids and strings."""
+    """Encode each prompt for its number of texts, and check lengths, stop ids and stop strings."""
     lm, model, tokenizer = for_decoding(lm), lm.config.model, lm.tokenizer
     encoded = [encode_prompt(tokenizer, model.vocab_size, prompt) for prompt in as_prompts(prompts)]
     encoded = [prompt for prompt in encoded for _ in range(sequences)]

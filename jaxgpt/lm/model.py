@@ -177,7 +177,7 @@ class TextModel:
 
     Attributes:
         model: module of the model.
-        has_text: one byte per id, as `ids_with_text` returns it.
+        has_text: one byte per id, the result of `ids_with_text`.
     """
 
     model: GPT
@@ -218,7 +218,7 @@ def ids_with_text(lm: LM) -> bytes:
 
 
 def only_text(logits_BTV: jax.Array, has_text: bytes) -> jax.Array:
-    """Set the logits of ids without a text to -inf: `has_text` is as `ids_with_text` returns it."""
+    """Set the logits of ids without a text to -inf; `has_text` is the result of `ids_with_text`."""
     possible = np.frombuffer(has_text, np.bool_)
     return logits_BTV if possible.all() else jnp.where(possible[None, None], logits_BTV, -jnp.inf)
 
@@ -233,7 +233,7 @@ def check_lm(lm: Any) -> None:
 
 
 def for_decoding(lm: LM) -> LM:
-    """Check that an argument is an LM, and prepare its weights: by layer, as a cache needs them, and converted.
+    """Check that an argument is an LM, and prepare its weights: unstacked, as a cache requires, and converted.
 
     Matrices get the dtype of their products, so that steps do not convert them again; the logits are bit-for-bit
     unchanged.

@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """An accelerator, per JAX device, by its published specifications."""
+    """Published specifications of an accelerator, per JAX device."""
 
     title: str  # common name
     kinds: tuple[str, ...]  # JAX's names of a device, `device_kind`
@@ -19,7 +19,7 @@ class Chip(NamedTuple):
     hbm_bandwidth: float  # bytes/s
     link: float  # bandwidth to other devices of a slice, over all links in one direction, bytes/s
     network: float  # bandwidth to other slices or hosts, bytes/s
-    machine: int = 0  # most devices that the links join, in one machine; 0: the topology of the chip has no such limit
+    machine: int = 0  # maximum number of devices that links connect in one machine; 0: no such limit
     host: tuple[int, ...] = ()  # grid of one host's chips in libtpu; () if libtpu does not support it
     per_chip: int = 1  # JAX devices per chip
     options: tuple[tuple[str, str], ...] = ()  # additional options of libtpu's topology

@@ -47,7 +47,7 @@ def missing_platform() -> str:
     if asked := os.environ.get("JAX_PLATFORMS"):
         try:
             jax.devices()
-        except (RuntimeError, AssertionError) as e:  # JAX asserts if a plugin is not installed
+        except (RuntimeError, AssertionError) as e:  # AssertionError: a plugin is not installed
             why = one_line(e, 200) or "jaxlib was installed without it"
             return f"JAX_PLATFORMS={asked} cannot be used ({why}); install jaxgpt[cuda13] or jaxgpt[tpu], or unset it"
     return ""
@@ -57,13 +57,14 @@ def keep_memory(config: Config) -> None:
     """Keep the memory that a training step frees, for the next step.
 
     XLA on a CPU allocates the temporaries of each step as one block. glibc returns a large block to the kernel, which
-    provides it again page by page, zeroed: 17% of a step of the default preset, 20% of a step of GPT-2 124M. The cost:
-    the process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
+    provides it again page by page, zeroed: 17% of a step of the default preset, 20% of a step of GPT-2 124M. The cost
+    is that the process keeps the memory of a step. Small models are not affected: glibc keeps their blocks anyway.
     """
     devices = min(max(jax.config.values["jax_num_cpu_devices"], 1), config.train.batch_size)
     tokens = microbatches(config.train, devices).rows * config.window / cores()
     if tokens * config.model.n_embd * config.model.n_layer * ACTIVATIONS > GLIBC_KEEPS:
-        # Allocate no blocks outside the heap, return none, and use one heap, which the command line has done already.
+        # Allocate all blocks in the heap, do not return them to the kernel, and use one heap, as the command line
+        # already does.
         set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_ARENA_MAX: 1})
 
 
@@ -79,7 +80,7 @@ def quick_compile_options(mesh: Mesh) -> dict[str, bool | str | int | float] | N
         case "cpu":
             return {"xla_backend_optimization_level": 1}
         case "gpu":
-            # The initial weights of a shape are computed by the same kernel, compiled once. This pass would merge its
-            # uses into one large kernel.
+            # One kernel, compiled once, computes the initial weights of each shape. This pass would merge all its calls
+            # into one large kernel.
             return {"xla_disable_hlo_passes": "multi_output_fusion"}
     return None

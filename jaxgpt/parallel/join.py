@@ -47,7 +47,7 @@ def joined(config: DistributedConfig) -> Iterator[None]:
     except Exception as e:
         if is_peer_failure(e):
             print(
-                f"jaxgpt: a different process exited, so this one stops: {advice()} ({one_line(e, 160)})",
+                f"jaxgpt: a different process exited, so this process stops: {advice()} ({one_line(e, 160)})",
                 file=sys.stderr,
             )
             exit_process(1)
@@ -75,14 +75,14 @@ def _scheduled() -> bool:
 
 
 def _place(config: DistributedConfig) -> tuple[int, int]:
-    """Return the number of processes, and the index of this one."""
+    """Return the number of processes, and the index of this process."""
     if config.num_processes:
         return config.num_processes, config.process_id
-    # JAX looks for them in this order: mpirun inside a Slurm job sets both.
+    # This is JAX's order: mpirun inside a Slurm job sets both.
     for number, index in (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("SLURM_NTASKS", "SLURM_PROCID")):
         if _number(number) > 1:
             return _number(number), _number(index)
-    return jax.process_count(), jax.process_index()  # otherwise this starts the backend of the accelerators
+    return jax.process_count(), jax.process_index()  # if none is set, these calls start the accelerators' backend
 
 
 def _number(name: str) -> int:

@@ -57,11 +57,11 @@ class Microbatches(NamedTuple):
 def microbatches(train: TrainConfig, ways: int) -> Microbatches:
     """Split a batch of B windows over `ways` groups of devices and, in each, into equal microbatches.
 
-    On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a time. With
-    several, a device's share is `s = ceil(B / ways)` windows, and its smallest number of microbatches `n = ceil(s / m)`. Up to
-    twice as many are used where that makes them equal without padding. Otherwise, and where B is not a multiple of `ways`, the
-    batch is padded to `accumulation * rows` windows. Padding has no targets, so it does not change the mean loss and its
-    gradient.
+    On one device, a microbatch has `m = ceil(B / train.accumulation)` windows, the most that a device computes at a
+    time. With several devices, the share of each is `s = ceil(B / ways)` windows, in at least `n = ceil(s / m)`
+    microbatches. Up to `2 n` microbatches are used if they can then be equal without padding. Otherwise, and where B is
+    not a multiple of `ways`, the batch is padded to `accumulation * rows` windows. Padding has no targets, so it does
+    not change the mean loss and its gradient.
     """
     share = math.ceil(train.batch_size / ways)
     fewest = math.ceil(share / math.ceil(train.batch_size / train.accumulation))
@@ -74,7 +74,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
 
     `fsdp` or `tensor` takes the largest number of remaining devices that divides both their count and the widths it
     splits. `data` takes the remaining devices, except devices that would only compute padding: 12 windows on 8
-    devices are 2 for each of 6. If every device must participate, `data` takes all.
+    devices are 2 for each of 6. If every device must participate, `data` takes all remaining devices.
 
     Args:
         config: a mesh, a batch and a model.
@@ -82,7 +82,7 @@ def resolve(config: Config, n_devices: int, processes: int = 1, tpu: bool = Fals
         tpu: whether the devices are TPUs; their compiler needs a mesh of all devices, or of a divisor of their number.
 
     Returns:
-        The sizes, and a note about idle devices, padding and work that is not divided (else "").
+        The sizes, and a note about idle devices, padding and work that is not divided, or "".
 
     Raises:
         UserError: if the mesh needs more devices than exist, does not divide a width or number of heads, or leaves devices
@@ -149,7 +149,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     placed along `data`: each holds a full copy of the weights.
 
     Raises:
-        UserError: if the slices do not split mesh.data evenly, or a size is -1: `resolve` replaces it.
+        UserError: if the slices do not split mesh.data evenly, or a size is -1 (`resolve` replaces -1).
     """
     shape = tuple(sizes_of(config).values())
     if -1 in shape:
@@ -157,7 +157,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     chosen = list(jax.devices() if devices is None else devices)[: math.prod(shape)]
     slices: dict[int, list[Any]] = {}
     for device in chosen:
-        # JAX also calls the hosts of a GPU or CPU cluster slices, but there every mesh goes over the network.
+        # JAX also reports the hosts of a GPU or CPU cluster as slices, but there, every mesh spans the network.
         index = getattr(device, "slice_index", None) or 0
         slices.setdefault(index if device.platform == "tpu" else 0, []).append(device)
     if config.data % len(slices) or len({len(group) for group in slices.values()}) > 1:
@@ -199,7 +199,7 @@ def change_rules(changes: Rules) -> Rules:
 def rules_for(model: ModelConfig, mesh: Mesh, rules: Rules = RULES, rows: int = 0) -> dict[str, tuple[str, ...]]:
     """Return the table for one model: an axis that the mesh does not divide is not split (65 characters on two devices).
 
-    `rows` of a batch are not split either if the mesh does not divide them; 0: it does.
+    Nor are the rows of a batch, if the mesh does not divide `rows`; 0: the mesh divides them.
     """
     sizes = {"vocab": model.vocab_size, "heads": model.n_head, "kv_heads": model.kv_heads, "head_dim": model.head_width}
     sizes |= {"embed": model.n_embd, "width": model.n_embd, "norm": model.n_embd, "mlp": model.mlp_width}

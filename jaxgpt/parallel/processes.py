@@ -30,7 +30,7 @@ _count, _index = 1, 0  # stored here, because JAX's functions start the backend
 
 
 def set_place(count: int, index: int) -> None:
-    """Set the number of processes, and the index of this one."""
+    """Set the number of processes, and the index of this process."""
     global _count, _index
     _count, _index = count, index
 
@@ -132,7 +132,9 @@ def _gather(value: Any) -> list[Any]:
     """Exchange JSON values: return the values of all processes, in order."""
     devices = Counter(device.process_index for device in jax.devices())
     if len(set(devices.values())) > 1:  # JAX's functions for several processes need equal numbers
-        raise UserError(f"the processes have {sorted(devices.values())} devices: set JAX_NUM_CPU_DEVICES to one number")
+        raise UserError(
+            f"the processes have {sorted(devices.values())} devices: set the same JAX_NUM_CPU_DEVICES in all"
+        )
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(data.size))
     # Sizes are rounded up to a power of 2, so that few shapes are compiled.

@@ -36,7 +36,7 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> list[str]:
-        """Names of the computations that it calls."""
+        """Names of the computations that this instruction calls."""
         names: list[str] = re.findall(r"(?:calls|to_apply|body|condition|async_\w+_body)=%?([\w.-]+)", self.rest)
         return names + re.findall(r"[\w.-]+", self.find(r"branch_computations=\{([^}]+)\}"))
 
@@ -98,7 +98,7 @@ def read_program(text: str) -> tuple[list[Collective], bool]:
     collective that it turned into a ring of permutes counts as these permutes.
 
     Raises:
-        ValueError: unknown syntax of a device group.
+        ValueError: if a device group has an unknown syntax.
     """
     computations, entry = read_computations(text)
     devices = math.prod(map(int, re.findall(r"\b(?:replica_count|num_partitions)=(\d+)", text.split("\n", 1)[0])))

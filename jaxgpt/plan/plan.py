@@ -71,7 +71,7 @@ def compile_decode(config: Config, topology: Topology, quick: bool = True) -> St
     """Compile a decoding step for a topology and return its cost: one token per row of a microbatch, with a full context.
 
     Raises:
-        UserError: if libtpu is not available, or compilation failed.
+        UserError: if libtpu is not available, or compilation fails.
     """
     config = replace(config, train=replace(config.train, scan_layers=False))  # stacked layers support no cache
     program = Program(config, make_mesh(config.mesh, devices_of(topology)))

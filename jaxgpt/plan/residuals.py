@@ -40,7 +40,7 @@ def one_device(program: Program) -> Program:
     """
     config, model, tensor = program.config, program.config.model, program.mesh.shape["tensor"]
     rules = rules_for(model, program.mesh, program.rules)
-    if not model.attn_proj:  # the heads are added to the residual stream, which is not divided
+    if not model.attn_proj:  # heads are added to the undivided residual stream
         rules |= {"heads": (), "kv_heads": ()}
 
     def part(axis: str, size: int) -> int:
@@ -48,7 +48,7 @@ def one_device(program: Program) -> Program:
 
     kv_heads = part("kv_heads", model.kv_heads)
     config = config.with_model(
-        n_head=math.lcm(part("heads", model.n_head), kv_heads),  # each key/value head has as many heads
+        n_head=math.lcm(part("heads", model.n_head), kv_heads),  # a multiple of the key/value heads
         n_kv_head=kv_heads,
         head_dim=model.head_width,
         n_inner=part("mlp", model.mlp_width),
@@ -103,7 +103,7 @@ def _roots(jaxpr: Any, results: Iterable[Any]) -> list[Any]:
 
 
 def _elementwise(eqn: Any, result: int) -> bool:
-    """Return whether a result of an equation, or all of a call that leads to it, is computed elementwise."""
+    """Return whether a result of an equation is computed elementwise; in a call, by all equations that lead to it."""
     if eqn.primitive.name in ELEMENTWISE:
         return True
     body = None

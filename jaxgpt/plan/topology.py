@@ -40,7 +40,8 @@ _HOPPER = (
     'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} device_description_str: "{kind}"'
 )
 _FORM = "a chip and a grid, such as v5e:2x4, v5p:4x4x4 or h100:8, or a Google Cloud slice, such as v5e-8 or v5p-128"
-# Numbers of a chip in a topology, and the fields of `Chip`: custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
+# Specifications of a chip in a topology, and their fields in `Chip`:
+# custom:8,peak=312T,hbm=80G,bandwidth=2039G,link=300G,network=25G
 NUMBERS = {"peak": "flops", "hbm": "hbm", "bandwidth": "hbm_bandwidth", "link": "link", "network": "network"}
 UNITS = {"G": 1e9, "T": 1e12, "P": 1e15}
 CUSTOM = Chip("custom chip", (), 0.0, 0.0, 0.0, 32e9, 12.5e9)  # links and network of an L4
@@ -65,7 +66,7 @@ class Topology:
 
 
 def parse_topology(text: str, slices: int = 1) -> Topology:
-    """Parse a chip and a grid (`v5e:2x4`), or the name of a Google Cloud slice (`v5e-8`); then numbers that replace the chip's.
+    """Parse a chip and a grid (`v5e:2x4`) or a Google Cloud slice (`v5e-8`), and optional values that replace the chip's.
 
     Raises:
         UserError: if the syntax is wrong, the chip or slice unknown, or the grid larger than a machine or not whole hosts.
@@ -88,9 +89,7 @@ def parse_topology(text: str, slices: int = 1) -> Topology:
     if (size := math.prod(shape)) > (chip.machine or size):
         part = next(n for n in range(chip.machine, 0, -1) if size % n == 0)
         fix = f"--topology {name}:{part} --slices {slices * size // part}"
-        raise UserError(
-            f"{name}:{grid} is more than the {chip.machine} GPUs that the links of a machine join: use {fix}"
-        )
+        raise UserError(f"{name}:{grid} exceeds the {chip.machine} GPUs that are linked in one machine: use {fix}")
     if chip.host and size > 1:  # libtpu supports grids of whole hosts, and single chips
         padded = (*shape, 1) if len(shape) == 1 else shape
         whole = tuple(math.ceil(n / of_host) * of_host for n, of_host in zip(padded, chip.host, strict=False))

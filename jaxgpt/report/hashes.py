@@ -1,4 +1,4 @@
-"""Hashes of n-grams, to find equal ones in large data."""
+"""Hashes of n-grams, to find duplicates in large data."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def overlap(hashes: np.ndarray, training: Iterable[np.ndarray]) -> float:
 
 
 def blocks(split: Split, size: int, progress: Progress, more: int = 0) -> Iterator[np.ndarray]:
-    """Yield the ids of a split in blocks, each with at most `more` ids of the next one."""
+    """Yield the ids of a split in blocks, each with at most `more` ids of the next block."""
     for start in range(0, len(split), size):
         yield split.take(start, min(size + more, len(split) - start))
         progress(min(start + size, len(split)), len(split))

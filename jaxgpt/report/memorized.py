@@ -66,9 +66,9 @@ def longest_match(sample_ids: ArrayLike, corpus: Any) -> Match:
 def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progress = no_progress) -> list[Match]:
     """Find the longest match of each of several samples in one pass over a corpus. See `longest_match`.
 
-    A match longer than the current ones contains an n-gram one token longer than the shortest of them. The hashes of each
-    block are compared with those n-grams of all samples; longer n-grams are tried only after a hit. Equal hashes are verified
-    token by token, so the result is exact.
+    A match longer than the current matches contains an n-gram that is one token longer than the shortest current match.
+    The hashes of each block are compared with those n-grams of all samples; longer n-grams are tried only after a hit.
+    Equal hashes are verified token by token, so the result is exact.
     """
     rows = [Grams(_row(sample)) for sample in samples]
     split: Split = Tokens([np.asarray(corpus)]) if hasattr(corpus, "__array__") else corpus
@@ -76,7 +76,7 @@ def longest_matches(samples: Sequence[ArrayLike], corpus: Any, progress: Progres
     longest = max(map(len, rows), default=0)
     size = max(SEARCHED, 4 * longest)
     n, wanted = 0, HashSet(np.zeros(0, np.uint64))
-    # Blocks overlap: a match across the end of a block is complete in the next one.
+    # Blocks overlap: a match across the end of a block is complete in the next block.
     for number, ids in enumerate(blocks(split, size, progress, more=longest - 1)):
         open_rows = [i for i, row in enumerate(rows) if best[i].length < len(row)]
         if not open_rows:

@@ -58,7 +58,7 @@ def probabilities(training: np.ndarray, keys: np.ndarray, base: int) -> Iterator
         p_1(c)           = (n(c) + 1) / (N + V)
         p_k(c | context) = (n(context c) + t(context) p_{k-1}(c | shorter context)) / (n(context) + t(context))
 
-    A context that does not occur has the probabilities of the shorter one.
+    A context that does not occur has the probabilities of the shorter context.
 
     Args:
         training: trigrams of the training text, at least one.

@@ -89,7 +89,7 @@ def _held_out_grams(val: Split) -> np.ndarray:
 
 
 def _document_hashes(data: Data, splits: list[Split]) -> np.ndarray | None:
-    """Return the hash of each conversation or document; or of each file of a text without end tokens; None: unknown."""
+    """Return the hash of each conversation or document (without end tokens: of each file of a text), or None if unknown."""
     hashes, has_ends = array("q"), data.is_conversations
     for split in splits:
         if isinstance(split, Packed):
@@ -116,7 +116,7 @@ def _line_hashes(text: Text) -> np.ndarray:
 
 
 def _counts(name: str, hashes: np.ndarray | None) -> dict[str, int | None]:
-    """Return the number of items, and of items that equal an earlier one."""
+    """Return the number of items, and the number of items that equal an earlier item."""
     if hashes is None:
         return {name: None, f"duplicate_{name}": None}
     return {name: len(hashes), f"duplicate_{name}": len(hashes) - len(np.unique(hashes))}

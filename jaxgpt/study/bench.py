@@ -43,7 +43,7 @@ def bench(
     `4 P + 2 A + 12 L N H T`. The peak is measured here, in matrix products of the compute dtype.
 
     Args:
-        config: the run, with `model.vocab_size` set.
+        config: settings of the run, with `model.vocab_size` set.
         seconds: time to run training steps for.
         decode: whether to also measure generation.
         trace: directory to keep the profiler trace in; "": delete it.
@@ -161,7 +161,7 @@ class _Steps:
         for metrics in pending:
             metrics()
             times.append(clock() / each)
-        # The first call started on idle devices, and the last ones may have ended before they were read.
+        # The first call started on idle devices, and the last calls may have ended before they were read.
         return times[1:-LAG] if len(times) > LAG + 1 else times
 
 

@@ -31,7 +31,8 @@ ABLATION = 10**12  # FLOPs of running the model without each head: about a minut
 class Inspection(NamedTuple):
     """The predictions and activations of a model for a text of T tokens.
 
-    L + 1 layers: the input of each block, then the output of the last one. Entropies and losses are in nats.
+    Values for L + 1 layers are for the input of each block, then for the output of the last block. Entropies and losses
+    are in nats.
     """
 
     source: str  # run and step of the model, as `LM.source`
@@ -51,7 +52,7 @@ class Inspection(NamedTuple):
     without: np.ndarray | None  # increase of the text's loss per token without each head, `[L, N]`; None: not computed
 
     def heads(self) -> list[dict[str, Any]]:
-        """Summarize each head: mean attention of all tokens but the first to the token itself, the previous and the first one.
+        """Summarize each head: mean attention of all tokens but the first to themselves, the previous and the first token.
 
         Also their mean entropy and, if measured, `without`.
         """
@@ -87,7 +88,8 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
         max_new_tokens: maximum number of new tokens, each the most probable; 0: inspect the prompt alone.
 
     Raises:
-        UserError: as `generate`, or if the text is longer than 128 tokens or the context length, or the weights have diverged.
+        UserError: as in `generate`, or if the text is longer than 128 tokens or the context length, or the weights have
+            diverged.
     """
     model, has_text = lm.config.model, ids_with_text(lm)
     ids = encode_prompt(lm.tokenizer, model.vocab_size, prompt).ids
@@ -141,7 +143,7 @@ def inspect(lm: LM, prompt: str, *, max_new_tokens: int = 20) -> Inspection:
 
 
 def token_text(tokenizer: Tokenizer, i: int, first: int | None = None) -> str:
-    """Return the text of a token; the name of its bytes if they are not whole characters.
+    """Return the text of a token, or the names of its bytes if they are not complete characters.
 
     Decode after a first token, because some decoders strip a leading space.
     """

@@ -92,7 +92,7 @@ def ablate_heads(lm: LM, ids: Any, metric: Metric, replacement: Literal["zero", 
         replacement: replacement of the head's output: zero, or its mean over these rows and positions.
 
     Raises:
-        UserError: as `run`, or if the replacement is unknown, or the metric is not a scalar.
+        UserError: as in `run`, or if the replacement is unknown, or the metric is not a scalar.
     """
     check_lm(lm)
     if replacement not in ("zero", "mean"):
@@ -126,7 +126,7 @@ def patch(
     site: str = "resid.pre",
     over: Literal["positions", "heads"] = "positions",
 ) -> Patching:
-    """Run the corrupted prompt with single activations of the clean one, for each layer and position (or head).
+    """Run the corrupted prompt with single activations of the clean prompt, for each layer and position (or head).
 
     Args:
         lm: the model.
@@ -137,7 +137,8 @@ def patch(
         over: patch one position at a time, or, for activations of heads, one head at all positions.
 
     Raises:
-        UserError: as `run`, or if the prompts have different shapes, the site has no such axis, or the metric is invalid.
+        UserError: as in `run`, or if the prompts have different shapes, the site has no such axis, or the metric is
+            invalid.
 
     Source: Meng et al. 2022 (causal tracing); Wang et al. 2022.
     """

@@ -39,7 +39,7 @@ class Lens(NamedTuple):
 
 
 def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
-    """Apply the final norm and the head to the residual stream before each block and after the last one.
+    """Apply the final norm and the head to the residual stream before each block and after the last block.
 
     Ids without a text have probability 0, as in generation.
 
@@ -49,7 +49,7 @@ def lens(lm: LM, ids: Any, k: int = 5) -> Lens:
         k: number of tokens to return.
 
     Raises:
-        UserError: as `run`, or k is not between 1 and the vocabulary size.
+        UserError: as in `run`, or if k is not between 1 and the vocabulary size.
     """
     tokens_BT = as_tokens(lm, ids)
     return on_tokens(_lens, lm, tokens_BT, as_int("k", k, 1, lm.config.model.vocab_size), ids_with_text(lm))
@@ -70,8 +70,8 @@ def _lens(config: Config, params: Any, tokens_BT: jax.Array, k: int, has_text: b
         probability_BTk = jnp.take_along_axis(jax.nn.softmax(logits_BTV), ids_BTk, -1)
         return answer_BT, (ids_BTk, probability_BTk, (logits_BTV > answer_BT1).sum(-1))
 
-    # The output of the last block is read first, and by the same program: in bfloat16, the answer of a different
-    # program may differ.
+    # Read the output of the last block first, with the same program: in bfloat16, a different program may return a
+    # different answer.
     none_BT = jnp.full(tokens_BT.shape, -1, jnp.int32)
     stream = jnp.stack([out.taps[name] for name in names])
     answer_BT, (ids, probabilities, rank) = jax.lax.scan(read, none_BT, stream, reverse=True)
@@ -116,7 +116,7 @@ def attribution(lm: LM, ids: Any, answer: int | Sequence[int] | None = None, pos
         position: the position of the logit.
 
     Raises:
-        UserError: as `run`, or if an answer is outside the vocabulary, or the position outside the text.
+        UserError: as in `run`, or if an answer is outside the vocabulary, or the position outside the text.
     """
     tokens_BT = as_tokens(lm, ids)
     B, T = tokens_BT.shape

@@ -199,7 +199,7 @@ def losses(
 
 
 def drawable(text: str) -> str:
-    """Make white space visible, escape unprintable characters, and box those missing from matplotlib's font."""
+    """Make white space visible, escape unprintable characters, and show a box for characters missing from the font."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import get_font
 

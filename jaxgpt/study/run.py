@@ -1,7 +1,8 @@
 """Read and edit activations by name, in a forward pass and in generation.
 
 The model passes each named activation to `ops.edit` and uses the array that it returns. Here, `ops.edit` is an `Observer`,
-which applies edits and collects taps. Without any, it is None, and the compiled program equals the program of `GPT.apply`.
+which applies edits and collects taps. Without edits and taps, `ops.edit` is None, and the compiled program equals the
+program of `GPT.apply`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def run(lm: LM, ids: Any, taps: Sequence[str] = (), edits: Mapping[str, Edit] | 
     the identity of the edits: define each edit once, or call `run` in a jitted function of the values that change.
 
     Args:
-        lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked ones are unstacked.
+        lm: the model. Quantized weights are converted to float32 arrays of the same values, and stacked weights are
+            unstacked.
         ids: a text, or ids: an integer array `[B, T]` or nested lists.
         taps: names of activations to return, as `names(lm)` lists them; `*` matches any part of a name: `h.*.attn.pattern`.
         edits: functions by activation name, which may also contain `*`.
@@ -117,7 +119,7 @@ def layer_names(config: ModelConfig, activation: str) -> list[str]:
 
 
 def stream_names(config: ModelConfig) -> list[str]:
-    """Return the names of the residual stream: the input of each block, then the output of the last one."""
+    """Return the names of the residual stream: the input of each block, then the output of the last block."""
     return [*layer_names(config, "resid.pre"), f"resid.post.{config.n_layer - 1}"]
 
 
@@ -166,7 +168,7 @@ def generate(
         **settings: fields of `TextParams` and `SamplingParams`, as for `jaxgpt.generate`.
 
     Raises:
-        UserError: as `jaxgpt.generate`, or as `run` for taps and edits, or if the text exceeds the context length.
+        UserError: as in `jaxgpt.generate`, and in `run` for taps and edits, or if the text exceeds the context length.
     """
     check_lm(lm)
     params, sampling = make_settings(settings, TextParams, SamplingParams)

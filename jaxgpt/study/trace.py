@@ -37,7 +37,7 @@ def instruction_kinds(program: str) -> dict[str, str]:
     for body in computations.values():
         parts = {name: _part(instruction, computations) for name, instruction in body.items()}
         for name, part in parts.items():
-            # The own time of the loop of several steps per call is overhead.
+            # The time of the loop over the steps of a call, without its instructions, is overhead.
             if part.instruction.opcode == "while" and "jvp(" not in part.path:
                 continue
             # The CPU compiler splits the products of attention and drops their source paths.
@@ -47,7 +47,7 @@ def instruction_kinds(program: str) -> dict[str, str]:
 
 
 def record_trace(work: Callable[[], Any], directory: str = "") -> jax.profiler.ProfileData:
-    """Profile `work`, which must block until its devices are done; keep the trace in a directory, if there is one."""
+    """Profile `work`, which must block until its devices are done; keep the trace in a directory, if given."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -66,7 +66,7 @@ def device_time(profile: jax.profiler.ProfileData, kind_of: Mapping[str, str], d
         devices: number of devices of this process. Device time that no instruction accounts for is idle.
 
     Raises:
-        ValueError: the trace contains no instruction of the program.
+        ValueError: if the trace contains no instruction of the program.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib 0.12 raises this on reading `event.stats`
@@ -116,7 +116,7 @@ def _instruction(event: Any, kind_of: Mapping[str, str]) -> str:
 
 
 class _Part(NamedTuple):
-    """An instruction with the path and kind of its work; a fusion has those of its most important instruction."""
+    """An instruction with the path and kind of its work; a fusion has the path and kind of its most important instruction."""
 
     instruction: Instruction
     path: str
@@ -139,7 +139,7 @@ def _is_product(instruction: Instruction) -> bool:
 
 
 def _paths_around(name: str, parts: Mapping[str, _Part]) -> list[str]:
-    """Return the paths of an instruction's operands and users, or of the neighbors of those without a path."""
+    """Return the paths of an instruction's operands and users, or of the neighbors of operands and users without a path."""
     near, without_path = {name}, {name}
     for _ in range(2):
         operands = {each for other in without_path for each in parts[other].instruction.operands if each in parts}

@@ -141,5 +141,5 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch):
 
 @pytest.mark.parametrize("name", ["nothing", "a/b/c", "../x", "a b/c"])
 def test_invalid_names(name):
-    with pytest.raises(UserError, match="no file, no directory, and not the name"):
+    with pytest.raises(UserError, match="is not a file, a directory or a hub repository"):
         fetch_model(name)

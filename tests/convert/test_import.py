@@ -443,7 +443,7 @@ def test_added_tokens_beyond_the_model_are_left_out(tmp_path):
     assert max(tokenizer.encode_special("<image_soft_token>")) < 265
     words["model"]["vocab"] |= {f"w{i}": 266 + i for i in range(3)}  # these are not added tokens
     (source / "tokenizer.json").write_text(json.dumps(words))
-    with pytest.raises(UserError, match="its tokenizer has 269 ids, its model only 266"):
+    with pytest.raises(UserError, match="the tokenizer has 269 ids, but the model only 266"):
         import_model(source, tmp_path / "other")
 
 

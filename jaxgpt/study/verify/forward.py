@@ -40,7 +40,7 @@ def cached(s: Subject) -> float:
 
 
 def padded(s: Subject) -> float:
-    """Compare logits of prompts of different lengths, left-padded in one batch, to those of each prompt alone."""
+    """Compare logits of prompts of different lengths, left-padded in one batch, to the logits of each prompt alone."""
     prompts = [np.asarray(s.tokens[0]).tolist(), np.asarray(s.tokens[1, : max(s.length // 3, 1)]).tolist()]
     ids_BP, start_B = engine.left_pad(prompts, s.config.model.block_size)
     prefill, P = jax.jit(TextModel(s.model).prefill, static_argnums=(3, 4)), ids_BP.shape[1]
@@ -80,7 +80,7 @@ def causal(s: Subject) -> float:
     """Change the token at t and compare the logits before t: the same compiled program, two inputs.
 
     Raises:
-        RuntimeError: the logits at t do not change either.
+        RuntimeError: if the logits at t do not change either.
     """
     positions = (s.length // 2, s.length - 1)
     tokens = np.array(s.tokens)
@@ -93,7 +93,7 @@ def causal(s: Subject) -> float:
 
 
 def documents(s: Subject) -> float:
-    """Compare logits of two documents in one row, separated by ids, to those of each document alone."""
+    """Compare logits of two documents in one row, separated by ids, to the logits of each document alone."""
     cut = max(s.length // 3, 1)
     positions = document_positions(jnp.broadcast_to(jnp.arange(s.length) >= cut, s.tokens.shape).astype(jnp.int32))
     together = jax.jit(lambda params: s.model.apply({"params": params}, s.tokens, None, positions))(s.params)

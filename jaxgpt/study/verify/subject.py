@@ -126,7 +126,7 @@ def distance(found: Any, expected: Any) -> float:
     The floor is for leaves that are zero in theory, such as the gradient of the keys' bias: they hold only rounding error.
 
     Returns:
-        0 if the trees are equal; infinity if a number is not finite or shapes differ.
+        0 if the trees are equal; infinity if a number is non-finite or shapes differ.
     """
     leaves = ([np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)] for tree in (found, expected))
     pairs = list(zip(*leaves, strict=True))

@@ -61,14 +61,14 @@ def compiled(s: Subject) -> float:
 
 
 def devices(s: Subject) -> float:
-    """Compare a train step on several devices to the same step on one.
+    """Compare a train step on several devices to the same step on one device.
 
     Uses Adam with betas of 0 and an epsilon of 1. Its update `lr g / (|g| + 1)` is proportional to small gradients; the usual
     `g / |g|` would turn rounding errors of vanishing gradients into full-size updates.
     """
     found = jax.devices()
     if len(found) < 2:
-        # JAX_PLATFORMS may leave out the CPU.
+        # JAX_PLATFORMS may exclude the CPU.
         with suppress(RuntimeError):
             found = jax.devices("cpu")
     if len(found) < 2:
